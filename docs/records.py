@@ -23,9 +23,8 @@ PAGES = ("benchmarks.md", "verification.md")
 MEMBER = re.compile(
     r"(?<=-kv|-sk)\d+|(?<=\d-b)\d+|(?<=-)\d+(?=-sms)|(?<=^b)\d+|(?<=-)(128|256|512)$"
 )
-GPUS = ("NVIDIA", "2 x NVIDIA", "4 x NVIDIA", "8 x NVIDIA")
-COLORS = ("#1b6ca8", "#e08a1e", "#c9ccd1")
-INK, GRAY, PALE = "#222831", "#5f6770", "#e2e5e9"
+COLORS = ("#1b6ca8", "#e08a1e", "#5aa469", "#9b5de5", "#c9ccd1")
+INK, GRAY = "#222831", "#5f6770"
 WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 900, 330, 820, 80, 11, 8
 
 
@@ -69,43 +68,47 @@ def _put(name, kind, entry, stays):
             write(path, {kind: kept + [entry] * (path.stem == name)})
 
 
+def _verified(reports, about):
+    """Adds what `winnow verify` printed, or several runs of it."""
+    counts = {key: sum(one[key] for one in reports) for key in ("passed", "failed")}
+    entry = {"area": "case tables", **about, **counts}
+
+    def stays(old):
+        same = all(old[key] == entry[key] for key in ("where", "command"))
+        return None if same else old
+
+    _put("verification", "verifications", entry, stays)
+
+
+def _measured(reports, about):
+    """Adds what `winnow bench` or tools/compare printed; Python's benchmarks print a list."""
+    reports = [{"results": one} if isinstance(one, list) else one for one in reports]
+    results = [row for report in reports for row in report["results"]]
+    record = {**about, **reports[0], "where": about["where"], "results": results}
+    gpu = re.search(r"NVIDIA (\w+)", record["where"])
+    peers = any(one.get("peers") for one in results)
+    keys = {_key(record, one) for one in results}
+
+    def stays(old):
+        kept = [one for one in old["results"] if _key(old, one) not in keys]
+        return {**old, "results": kept} if kept else None
+
+    name = ("compare_" if peers else "") + (gpu[1].lower() if gpu else "cpu")
+    _put(name, "records", record, stays)
+
+
 def add(options):
     """The command of that name."""
     reports = [json.loads(Path(file).read_text()) for file in options.files]
-    about = {"commit": options.commit, "command": options.command}
-    about |= {k: v for k in ("note", "setup") if (v := getattr(options, k))}
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    if isinstance(reports[0], dict) and "cases" in reports[0]:  # of `winnow verify`
-        if not options.where:
-            raise SystemExit(
-                "records: --where: wanted the GPU, which `winnow verify` does not print"
-            )
-        counts = {key: sum(one[key] for one in reports) for key in ("passed", "failed")}
-        entry = {"area": "case tables", "where": options.where, "date": today, **about, **counts}
-        same = ("where", "command")
-        _put("verification", "verifications", entry,
-             lambda old: None if all(old[k] == entry[k] for k in same) else old)  # fmt: skip
-        return
-    lists = [one if isinstance(one, list) else one["results"] for one in reports]
-    head = (
-        {}
-        if isinstance(reports[0], list)
-        else {k: v for k, v in reports[0].items() if k != "results"}
-    )
-    record = {"date": today, **head, **about, "results": [row for rows in lists for row in rows]}
-    record["where"] = options.where or head.get("where")
-    if not record["where"] or ("winnow launch" in options.command and not options.where):
+    first = reports[0] if isinstance(reports[0], dict) else {}
+    launched = "winnow launch" in options.command
+    where = options.where or (None if launched else first.get("where"))
+    if where is None:
         raise SystemExit('records: --where: wanted the GPUs of this run, as "4 x NVIDIA H200"')
-    gpu = re.search(r"NVIDIA (\w+)", record["where"])
-    peers = any(one.get("peers") for one in record["results"])
-    name = ("compare_" if peers else "") + (gpu[1].lower() if gpu else "cpu")
-    keys = {_key(record, one) for one in record["results"]}
-
-    def stays(old):
-        results = [one for one in old["results"] if _key(old, one) not in keys]
-        return {**old, "results": results} if results else None
-
-    _put(name, "records", record, stays)
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    about = {"where": where, "date": today, "commit": options.commit, "command": options.command}
+    about |= {key: value for key in ("note", "setup") if (value := getattr(options, key))}
+    (_verified if "cases" in first else _measured)(reports, about)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -182,110 +185,98 @@ def _source(record):
     return f"{record['date']}, {record.get('commit') or record['recorded_in']}"
 
 
+def _place(record):
+    """The order of records in tables."""
+    return "H200" not in record["where"], record["where"]
+
+
 def _table(head, rows):
     lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines)
 
 
-def _compared(records):
-    """(record, operation, label, members, the name of a peer) of all comparisons."""
-    for record in records:
-        for operation, label, members in _families(record["results"]):
-            names = dict.fromkeys(
-                peer["name"] for one in members[0] for peer in one.get("peers", ())
-            )
-            for name in names:
-                yield record, operation, label, members, name
-
-
-def _place(compared):
-    """The order of comparisons: operations by name, H200 first."""
-    record, operation = compared[:2]
-    return operation, "H200" not in record["where"]
-
-
-def _peers(members, name):
-    return [
-        [
-            peer
-            for one in runs
-            for peer in one["peers"]
-            if peer["name"] == name and "seconds" in peer
-        ]
-        for runs in members
-    ]
-
-
-def _fastest(records):
-    """{operation: {GPU: ([times as fast as the fastest peer of each problem], names)}}"""
-    found = {}
-    for record in records:
-        for one in record["results"]:
-            if timed := [peer for peer in one.get("peers", ()) if "times_as_fast" in peer]:
-                best = min(timed, key=lambda peer: peer["times_as_fast"])
-                of_gpu = found.setdefault(one["operation"], {})
-                times, names = of_gpu.setdefault(_short(record["where"]), ([], {}))
-                times.append(best["times_as_fast"])
-                names[best["name"]] = None
-    return found
+def _gpus(found):
+    """Of {row: {GPU: value}}, H200 first."""
+    return sorted({gpu for of_gpu in found.values() for gpu in of_gpu}, reverse=True)
 
 
 def headlines(records):
-    """How much faster than the fastest peer, from problem to problem."""
-    found = _fastest(records)
-    gpus = sorted({gpu for of_gpu in found.values() for gpu in of_gpu}, reverse=True)
-    rows = []
-    for operation, of_gpu in sorted(found.items()):
-        names = dict.fromkeys(name for _, names in of_gpu.values() for name in names)
-        cells = [
-            f"{min(of_gpu[gpu][0]):.2f} to {max(of_gpu[gpu][0]):.2f}" if gpu in of_gpu else ""
-            for gpu in gpus
+    """How many times as fast as the fastest peer, from problem to problem."""
+    found, names = {}, {}
+    for record in records:
+        for one in record["results"]:
+            timed = [peer for peer in one.get("peers", ()) if "seconds" in peer]
+            if timed:
+                best, operation = min(timed, key=lambda peer: peer["seconds"]), one["operation"]
+                names.setdefault(operation, {})[best["name"]] = None
+                of_gpu = found.setdefault(operation, {})
+                of_gpu.setdefault(_short(record["where"]), []).append(best["times_as_fast"])
+    for record, _, ours, theirs in _pairs(records):
+        if not theirs["error"]:
+            of_gpu = found.setdefault("a DSA layer of transformers", {})
+            times = theirs["seconds"] / ours["seconds"]
+            of_gpu.setdefault(_short(record["where"]), []).append(times)
+            names["a DSA layer of transformers"] = ["sdpa of transformers"]
+    rows = [
+        [f"`{operation}`" if "::" in operation else operation, ", ".join(names[operation])]
+        + [
+            f"{min(v):.2f} to {max(v):.2f}" if (v := found[operation].get(g)) else ""
+            for g in _gpus(found)
         ]
-        rows.append([f"`{operation}`", ", ".join(names), *cells])
+        for operation in sorted(found)
+    ]
     head = ["operation", "the fastest other"]
-    return _table([*head, *(f"times as fast on one {gpu}" for gpu in gpus)], rows)
+    return _table([*head, *(f"times as fast on one {gpu}" for gpu in _gpus(found))], rows)
 
 
 def comparisons(records):
-    """Every problem beside every peer."""
-    rows = []
-    for record, operation, label, members, name in sorted(_compared(records), key=_place):
-        theirs = _peers(members, name)
-        version = next((peer["version"] for peers in theirs for peer in peers), "")
-        rows.append([
-            f"`{operation}`", _short(record["where"]), label, _times(members),
-            f"{name} {version}", _times(theirs),
-            _joined(theirs, "times_as_fast", "{:.2f}".format), _source(record),
-        ])  # fmt: skip
-    head = [
-        "operation",
-        "GPU",
-        "benchmark",
-        "Winnow",
-        "beside",
-        "time",
-        "times as fast",
-        "measured",
-    ]
-    return _table(head, rows)
+    """Every problem beside every peer, and the notes."""
+    rows, notes = [], {}
+    for record in sorted(records, key=_place):
+        for operation, label, members in _families(record["results"]):
+            peers = [[peer for one in runs for peer in one.get("peers", ())] for runs in members]
+            for name in dict.fromkeys(peer["name"] for of_one in peers for peer in of_one):
+                theirs = [
+                    [p for p in of_one if p["name"] == name and "seconds" in p] for of_one in peers
+                ]
+                version = next((p["version"] for of_one in theirs for p in of_one), "")
+                rows.append([
+                    f"`{operation}`", _short(record["where"]), label, _times(members),
+                    f"{name} {version}", _times(theirs),
+                    _joined(theirs, "times_as_fast", "{:.2f}".format), _source(record),
+                ])  # fmt: skip
+                if "note" in record:
+                    notes[f"- `{operation}`, {_short(record['where'])}: {record['note']}"] = None
+    rows.sort(key=lambda row: row[0])
+    head = "operation GPU benchmark Winnow beside time times-as-fast measured".split()
+    return (
+        _table([word.replace("-", " ") for word in head], rows) + "\n\n" + "\n".join(sorted(notes))
+    )
+
+
+def _pairs(records):
+    """(record, what, Winnow's result, sdpa's) of `python -m winnow bench transformers`."""
+    for record in records:
+        found = {one["benchmark"]: one for one in record["results"]}
+        for name, ours in found.items():
+            if (
+                theirs := found.get(name.replace("winnow, ", "sdpa, ", 1))
+                if "winnow, " in name
+                else None
+            ):
+                yield record, name.removeprefix("winnow, "), ours, theirs
 
 
 def layers(records):
-    """The pairs of `python -m winnow bench transformers`."""
+    """The table of these pairs."""
     rows = []
-    for record in records:
-        found = {
-            one["benchmark"]: one for one in record["results"] if one["operation"] == "transformers"
-        }
-        for name, ours in found.items():
-            if not name.startswith("winnow, "):
-                continue
-            theirs, cells = found[name.replace("winnow", "sdpa", 1)], []
-            for one in (ours, theirs):
-                gigabytes = (one["peak_bytes"] or 0) / 2**30
-                cells.append(one["error"] or f"{1e3 * one['seconds']:.0f} ms, {gigabytes:.1f} GiB")
-            times = "" if theirs["error"] else f"{theirs['seconds'] / ours['seconds']:.1f}"
-            rows.append([_short(record["where"]), name[8:], *cells, times, _source(record)])
+    for record, what, *pair in _pairs(records):
+        cells = [
+            one["error"] or f"{_times([[one]])}, {one['peak_bytes'] / 2**30:.1f} GiB"
+            for one in pair
+        ]
+        times = "" if pair[1]["error"] else f"{pair[1]['seconds'] / pair[0]['seconds']:.1f}"
+        rows.append([_short(record["where"]), what, *cells, times, _source(record)])
     return _table(["GPU", "", "Winnow", "sdpa", "times as fast", "measured"], rows)
 
 
@@ -307,53 +298,43 @@ def _of_ceiling(members):
     return f"{values} % of a {'copy' if 'copy' in ceilings else 'product'}" if values else ""
 
 
-def _on_cpu(operation, results):
-    """All benchmarks of an operation in one row."""
-    return [
-        f"`{operation}`",
-        ", ".join(
-            f"{one['benchmark']} {_times([[one]])}"
-            + (f" ({_percent(one['ratio'])} %)" if "ratio" in one else "")
-            for one in results
-        ),
-    ]
+def _briefly(one):
+    """A benchmark in a few words."""
+    share = f" ({_percent(one['ratio'])} %)" if "ratio" in one else ""
+    return f"{one['benchmark']} {_times([[one]])}{share}"
 
 
 def benches(records):
     """For each operation its table and its notes; the CPU has one table for all."""
     rows, notes, on_cpu, cpu_notes = {}, {}, [], []
-    order = sorted(records, key=lambda record: ("H200" not in record["where"], record["where"]))
-    for record in order:
+    for record in sorted(records, key=_place):
         results = [
-            one for one in record["results"] if "::" in one["operation"] and not one.get("peers")
+            one for one in record["results"] if "::" in one["operation"] and "peers" not in one
         ]
         where, source, note = _short(record["where"]), _source(record), _note(record)
         if not results:
             continue
-        if not record["where"].startswith(GPUS):
-            for operation, of_one in groupby(results, lambda one: one["operation"]):
-                on_cpu.append([*_on_cpu(operation, of_one), where, source])
+        if "NVIDIA" not in record["where"]:
+            for operation, group in groupby(results, lambda one: one["operation"]):
+                on_cpu.append([f"`{operation}`", ", ".join(map(_briefly, group)), where, source])
             cpu_notes += [f"- {source}: {note}"] * bool(note)
             continue
         alone = {}  # what has neither a target nor others of its family shares a row
         for operation, label, members in _families(results):
             if len(members) == 1 and not _to_reach(members):
-                of = f" ({ratio})" if (ratio := _of_ceiling(members)) else ""
-                alone.setdefault(operation, []).append(f"{label} {_times(members)}{of}")
-                continue
-            rows.setdefault(operation, []).append([
-                where, label, _times(members), _rate(members), _of_ceiling(members),
-                _to_reach(members), source,
-            ])  # fmt: skip
+                alone.setdefault(operation, []).append(", ".join(map(_briefly, members[0])))
+            else:
+                rows.setdefault(operation, []).append([
+                    where, label, _times(members), _rate(members), _of_ceiling(members),
+                    _to_reach(members), source,
+                ])  # fmt: skip
         for operation, texts in alone.items():
-            row = [where, ", ".join(texts), "", "", "", "", source]
-            rows.setdefault(operation, []).append(row)
+            rows.setdefault(operation, []).append([where, ", ".join(texts), *[""] * 4, source])
         if note:
             notes.setdefault(results[0]["operation"], []).append(f"- {where}, {source}: {note}")
     head = ["where", "benchmark", "time", "rate", "of the ceiling", "to reach", "measured"]
     parts = []
     for operation in sorted(rows):
-        rows[operation].sort(key=lambda row: "H200" not in row[0])
         parts.append(f"### {operation}\n\n" + _table(head, rows[operation]))
         if operation in notes:
             parts.append("\n".join(notes[operation]))
@@ -365,16 +346,6 @@ def benches(records):
 def _note(record):
     program = f"Measured by {record['program']}." if "program" in record else ""
     return " ".join(filter(None, (record.get("note"), program)))
-
-
-def compared_notes(records):
-    """The notes of the comparisons."""
-    lines = {}
-    for record in records:
-        if any("peers" in one for one in record["results"]) and "note" in record:
-            operation = record["results"][0]["operation"]
-            lines[f"- `{operation}`, {_short(record['where'])}: {record['note']}"] = None
-    return "\n".join(lines)
 
 
 def _count(entry):
@@ -389,8 +360,9 @@ def verifications(entries):
     def said(one):
         return (one["where"], one["date"], one["commit"], one.get("note", ""))
 
-    for area, of_area in groupby(entries, lambda one: one["area"]):
+    for area in dict.fromkeys(one["area"] for one in entries):
         rows = []
+        of_area = [one for one in entries if one["area"] == area]
         for (where, date, commit, note), group in groupby(of_area, said):
             group = list(group)
             counted = [_count(one) for one in group if "passed" in one]
@@ -414,66 +386,47 @@ def _text(x, y, text, color=INK, anchor="start", size=13):
     )
 
 
-def draw(title, series, rows, mark, text):
-    """The SVG of one bar for each series in each row, [(label, [value or None])], and a line."""
-    bars = sum(len([v for v in values if v is not None]) * BAR + GAP for _, values in rows)
-    most, height = max(v for _, values in rows for v in values if v is not None), TOP + bars + 10
-    unit = (RIGHT - LEFT) / most
-    svg = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        _text(20, 30, title, size=17),
-    ]
-    for i, name in enumerate(series):
-        svg.append(f'<rect x="{LEFT + 120 * i}" y="46" width="12" height="12" fill="{COLORS[i]}"/>')
+def _rect(x, y, width, color, height=BAR):
+    return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{height}" fill="{color}"/>'
+
+
+def draw(title, found, text):
+    """The SVG of {label: {GPU: value}}: a bar for each value, and a line at 1."""
+    gpus, most = _gpus(found), max(value for values in found.values() for value in values.values())
+    unit, y = (RIGHT - LEFT) / most, TOP
+    svg = ['<rect width="100%" height="100%" fill="white"/>', _text(20, 30, title, size=17)]
+    for i, name in enumerate(gpus):
+        svg.append(_rect(LEFT + 120 * i, 46, 12, COLORS[i], 12))
         svg.append(_text(LEFT + 18 + 120 * i, 57, name))
-    y = TOP
-    for label, values in rows:
-        count = len([v for v in values if v is not None])
-        svg.append(_text(LEFT - 10, y + count * BAR / 2 + 4, label, anchor="end", size=12))
-        for i, value in enumerate(values):
-            if value is None:
-                continue
-            width = value * unit
-            svg.append(
-                f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{COLORS[i]}"/>'
-            )
-            svg.append(_text(LEFT + width + 5, y + BAR - 2, text(value), GRAY, size=10))
+    for label, values in sorted(found.items()):
+        svg.append(_text(LEFT - 10, y + len(values) * BAR / 2 + 4, label, anchor="end", size=12))
+        for gpu, value in sorted(values.items(), reverse=True):
+            svg.append(_rect(LEFT, y, value * unit, COLORS[gpus.index(gpu)]))
+            svg.append(_text(LEFT + value * unit + 5, y + BAR - 2, text(value), GRAY, size=10))
             y += BAR
         y += GAP
-    x = LEFT + mark * unit
-    svg.append(
-        f'<line x1="{x:.0f}" y1="{TOP - 8}" x2="{x:.0f}" y2="{height - 10}" stroke="{INK}"/>'
-    )
-    return "\n".join([*svg, "</svg>", ""])
+    svg.append(_rect(f"{LEFT + unit:.0f}", TOP - 8, 1, INK, y - TOP + 8))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 10}"'
+    return "\n".join([f'{head} font-family="sans-serif">', *svg, "</svg>", ""])
 
 
 def _by_gpu(records, value):
-    """{label: {GPU: the median of the runs}} of what has a value."""
+    """{label: {GPU: the median of the runs}} of what has a value on one GPU."""
     found = {}
     for record in records:
-        if re.fullmatch(r"NVIDIA [^,]*", record["where"]):
-            for one in record["results"]:
-                if (number := value(one)) is not None:
-                    label = f"{one['operation']} {one['benchmark']}"
-                    of_gpu = found.setdefault(label, {}).setdefault(_short(record["where"]), [])
-                    of_gpu.append(number)
+        for one in record["results"]:
+            number = value(one)
+            if number is not None and re.fullmatch(r"NVIDIA [^,]*", record["where"]):
+                of_gpu = found.setdefault(f"{one['operation']} {one['benchmark']}", {})
+                of_gpu.setdefault(_short(record["where"]), []).append(number)
     return {
-        label: {gpu: sorted(v)[(len(v) - 1) // 2] for gpu, v in of_gpu.items()}
+        label: {gpu: sorted(runs)[(len(runs) - 1) // 2] for gpu, runs in of_gpu.items()}
         for label, of_gpu in found.items()
     }
 
 
-def _picture(title, records, value, mark, text):
-    found = _by_gpu(records, value)
-    gpus = sorted({gpu for of_gpu in found.values() for gpu in of_gpu}, reverse=True)
-    rows = [(label, [found[label].get(gpu) for gpu in gpus]) for label in sorted(found)]
-    return draw(title, gpus, rows, mark, text)
-
-
 def _beside_peers(one):
-    times = [peer["times_as_fast"] for peer in one.get("peers", ()) if "times_as_fast" in peer]
+    times = [peer["times_as_fast"] for peer in one.get("peers", ()) if "seconds" in peer]
     return min(times, default=None)
 
 
@@ -490,7 +443,6 @@ def blocks():
     return {
         "headlines": headlines(records),
         "comparisons": comparisons(records),
-        "notes": compared_notes(records),
         "layers": layers(records),
         "benches": benches(records),
         "verifications": verifications(entries),
@@ -512,14 +464,10 @@ def outputs():
     records, _ = read()
     made, docs = blocks(), ROOT / "docs"
     files = {docs / name: page((docs / name).read_text(), made) for name in PAGES}
-    files[docs / "benchmarks.svg"] = _picture(
-        "Times as fast as the fastest other library in the same run", records, _beside_peers, 1,
-        "{:.2f}".format,
-    )  # fmt: skip
-    files[docs / "ceilings.svg"] = _picture(
-        "Share of a product of 8192^3, or of a copy, in the same run", records, _beside_ceiling, 1,
-        lambda value: f"{100 * value:.0f} %",
-    )  # fmt: skip
+    title = "Times as fast as the fastest other library in the same run"
+    files[docs / "benchmarks.svg"] = draw(title, _by_gpu(records, _beside_peers), "{:.2f}".format)
+    title = "Share of a product of 8192^3, or of a copy, in the same run"
+    files[docs / "ceilings.svg"] = draw(title, _by_gpu(records, _beside_ceiling), "{:.0%}".format)
     return files
 
 
