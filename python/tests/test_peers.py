@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "results" / "schema.json"
 STAND_INS = Path(__file__).resolve().parent / "peers"
 
 
@@ -55,6 +57,8 @@ def test_both_sides_are_checked_and_timed(family, benchmarks):
     assert made.returncode == 0, made.stdout + made.stderr
     report = json.loads(made.stdout)
     assert report["where"] == "CPU" and report["repetitions"] == 3
+    record = {**report, "commit": "5dceea1", "command": f"python tools/compare {family}"}
+    jsonschema.validate({"records": [record]}, json.loads(SCHEMA.read_text()))
     assert len(report["results"]) == benchmarks
     for result in report["results"]:
         (peer,) = result["peers"]

@@ -10,7 +10,7 @@ import importlib.metadata
 import random
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 import torch
 
@@ -83,77 +83,70 @@ class Problem:
 
 
 class World:
-    """The processes that take part, which repeat their calls equally often."""
+    """The processes that take part; all of them repeat a call equally often."""
 
     def __init__(self, device: torch.device, group: Any = None):
-        self.device, self.group = device, group
+        self.device, self.group, self.gpu = device, group, device.type == "cuda"
 
     def greatest(self, number: int) -> int:
-        if self.group is None:
-            return number
+        """The greatest of the ranks' numbers."""
         tensor = torch.tensor([number], device=self.device)
-        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, self.group)
+        if self.group is not None:
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, self.group)
         return int(tensor.item())
 
-    def wait(self) -> None:
-        if self.device.type == "cuda":
+    def time(self, call: Callable[[], Any], calls: int) -> float:
+        """Seconds of so many calls; all ranks begin together."""
+        if self.gpu:
             torch.cuda.synchronize(self.device)
         if self.group is not None:
             torch.distributed.barrier(self.group)
-
-
-class Side:
-    """A call that is timed in turn with others."""
-
-    def __init__(self, call: Callable[[], Any], world: World, seconds: float, graph: bool):
-        self.world, self.call, self.calls_of_a_run, self.times = world, call, 1, []
-        if graph and world.device.type == "cuda":
-            self.call, self.calls_of_a_run = self._captured(call), CALLS_OF_A_GRAPH
-        self.runs = 1
-        once = self._time()  # warms up, too
-        self.runs = world.greatest(max(1, round(seconds / max(min(once, self._time()), 1e-7))))
-
-    def _captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        call()
-        torch.cuda.synchronize(self.world.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(CALLS_OF_A_GRAPH):
-                call()
-        return graph.replay
-
-    def _time(self) -> float:
-        """Seconds of all runs of a turn."""
-        self.world.wait()
-        if self.world.device.type != "cuda":
+        if not self.gpu:
             start = time.perf_counter()
-            for _ in range(self.runs):
-                self.call()
+            for _ in range(calls):
+                call()
             return time.perf_counter() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for _ in range(self.runs):
-            self.call()
+        for _ in range(calls):
+            call()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) * 1e-3
 
-    def turn(self) -> None:
-        self.times.append(self._time() / (self.runs * self.calls_of_a_run))
 
-    def median(self) -> float:
-        return statistics.median(self.times)
+def _graph(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Several calls as a CUDA graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS_OF_A_GRAPH):
+            call()
+    return graph.replay
 
 
-def _product(device: torch.device) -> Callable[[], Any]:
-    size = 8192 if device.type == "cuda" else 256
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    product = torch.empty_like(a)
-    return lambda: torch.matmul(a, b, out=product)
+def _medians(
+    calls: Dict[str, Callable[[], Any]], world: World, repetitions: int, seconds: float, graph: bool
+) -> Dict[str, float]:
+    """Seconds of each call: all of them run in turn, in a random order each time."""
+    graph = graph and world.gpu
+    sides = {name: _graph(call) if graph else call for name, call in calls.items()}
+    often, times, order = {}, {name: [] for name in sides}, list(sides)
+    for name, call in sides.items():
+        once = min(world.time(call, 1) for _ in range(2))  # the first warms up
+        often[name] = world.greatest(max(1, round(seconds / max(once, 1e-7))))
+    generator = random.Random(1)
+    for _ in range(repetitions):
+        generator.shuffle(order)
+        for name in order:
+            times[name].append(world.time(sides[name], often[name]) / often[name])
+    share = CALLS_OF_A_GRAPH if graph else 1
+    return {name: statistics.median(of_one) / share for name, of_one in times.items()}
 
 
 def measure(problem: Problem, world: World, repetitions: int, seconds: float) -> Dict[str, Any]:
-    """A result of a record. Every peer is checked first; then all sides run in turn, at random."""
+    """A result of a record. Peers with other results than Winnow's are not timed."""
     calls: Dict[str, Callable[[], Any]] = {"winnow": problem.winnow}
     peers: List[Dict[str, Any]] = []
     ours = problem.winnow()
@@ -169,44 +162,36 @@ def measure(problem: Problem, world: World, repetitions: int, seconds: float) ->
             calls[name] = call
         else:
             peer["error"] = f"its results agree by {peer['agreement']:.6f}, not {problem.least}"
+    size = 8192 if world.gpu else 256
     if problem.flops > 0:
-        calls["product"] = _product(world.device)
-    sides = {name: Side(call, world, seconds, problem.graph) for name, call in calls.items()}
-    order, generator = list(sides.values()), random.Random(1)
-    for _ in range(repetitions):
-        generator.shuffle(order)
-        for side in order:
-            side.turn()
+        a, b, c = (torch.randn(size, size, device=world.device).bfloat16() for _ in range(3))
+        calls["product"] = lambda: torch.matmul(a, b, out=c)
+    medians = _medians(calls, world, repetitions, seconds, problem.graph)
     result = {
         "operation": problem.operation,
         "benchmark": problem.benchmark,
         "shape": problem.shape,
-        "seconds": sides["winnow"].median(),
+        "seconds": medians["winnow"],
         "peers": peers,
     }
     for peer in peers:
-        if peer["name"] in sides:
-            peer["seconds"] = sides[peer["name"]].median()
+        if peer["name"] in medians:
+            peer["seconds"] = medians[peer["name"]]
             peer["times_as_fast"] = peer["seconds"] / result["seconds"]
     if problem.flops > 0:
-        size = 8192 if world.device.type == "cuda" else 256
         result["gflops_per_second"] = problem.flops / result["seconds"] * 1e-9
-        result["ceiling"], ceiling = "matmul", sides["product"].median()
-        result["ceiling_seconds"] = ceiling
-        result["ceiling_gflops_per_second"] = 2.0 * size**3 / ceiling * 1e-9
+        result["ceiling"], result["ceiling_seconds"] = "matmul", medians["product"]
+        result["ceiling_gflops_per_second"] = 2.0 * size**3 / medians["product"] * 1e-9
         result["ratio"] = result["gflops_per_second"] / result["ceiling_gflops_per_second"]
     return result
 
 
 def report(results: List[Dict[str, Any]], world: World, repetitions: int) -> Dict[str, Any]:
     """What `winnow bench --json` prints, of these results."""
-    gpu = world.device.type == "cuda"
-    where = torch.cuda.get_device_name(world.device) if gpu else "CPU"
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return {
         "version": winnow.__version__,
-        "date": date,
-        "where": where,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "where": torch.cuda.get_device_name(world.device) if world.gpu else "CPU",
         "repetitions": repetitions,
         "results": results,
     }
@@ -214,12 +199,13 @@ def report(results: List[Dict[str, Any]], world: World, repetitions: int) -> Dic
 
 def lines(result: Dict[str, Any]) -> List[str]:
     """The rows of the table for a result."""
-    first = f"{result['operation']:28} {result['benchmark']:32} {1e6 * result['seconds']:11.1f} us"
+    head = f"{result['operation']:28} {result['benchmark']:32} {1e6 * result['seconds']:11.1f} us"
     rows: List[str] = []
     for peer in result["peers"]:
-        text: Optional[str] = peer.get("error")
+        text = peer.get("error")
         if text is None:
-            text = f"{1e6 * peer['seconds']:11.1f} us  {peer['times_as_fast']:.2f} times as fast"
-        head = first if not rows else " " * len(first)
+            text = (
+                f"{1e6 * peer['seconds']:.1f} us, Winnow {peer['times_as_fast']:.2f} times as fast"
+            )
         rows.append(f"{head}  {peer['name']} {peer['version']}: {text}")
     return rows
