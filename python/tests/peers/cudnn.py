@@ -13,10 +13,11 @@ def _scores(q, keys, weights):
 
 class DSA:
     @staticmethod
-    def indexer_forward_wrapper(q, k, w, *, q_causal_offsets, **more):
-        scores = _scores(q.float(), k[:, 0].float(), w.float())
-        last = q_causal_offsets + torch.arange(len(q))[:, None]
-        return {"scores": scores.masked_fill(torch.arange(len(k)) > last, -torch.inf)}
+    def indexer_forward_wrapper(q, k, w, ratio, q_causal_offsets):
+        scores = _scores(q[0].float(), k[0, :, 0].float(), w[0].float())
+        last = q_causal_offsets + torch.arange(q.shape[1])[:, None]
+        unseen = torch.arange(k.shape[1]) > last
+        return {"scores": scores.masked_fill(unseen, -torch.inf)[None]}
 
     @staticmethod
     def indexer_top_k_wrapper(scores, lengths, top_k, next_n, return_val):
