@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -73,50 +72,6 @@ def test_every_page_can_be_found_from_the_index():
             if target not in found and target.exists():
                 new.append(target)
     assert sorted(str(page.relative_to(ROOT)) for page in set(PAGES) - found) == []
-
-
-_PLOT = runpy.run_path(str(ROOT / "docs" / "plot_benchmarks.py"))
-_DATA = sorted((ROOT / "docs").glob("benchmarks*.json"))
-
-
-@pytest.mark.parametrize("file", _DATA, ids=lambda file: file.name)
-def test_a_picture_is_drawn_from_its_data(file):
-    picture = _PLOT["picture"](json.loads(file.read_text()))
-    assert picture == file.with_suffix(".svg").read_text(), "run docs/plot_benchmarks.py"
-
-
-def test_the_table_shows_the_data():
-    """Those rows of the first table of docs/benchmarks.md that are in TFLOP/s."""
-    shown = []
-    for line in (ROOT / "docs" / "benchmarks.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 6 or "TFLOP/s" not in cells[2]:
-            continue
-        heads, sizes = re.fullmatch(r"(\d+) heads, s_kv (.*)", cells[1]).groups()
-        ours = cells[2].removesuffix("TFLOP/s").split("/")
-        peer, theirs = re.fullmatch(r"(\S+) (.*)", cells[3]).groups()
-        for size, our, their in zip(sizes.split("/"), ours, theirs.split("/"), strict=True):
-            row = (cells[0].strip("`"), int(heads), size.strip(), int(our), peer, int(their))
-            shown.append((*row, cells[5]))
-    data = json.loads((ROOT / "docs" / "benchmarks.json").read_text())
-    keys = ("operation", "heads", "s_kv", "winnow", "peer", "peer_rate")
-    rows = [[one[key] for key in keys] + [one.get("date", data["date"])] for one in data["results"]]
-    assert shown == [(o, h, f"{k // 1000}k", *rest) for o, h, k, *rest in rows]
-    assert len(shown) == 18
-
-
-def test_a_report_of_the_program_can_be_drawn():
-    made = subprocess.run(
-        [sys.executable, "-m", "winnow", "bench", "expert_parallel::layout", "--device", "cpu",
-         "--seconds", "0.001", "--repetitions", "1", "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    report = json.loads(made.stdout)
-    picture = _PLOT["picture"](report)
-    assert report["date"] in picture
-    bars = [one for one in report["results"] if "ratio" in one]
-    assert bars and picture.count("<rect") == 3 + 2 * len(bars)
-    assert f"{100 * bars[0]['ratio']:.0f}</text>" in picture
 
 
 def test_the_package_names_the_gpus_that_the_readme_names():
