@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, s
   setmaxnreg_inc<200>();
   PipelineState<kSlots> slot;
   for (int item = 0; item < kItems; ++item) {
-    const auto place = shared.items()[slot.stage][lane];
+    const auto place = shared.items()[slot.stage][0] + lane;
     if (warp == 0) {
       shared.empty()[slot.stage].wait(slot.parity ^ 1, "produce", slot.stage);
       place.store(in[item] + lane);

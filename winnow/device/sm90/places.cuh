@@ -22,6 +22,12 @@ template <class T>
 struct Place {
   std::uint32_t address;
 
+  // As of a pointer. A lane's own place once, and constants behind it: as sums in [] they cost an
+  // instruction or two each.
+  __device__ Place operator+(int n) const {
+    return {address + n * static_cast<std::uint32_t>(sizeof(T))};
+  }
+
   __device__ __forceinline__ T load() const { return ld_shared<T>(address); }
   __device__ __forceinline__ void store(T value) const { st_shared(address, value); }
 };

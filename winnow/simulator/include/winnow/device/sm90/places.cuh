@@ -18,6 +18,8 @@ template <class T>
 struct Place {
   std::uint32_t address;
 
+  Place operator+(int n) const { return {address + n * static_cast<std::uint32_t>(sizeof(T))}; }
+
   T load(Where where = Where::current()) const { return ld_shared<T>(address, where); }
   void store(T value, Where where = Where::current()) const { st_shared(address, value, where); }
 };
