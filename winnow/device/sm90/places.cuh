@@ -57,6 +57,9 @@ struct Place<Barrier> {
   __device__ __forceinline__ void arrive_expect(std::uint32_t bytes) const {
     mbarrier_arrive_expect(address, bytes);
   }
+  __device__ __forceinline__ bool test_wait(std::uint32_t parity) const {
+    return mbarrier_test_wait(address, parity);
+  }
   __device__ __forceinline__ bool try_wait(std::uint32_t parity) const {
     return mbarrier_try_wait(address, parity);
   }
@@ -75,6 +78,12 @@ struct Place<Barrier> {
     mbarrier_arrive_warp_cluster(map_shared(address, rank));
   }
 };
+
+// Of an object that is known by reference.
+template <class T>
+__device__ Place<T> place_of(const T& object) {
+  return {shared_address(&object)};
+}
 
 // Shared memory that begins at `base` and is laid out as Memory_. A kernel derives its own struct,
 // with a line WINNOW_PLACE(full) for each member.

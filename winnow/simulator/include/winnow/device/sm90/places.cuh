@@ -48,6 +48,9 @@ struct Place<Barrier> {
   void arrive_expect(std::uint32_t bytes, Where where = Where::current()) const {
     mbarrier_arrive_expect(address, bytes, where);
   }
+  bool test_wait(std::uint32_t parity, Where where = Where::current()) const {
+    return mbarrier_test_wait(address, parity, where);
+  }
   bool try_wait(std::uint32_t parity, Where where = Where::current()) const {
     return mbarrier_try_wait(address, parity, where);
   }
@@ -66,6 +69,11 @@ struct Place<Barrier> {
     mbarrier_arrive_warp_cluster(map_shared(address, rank), where);
   }
 };
+
+template <class T>
+Place<T> place_of(const T& object) {
+  return {shared_address(&object)};
+}
 
 template <class Memory_>
 struct Shared {
