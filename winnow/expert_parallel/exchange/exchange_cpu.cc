@@ -74,12 +74,14 @@ std::size_t bytes_of(const Header& header) {  // with its counts
   return sizeof(Header) + header.counts * sizeof(std::int32_t);
 }
 
+// The last word of `name` is that of the argument: "dtype of input".
 [[noreturn]] void fail_differing(std::string_view operation, std::string_view name,
                                  const std::string& first, const std::string& other, int rank) {
   throw Error(ErrorCode::invalid_argument, std::string(operation),
               std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
                   std::to_string(rank),
-              {.differing = std::string(name), .reason = ErrorReason::arguments_differ});
+              {.differing = std::string(name.substr(name.rfind(' ') + 1)),
+               .reason = ErrorReason::arguments_differ});
 }
 
 }  // namespace

@@ -163,16 +163,15 @@ def _difference(
     want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int
 ) -> InvalidArgument:
     what, a, b = "the call", _described(want), _described(got)
-    differing = what
     sizes, others = want.get("sizes", {}), got.get("sizes", {})
     if want["call"] == got["call"] and want.get("buffer") == got.get("buffer"):
         for size in sizes if sizes.keys() == others.keys() else ():
             if sizes[size] != others[size]:
                 what, a, b = _SIZES.get(size, size), sizes[size], others[size]
-                differing = what.split()[-1]
                 break
     text = f"{what} differs: {a} on rank {first}, {b} on rank {rank}"
-    return error_of(InvalidArgument, called(), text, reason="arguments_differ", differing=differing)
+    fields = {"reason": "arguments_differ", "differing": what.split()[-1]}
+    return error_of(InvalidArgument, called(), text, **fields)
 
 
 def _described(of: Dict[str, Any]) -> str:
