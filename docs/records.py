@@ -101,7 +101,7 @@ def add(options):
     """The command of that name."""
     reports = [json.loads(Path(file).read_text()) for file in options.files]
     first = reports[0] if isinstance(reports[0], dict) else {}
-    launched = "winnow launch" in options.command
+    launched = "mpirun" in options.command
     where = options.where or (None if launched else first.get("where"))
     if where is None:
         raise SystemExit('records: --where: wanted the GPUs of this run, as "4 x NVIDIA H200"')

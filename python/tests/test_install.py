@@ -115,7 +115,7 @@ import torch
 from winnow import expert_parallel as ep
 
 torch.ones(4).sum()
-store = ep.FileStore(tempfile.mkdtemp())
+store = ep.FileStore(tempfile.mkdtemp(), job="test")
 transport = ep.create_shared_memory(store, 0, 1, timeout=20)
 try:
     ep.create_shared_memory(store, 0, 0, timeout=20)

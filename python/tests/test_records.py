@@ -93,7 +93,7 @@ def _options(verb):
 
 def unknown(command, cases, options):
     """What the project does not have of a command: a program, an option, an operation, a case."""
-    around = r"(\w+=\S+|compute-sanitizer --tool \w+|winnow launch .*? --) "
+    around = r"(\w+=\S+|compute-sanitizer --tool \w+|mpirun -n \d+) "
     words = re.sub(rf"^({around})+", "", command.replace("python -m winnow", "winnow")).split()
     name, arguments = words[0], words[1:]
     if name == "make":
@@ -139,7 +139,7 @@ def test_every_command_is_one_that_the_project_has(program):
     ("command", "wrong"),
     [
         ("winnow bench sparse_mla::none", "sparse_mla::none"),
-        ("winnow launch -n 2 -- winnow bench indexer --fast", "--fast"),
+        ("mpirun -n 2 winnow bench indexer --fast", "--fast"),
         ("winnow verify sparse_mla --case nothing", "nothing"),
         ("make none", "none"),
         ("none_gpu_test", "none_gpu_test"),

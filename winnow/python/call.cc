@@ -146,7 +146,7 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
     throw Error(error.code(), operation_,
                 std::string(argument) + ": " +
                     std::string(error.what()).substr(error.operation().size() + 2),
-                argument);
+                {.argument = argument});
   }
   if (!first_.is_valid()) {
     first_ = object;

@@ -302,14 +302,14 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
 // Neither layers nor notifiers, in a store that outlives them.
 TEST(Lifecycle, TheStoreIsEmptyOnceTheyAreMade) {
   const TemporaryFolder folder;
-  const auto store = std::make_shared<FileStore>(folder.path());
+  const auto store = std::make_shared<FileStore>(folder.path(), "test");
   const Ranks ranks(3);
   for (int again = 0; again < 3; ++again) {
     expect_all_return(ranks.run([&](int rank) {
       const AllToAll layer(ranks.transport(rank), store, small_config(3));
       const Notifier notifier(ranks.transport(rank), store, {.experts = 6});
     }));
-    EXPECT_EQ(entries_of(folder.path()), 0);
+    EXPECT_EQ(entries_of(folder.path() / "test"), 0);
   }
 }
 

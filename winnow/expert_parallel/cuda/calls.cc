@@ -35,6 +35,7 @@ FaultRecord fault_record(const FaultReport& report, std::span<const PhaseText> t
     return record;
   }
   if (notice.phase == Phase::interrupted) {
+    record.reason = ErrorReason::interrupted;
     record.phase = "the end of an interrupt";
     record.text += " was interrupted";
     return record;
@@ -50,6 +51,8 @@ FaultRecord fault_record(const FaultReport& report, std::span<const PhaseText> t
       " of rank " + std::to_string(notice.peer) + " (epoch " + wanted + ", seen " + seen + ")";
   if (notice.peer >= 0 && notice.peer < transport.world_size()) {
     record.text += ": " + transport.describe_peer(notice.peer);
+    const bool gone = transport.peer_gone(notice.peer);
+    record.reason = gone ? ErrorReason::peer_gone : ErrorReason::absent;
   }
   return record;
 }

@@ -150,10 +150,9 @@ void check_table_sizes(std::span<const std::int32_t> tokens, std::span<const std
     if (rows[rank] == tokens[rank] || rows[rank] == all) continue;
     std::string wanted = std::to_string(tokens[rank]);
     if (all != tokens[rank]) wanted += " or " + std::to_string(all);
-    throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
-                "rank " + std::to_string(rank) + ": scatter_indices: want " + wanted +
-                    " rows, got " + std::to_string(rows[rank]),
-                "scatter_indices");
+    throw error_from_message(ErrorCode::invalid_argument, std::string(kDispatch),
+                             "rank " + std::to_string(rank) + ": scatter_indices: want " + wanted +
+                                 " rows, got " + std::to_string(rows[rank]));
   }
 }
 

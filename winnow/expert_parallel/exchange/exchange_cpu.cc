@@ -74,10 +74,14 @@ std::size_t bytes_of(const Header& header) {  // with its counts
   return sizeof(Header) + header.counts * sizeof(std::int32_t);
 }
 
-std::string differs(std::string_view name, const std::string& first, const std::string& other,
-                    int rank) {
-  return std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
-         std::to_string(rank);
+// The last word of `name` is that of the argument: "dtype of input".
+[[noreturn]] void fail_differing(std::string_view operation, std::string_view name,
+                                 const std::string& first, const std::string& other, int rank) {
+  throw Error(ErrorCode::invalid_argument, std::string(operation),
+              std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
+                  std::to_string(rank),
+              {.differing = std::string(name.substr(name.rfind(' ') + 1)),
+               .reason = ErrorReason::arguments_differ});
 }
 
 }  // namespace
@@ -287,17 +291,14 @@ void throw_refusals(std::string_view operation, std::span<const Header* const> h
   const Options& first = heard[0]->options;
   for (std::size_t rank = 1; rank < heard.size(); ++rank) {
     const Options& other = heard[rank]->options;
-    std::string text;
     if (other.call != first.call) {
-      text = differs("the call", call_name(first.call), call_name(other.call), int(rank));
+      fail_differing(operation, "the call", call_name(first.call), call_name(other.call),
+                     int(rank));
     }
     for (const Option& option : kOptions) {
-      if (!text.empty() || first.*option.value == other.*option.value) continue;
-      text = differs(option.name, option.print(first.*option.value),
+      if (first.*option.value == other.*option.value) continue;
+      fail_differing(operation, option.name, option.print(first.*option.value),
                      option.print(other.*option.value), int(rank));
-    }
-    if (!text.empty()) {
-      throw Error(ErrorCode::invalid_argument, std::string(operation), text);
     }
   }
 }

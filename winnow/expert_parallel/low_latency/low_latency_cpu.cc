@@ -164,10 +164,6 @@ class CpuLowLatency : public LowLatencyBackend {
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
       heard.waited[size(peer)] = waited.count();
     });
-    const auto refuse = [&](ErrorCode code, const std::string& text) {
-      end(call);
-      throw error_from_message(code, name_, text);
-    };
     std::optional<std::string> differs;  // in a call that is refused it may
     for (int peer = 0; peer < world_; ++peer) {
       if (mask_[size(peer)] != 0) continue;
@@ -175,14 +171,20 @@ class CpuLowLatency : public LowLatencyBackend {
           peer == rank() ? call.said
                          : note(rank(), call.epoch, peer).hear(by(peer), config_.max_tokens);
       if (said.refusal != 0) {
-        refuse(code_of(said.refusal), "rank " + std::to_string(peer) + ": " + said_text(said.text));
+        end(call);
+        throw error_from_message(code_of(said.refusal), name_,
+                                 "rank " + std::to_string(peer) + ": " + said_text(said.text));
       }
       heard.tokens[size(peer)] = said.tokens;
       if (said.format == format || differs) continue;
       differs = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
                 ", " + std::to_string(said.format) + " on rank " + std::to_string(peer);
     }
-    if (differs) refuse(ErrorCode::invalid_argument, *differs);
+    if (differs) {
+      end(call);
+      throw Error(ErrorCode::invalid_argument, name_, *differs,
+                  {.differing = "format", .reason = ErrorReason::arguments_differ});
+    }
     return heard;
   }
   void add_waits(const Heard& heard, const TensorView& statistics) const {

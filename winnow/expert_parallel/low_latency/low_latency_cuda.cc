@@ -306,7 +306,8 @@ void CudaLowLatency::throw_deferred() {
       if (note.refusal == 0) continue;
       throw error_from_message(code_of(note.refusal), name, text_of(rank, note));
     }
-    throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
+    throw Error(ErrorCode::invalid_argument, name, "format differs between ranks",
+                {.differing = "format", .reason = ErrorReason::arguments_differ});
   });
 }
 

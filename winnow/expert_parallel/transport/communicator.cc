@@ -98,6 +98,7 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
     // The text already names the rank that reports.
     FaultRecord record;
     record.code = error.code();
+    record.reason = error.reason();
     record.operation = error.operation();
     record.phase = what;
     record.text = message_of(error);
@@ -208,6 +209,8 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
                                           const Deadline& deadline, const WaitName& name) {
   return wait(word, value, deadline, name, [&](int named, std::uint64_t seen) {
     FaultRecord record;
+    record.reason =
+        named >= 0 && transport_->peer_gone(named) ? ErrorReason::peer_gone : ErrorReason::absent;
     record.operation = name.operation;
     record.phase = name.phase;
     record.peer = named;
@@ -227,6 +230,7 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
 void Communicator::fail_apart(const WaitName& name, const std::string& other_call) {
   const int writer = name.writer >= 0 ? name.writer : name.peer;
   FaultRecord record;
+  record.reason = ErrorReason::call_order;
   record.operation = name.operation;
   record.rank = rank();
   record.phase = name.phase;
@@ -245,6 +249,7 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
 
 void Communicator::tell_interrupt(std::string_view operation) {
   FaultRecord record;
+  record.reason = ErrorReason::interrupted;
   record.operation = operation;
   record.rank = rank();
   record.text = "rank " + std::to_string(rank()) + " was interrupted";

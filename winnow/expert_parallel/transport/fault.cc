@@ -36,6 +36,7 @@ bool record_first(FaultSlot& slot, const FaultRecord& record) {
   shared.waited_for = record.waited_for;
   shared.seen = record.seen;
   shared.code = static_cast<std::int32_t>(record.code);
+  shared.reason = static_cast<std::int32_t>(record.reason);
   shared.rank = record.rank;
   shared.peer = record.peer;
   copy_text(shared.operation, record.operation);
@@ -63,6 +64,7 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   try {
     const SharedRecord heard = slot.record.hear({"expert_parallel", "the record of a fault", -1});
     record.code = static_cast<ErrorCode>(heard.code);
+    record.reason = static_cast<ErrorReason>(heard.reason);
     record.operation = said_text(heard.operation);
     record.phase = said_text(heard.phase);
     record.rank = heard.rank;
@@ -80,6 +82,7 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
 
 void check_said(const SharedRecord& record, const Speaker& by) {
   check_said(record.code, by, "code", 0, kMostRefusal - 1);
+  check_said(record.reason, by, "reason", 0, static_cast<int>(kLastReason));
   check_said(record.rank, by, "rank", -1, INT32_MAX);
   check_said(record.peer, by, "peer", -1, INT32_MAX);
 }
@@ -89,15 +92,27 @@ std::string message_of(const Error& error) {
   return std::string(error.what()).substr(error.operation().size() + kSeparator.size());
 }
 
-Error error_from_message(ErrorCode code, std::string operation, const std::string& message) {
-  constexpr std::string_view kSeparator = ": ", kWanted = ": want ";
-  std::string argument;
-  if (const std::size_t end = message.find(kWanted); end != std::string::npos) {
-    argument = message.substr(0, end);
-    const std::size_t begin = argument.rfind(kSeparator);
-    if (begin != std::string::npos) argument.erase(0, begin + kSeparator.size());
-  }
-  return {code, std::move(operation), message, std::move(argument)};
+ErrorDetails details_of(const std::string& message) {
+  constexpr std::string_view kSeparator = ": ", kWanted = ": want ", kGot = ", got ";
+  ErrorDetails details;
+  const std::size_t end = message.find(kWanted);
+  if (end == std::string::npos) return details;
+  details.argument = message.substr(0, end);
+  const std::size_t begin = details.argument.rfind(kSeparator);
+  if (begin != std::string::npos) details.argument.erase(0, begin + kSeparator.size());
+  const std::size_t wanted = end + kWanted.size(), got = message.find(kGot, wanted);
+  if (got == std::string::npos) return details;
+  details.wanted = message.substr(wanted, got - wanted);
+  details.got = message.substr(got + kGot.size());
+  return details;
+}
+
+Error error_from_message(ErrorCode code, std::string operation, const std::string& message,
+                         ErrorReason reason) {
+  ErrorDetails details = details_of(message);
+  details.reason = reason;
+  if (reason == ErrorReason::arguments_differ) details.differing = details.argument;
+  return {code, std::move(operation), message, std::move(details)};
 }
 
 void throw_fault(const FaultRecord& record, int own_rank) {
@@ -105,7 +120,7 @@ void throw_fault(const FaultRecord& record, int own_rank) {
   if (record.rank >= 0 && record.rank != own_rank) {
     text += "; reported by rank " + std::to_string(record.rank);
   }
-  throw error_from_message(record.code, record.operation, text);
+  throw error_from_message(record.code, record.operation, text, record.reason);
 }
 
 }  // namespace winnow::expert_parallel

@@ -13,6 +13,7 @@ namespace winnow::expert_parallel {
 
 struct FaultRecord {
   ErrorCode code = ErrorCode::timeout;
+  ErrorReason reason = ErrorReason::none;
   std::string operation;  // "expert_parallel::dispatch"
   std::string phase;      // what was waited for: "the counts"
   int rank = -1;          // the rank that reports it
@@ -25,7 +26,7 @@ struct FaultRecord {
 // A record in memory that ranks share.
 struct SharedRecord {
   std::uint64_t waited_for, seen;
-  std::int32_t code, rank, peer, unused;
+  std::int32_t code, rank, peer, reason;
   char operation[64], phase[128], text[792];
 };
 // For Said<SharedRecord>.
@@ -49,9 +50,12 @@ WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
 // The text of an error without its operation, as records and refusals contain it.
 WINNOW_EXPORT std::string message_of(const Error& error);
-// The error with such a text; its argument is the name before the first ": want ".
+// What such a text says of an argument, the name before the first ": want ".
+WINNOW_EXPORT ErrorDetails details_of(const std::string& message);
+// The error with such a text.
 WINNOW_EXPORT Error error_from_message(ErrorCode code, std::string operation,
-                                       const std::string& message);
+                                       const std::string& message,
+                                       ErrorReason reason = ErrorReason::none);
 // Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".
 [[noreturn]] WINNOW_EXPORT void throw_fault(const FaultRecord& record, int own_rank);
 

@@ -88,6 +88,8 @@ std::string said_text(const char (&said)[kBytes]) {
   return printable({text, static_cast<std::size_t>(std::find(text, text + kBytes, '\0') - text)});
 }
 
+inline constexpr ErrorReason kLastReason = ErrorReason::interrupted;
+
 // A refusal in such memory: the code of an Error and 1 more; 0 stands for none.
 inline constexpr std::uint32_t kMostRefusal = static_cast<std::uint32_t>(ErrorCode::internal) + 1;
 inline std::uint32_t refusal_of(ErrorCode code) { return static_cast<std::uint32_t>(code) + 1; }

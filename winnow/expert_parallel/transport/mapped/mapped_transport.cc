@@ -200,7 +200,8 @@ void MappedTransport::check_same_request() {
     fail(ErrorCode::invalid_argument, rank,
          "the ranks differ: rank 0 allocates " + std::to_string(bytes) + " bytes for " + what +
              ", rank " + std::to_string(rank) + " " + std::to_string(other_bytes) + " bytes for " +
-             other_what);
+             other_what,
+         ErrorReason::arguments_differ);
   }
 }
 
@@ -217,7 +218,8 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
     try {
       interrupts.look();
     } catch (...) {
-      record(ErrorCode::timeout, rank_, "rank " + std::to_string(rank_) + " was interrupted");
+      record(ErrorCode::timeout, rank_, "rank " + std::to_string(rank_) + " was interrupted",
+             ErrorReason::interrupted);
       throw;
     }
     const auto now = Deadline::Clock::now();
@@ -236,14 +238,16 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
   }
 }
 
-void MappedTransport::fail(ErrorCode code, int peer, const std::string& text) {
-  const FaultRecord mine = record(code, peer, text);
+void MappedTransport::fail(ErrorCode code, int peer, const std::string& text, ErrorReason reason) {
+  const FaultRecord mine = record(code, peer, text, reason);
   throw_fault(read_fault(world().fault).value_or(mine), rank_);
 }
 
-FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string& text) {
+FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string& text,
+                                    ErrorReason reason) {
   FaultRecord record;
   record.code = code;
+  record.reason = reason;
   record.operation = kAllocate;
   record.phase = said_text(control_of(rank_).what);
   record.rank = rank_;
@@ -272,7 +276,8 @@ void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uin
   fail(ErrorCode::timeout, absent[0],
        "rank " + std::to_string(rank_) + " waited " + to_seconds(deadline.elapsed()) + " for " +
            list_of_ranks(absent) + " at the allocation of " + said_text(control_of(rank_).what) +
-           ": " + states);
+           ": " + states,
+       peer_gone(absent[0]) ? ErrorReason::peer_gone : ErrorReason::absent);
 }
 
 }  // namespace winnow::expert_parallel

@@ -91,7 +91,8 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   // Until this word of all ranks, and now of this one, has reached `number`.
   void reach(std::uint64_t RankControl::* word, std::uint64_t number, const Deadline& deadline);
   // Records the fault, which all ranks throw.
-  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text);
+  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text,
+                         ErrorReason reason = ErrorReason::none);
   // Makes what this rank alone could not do fail on all ranks.
   [[noreturn]] void fail_alone(const Error& error);
 
@@ -101,7 +102,7 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   // Until this word of the ranks below `ranks` has reached `number`.
   void await(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
              const Deadline& deadline, const std::function<void()>& look = {});
-  FaultRecord record(ErrorCode code, int peer, const std::string& text);
+  FaultRecord record(ErrorCode code, int peer, const std::string& text, ErrorReason reason);
   void set_request(std::size_t bytes, std::string_view what);
   void check_same_request();
   void fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,

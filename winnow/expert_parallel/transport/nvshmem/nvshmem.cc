@@ -288,7 +288,8 @@ std::string share_unique_id(Store& store, const std::string& key, int rank,
       const bool gone = state_of(rank_0) == ProcessState::gone;
       throw Error(ErrorCode::timeout, kNvshmemOperation,
                   gone ? "rank 0 ended before it started NVSHMEM: " + describe(rank_0)
-                       : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
+                       : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()),
+                  {.reason = gone ? ErrorReason::peer_gone : ErrorReason::absent});
     }
     const std::string id = from_hex(*text);
     if (id.size() == NvshmemLibrary::kUniqueIdBytes) return id;
@@ -319,6 +320,7 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   request.rank = rank;
   request.world_size = world_size;
   request.same = {{"transport", "nvshmem"}};
+  begin_world(*store, request);
   if (obstacle.empty()) {
     int major = 0, minor = 0, patch = 0;
     library->version(&major, &minor, &patch);
@@ -345,8 +347,7 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   agree(*transport, *store, kNvshmemOperation, {}, deadline);
   if (rank == 0) {
     store->remove(key);
-    store->remove(prefix + "/roster");
-    store->remove(prefix + "/go");
+    end_world(*store, request);
   }
   return transport;
 }

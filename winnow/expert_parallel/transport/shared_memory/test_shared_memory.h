@@ -47,8 +47,11 @@ class SharedMemory : public ::testing::Test {
   // Until that rank has begun to meet the others of the world.
   void await_announced(int rank) const {
     FileStore(folder_.path() / "rendezvous")
-        .get("world/announce/" + std::to_string(rank), generous());
+        .get("world/1/announce/" + std::to_string(rank), generous());
   }
+
+  // Of this job.
+  int keys_left() const { return entries_of(folder_.path() / "rendezvous" / "test"); }
 
   static std::vector<std::string> answers(std::vector<RankProcess>& processes) {
     std::vector<std::string> texts;
