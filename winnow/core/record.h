@@ -106,6 +106,26 @@ Backend recorded(std::string_view operation, const Args& args, const RunOptions&
   }
 }
 
+// The same where a contract (contract.h) names the arguments.
+template <class Contract, class Args, class Run>
+  requires requires { typename Contract::Args; }
+Backend recorded(const Contract& contract, const Args& args, const RunOptions& options,
+                 const Run& run) {
+  if (options.dry_run || !recording(contract.operation)) [[likely]]
+    return run(args, options);
+  RecordedCall call(contract.operation, options);
+  contract.visit(args, [&](const auto& spec, const auto& value) { call.add(spec.name, value); });
+  call.begin();
+  try {
+    const Backend backend = run(args, options);
+    call.end(backend);
+    return backend;
+  } catch (const std::exception& error) {
+    call.fail(error.what());
+    throw;
+  }
+}
+
 // run(), logged where that is asked for: a call of `rank` in which all ranks take part. None is
 // recorded, since one rank cannot repeat it.
 template <class Args, class Run>
