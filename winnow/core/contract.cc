@@ -29,7 +29,7 @@ void Door::rank(std::size_t place, const ConstTensorView& view) {
     check.rank(spec.name, view, extents.rank,
                spec.rank_text.empty() ? in_words(extents) : spec.rank_text);
   }
-  for (int d = 0; d < extents.rank; ++d) sizes_.set(extents.dims[d].size, view.size(d));
+  for (int d = 0; d < extents.rank; ++d) sizes_.take(extents.dims[d], view.size(d));
 }
 
 void Door::tensor(std::size_t place, const ConstTensorView& view) {

@@ -45,7 +45,7 @@ class WINNOW_EXPORT Door {
   void rank(std::size_t place, const ConstTensorView& view);
   void tensor(std::size_t place, const ConstTensorView& view);
   void value(std::size_t place, std::int64_t value) {
-    for (const Dimension& dim : specs_[place].extents.view()) sizes_.set(dim.size, value);
+    for (const Dimension& dim : specs_[place].extents.view()) sizes_.take(dim, value);
   }
 
   const Check check;
@@ -151,11 +151,10 @@ class Contract<Table, std::tuple<Entries...>> {
   template <class Given, class Visitor>
   constexpr void visit(Given&& args, Visitor&& visitor) const {
     std::size_t at = 0;
-    const auto each = [&]<auto kMember>(Field<kMember>*) { visitor(specs[at++], args.*kMember); };
-    const auto any = [&]<class Entry>(Entry* entry) {
-      if constexpr (detail::kIsField<Entry>) each(entry);
+    const auto entry = [&]<class Entry>(Entry*) {
+      if constexpr (detail::kIsField<Entry>) visitor(specs[at++], args.*Entry::kPlace);
     };
-    (any(static_cast<Entries*>(nullptr)), ...);
+    (entry(static_cast<Entries*>(nullptr)), ...);
   }
 
   // Those of a call that has not been checked: 0 where a tensor lacks the dimension.
@@ -163,11 +162,11 @@ class Contract<Table, std::tuple<Entries...>> {
     Sizes sizes;
     visit(args, [&]<class T>(const Spec& spec, const T& value) {
       if constexpr (std::is_same_v<T, std::int64_t>) {
-        for (const Dimension& dim : spec.extents.view()) sizes.set(dim.size, value);
+        for (const Dimension& dim : spec.extents.view()) sizes.take(dim, value);
       } else if constexpr (kIsTensor<T>) {
         const std::span<const Dimension> dims = spec.shape(value.rank()).view();
         for (std::size_t d = 0; d < dims.size() && d < value.shape().size(); ++d) {
-          sizes.set(dims[d].size, value.shape()[d]);
+          sizes.take(dims[d], value.shape()[d]);
         }
       }
     });

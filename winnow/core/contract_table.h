@@ -130,10 +130,11 @@ WINNOW_EXPORT std::string in_words(const Extents& extents);
 class Sizes {
  public:
   bool knows(int size) const { return size < 0 || known_[static_cast<std::size_t>(size)]; }
-  void set(int size, std::int64_t value) {
-    if (size < 0 || knows(size)) return;
-    values_[static_cast<std::size_t>(size)] = value;
-    known_[static_cast<std::size_t>(size)] = true;
+  // The first tensor that has the size gives it.
+  void take(const Dimension& dim, std::int64_t value) {
+    if (dim.second_size >= 0 || knows(dim.size)) return;
+    values_[static_cast<std::size_t>(dim.size)] = value;
+    known_[static_cast<std::size_t>(dim.size)] = true;
   }
   bool knows(const Dimension& dim) const {
     return knows(dim.size) || (dim.second_size >= 0 && !dim.quotient && knows(dim.second_size));
@@ -186,6 +187,7 @@ consteval std::string_view name_of() {
 
 template <auto kMember>
 struct Field {
+  static constexpr auto kPlace = kMember;
   Spec spec{};
 
   // Of that shape in place of the first, whose rank is checked with `rank_text`.
