@@ -228,9 +228,12 @@ class Contract<Table, std::tuple<Entries...>> {
     if constexpr (std::is_same_v<T, std::int64_t>) door.value(at, args.*kMember);
     ++at;
   }
-  template <auto kFunction>
-  static void step(Rule<kFunction>*, Door& door, std::size_t&, const Args& args, auto&... more) {
-    if constexpr (requires { kFunction(door.check, args, more...); }) {
+  template <auto kFunction, auto... kMembers>
+  static void step(Rule<kFunction, kMembers...>*, Door& door, std::size_t&, const Args& args,
+                   auto&... more) {
+    if constexpr (sizeof...(kMembers) > 0) {
+      kFunction(door.check, args.*kMembers...);
+    } else if constexpr (requires { kFunction(door.check, args, more...); }) {
       kFunction(door.check, args, more...);
     } else {
       kFunction(door.check, args);

@@ -257,11 +257,12 @@ consteval Field<kMember> value(std::string_view note, Extents size = {}) {
   return field<kMember>(Role::value, true, size, {}, note);
 }
 
-// A function (const Check&, const Args&), or of these and what the room gives to check() besides.
-template <auto kFunction>
+// A function (const Check&, const Args&), or of these and what the room gives to check() besides;
+// where members are named: of the check and these.
+template <auto kFunction, auto... kMembers>
 struct Rule {};
-template <auto kFunction>
-inline constexpr Rule<kFunction> rule{};
+template <auto kFunction, auto... kMembers>
+inline constexpr Rule<kFunction, kMembers...> rule{};
 
 // Checks ranks and takes sizes ahead of the place in the table, for rules in between.
 template <auto... kMembers>
