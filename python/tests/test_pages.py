@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kinds import gpu
+from winnow._winnow import tensors_of
 
 import winnow
 
@@ -90,6 +91,34 @@ def test_the_commands_of_the_readme_are_verbs_of_make():
     for verb in sorted(verbs):
         dry = subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True, text=True)
         assert dry.returncode == 0, f"make {verb}: {dry.stderr}"
+
+
+_TENSORS = {
+    f"{path.parts[-3]}::{path.stem}": path
+    for path in PAGES
+    if path.with_name(f"{path.stem}_contract.h").exists()
+}
+
+
+def _rows(page):
+    """{argument: (shape, dtype)} of the page's table of tensors."""
+    rows = {}
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in re.findall(r"`(\w+)`", cells[0]):
+            if line.startswith("| `") and len(cells) == 4:
+                rows[name] = cells[1], cells[2]
+    return rows
+
+
+@pytest.mark.parametrize("operation", tensors_of)
+def test_a_page_has_the_tensors_of_its_operation(operation):
+    rows = _rows(_TENSORS[operation])
+    for name, shape, dtype, optional in tensors_of[operation]:
+        shown = rows.get(name)
+        assert shown is not None, name
+        if not shown[0].startswith("as in"):  # those of another page
+            assert shown == (shape + ", optional" * optional, dtype), name
 
 
 _NAMES = {

@@ -9,29 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELDS = sorted((ROOT / "winnow").rglob("*_fields.h"))
 # What all ranks call together names its arguments in its door.
 LOGGED = [
     path for path in sorted((ROOT / "winnow").rglob("*.cc"))
     if "void each_argument(const" in path.read_text()
 ]  # fmt: skip
-
-
-def test_every_operation_has_its_fields():
-    structs = {
-        path for path in (ROOT / "winnow").rglob("*.h")
-        if re.search(r"^WINNOW_EXPORT Backend \w+\(const \w+Args& args", path.read_text(), re.M)
-    }  # fmt: skip
-    assert {path.with_name(path.stem + "_fields.h") for path in structs} == set(FIELDS)
-
-
-@pytest.mark.parametrize("path", FIELDS, ids=lambda path: path.stem)
-def test_each_argument_is_visited_in_order(path):
-    visited = re.findall(r'visit\("(\w+)", args\.(\w+)\);', path.read_text())
-    assert all(name == member for name, member in visited)
-    header = path.with_name(path.name.replace("_fields", "")).read_text()
-    body = re.search(r"struct \w+Args \{(.*?)\n\};", header, re.S)[1]
-    assert [name for name, _ in visited] == _members(body)
 
 
 _NOT_LOGGED = {"allocate", "refusal", "stream", "queues"}

@@ -122,6 +122,22 @@ def _inspected(signature: Signature) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=_result_type(signature))
 
 
+def _refuse_others(declaration, shown: inspect.Signature) -> None:
+    """TypeError for a declaration whose parameters in the source are not those it is called by.
+    One that nobody else calls may collect what it does not look at."""
+
+    def outline(signature):
+        return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+
+    given = outline(inspect.signature(declaration))
+    collects = any(
+        kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for _, kind, _ in given
+    )
+    if not collects and given != outline(shown):
+        raise TypeError(f"{declaration.__name__} is declared otherwise: want {shown}")
+
+
 def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -> None:
     """TypeError for a keyword that names no parameter, as functions of the extension have it."""
     known = [p.name for p in signature.parameters]
@@ -148,6 +164,8 @@ def calling(
 
     def decorate(declaration: Function) -> Function:
         name = declaration.__name__
+        shown = _inspected(signature)
+        _refuse_others(declaration, shown)
 
         @functools.wraps(declaration)
         def call(*arguments, **options):
@@ -161,7 +179,6 @@ def calling(
                 raise
             return results if after is None else after(results, kept)
 
-        shown = _inspected(signature)
         call.__signature__ = shown
         call.__annotations__ = {p.name: p.annotation for p in shown.parameters.values()}
         call.__annotations__["return"] = shown.return_annotation

@@ -2,17 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <compare>
 #include <cstdlib>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "winnow/core/foreign_dtype.h"
 
 namespace winnow {
 namespace {
 
-std::string describe(std::initializer_list<Dim> dims) {
+std::string describe(std::span<const Dim> dims) {
   std::string text = "[";
   for (const Dim& dim : dims) {
     if (text.size() > 1) text += ", ";
@@ -31,55 +32,55 @@ std::string describe(std::span<const std::int64_t> values) {
   return text + "]";
 }
 
+// The dimensions of two elements or more, whose strides are followed, by stride and then by size.
+class SteppingDims {
+ public:
+  struct Dimension {
+    std::int64_t stride = 0, size = 0;  // the stride without its sign
+    auto operator<=>(const Dimension&) const = default;
+  };
+
+  explicit SteppingDims(const detail::TensorLayout& layout) {
+    for (int dim = 0; dim < layout.rank; ++dim) {
+      if (layout.shape[dim] < 2) continue;
+      const Dimension next{std::abs(layout.strides[dim]), layout.shape[dim]};
+      int place = count_++;
+      for (; place > 0 && next < dims_[place - 1]; --place) dims_[place] = dims_[place - 1];
+      dims_[place] = next;
+    }
+  }
+  const Dimension* begin() const { return dims_.data(); }
+  const Dimension* end() const { return dims_.data() + count_; }
+
+ private:
+  std::array<Dimension, kMaxRank> dims_;
+  int count_ = 0;
+};
+
 // The bytes of a tensor: runs without gaps of `run` bytes, at multiples of the strides from
 // `begin`.
-struct Runs {
-  std::uintptr_t begin = 0, end = 0;  // the first byte, and the one after the last
+struct Runs : Range {
   std::int64_t run = 0;
   int rank = 0;
   std::array<std::int64_t, kMaxRank> strides{}, sizes{};  // in bytes, ascending; sizes of 2 or more
 };
 
-// Of a tensor with elements: only begin and end, or everything.
-Runs range_of(const void* data, const detail::TensorLayout& layout) {
-  Runs runs;
-  runs.begin = runs.end = reinterpret_cast<std::uintptr_t>(data);
+Runs runs_of(const Named& tensor) {
+  const detail::TensorLayout& layout = *tensor.layout;
+  Runs runs{range_of(tensor)};
   runs.run = size_of(layout.dtype);
-  for (int dim = 0; dim < layout.rank; ++dim) {
-    const std::int64_t reach = layout.strides[dim] * (layout.shape[dim] - 1) * runs.run;
-    (reach < 0 ? runs.begin : runs.end) += static_cast<std::uintptr_t>(reach);
-  }
-  runs.end += static_cast<std::uintptr_t>(runs.run);
-  return runs;
-}
-
-Runs runs_of(const void* data, const detail::TensorLayout& layout) {
-  Runs runs = range_of(data, layout);
-  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims{};  // stride, size
-  int count = 0;
-  for (int dim = 0; dim < layout.rank; ++dim) {
-    // The stride of a single entry is never followed: it may have any value.
-    if (layout.shape[dim] < 2 || layout.strides[dim] == 0) continue;
-    const std::int64_t stride = std::abs(layout.strides[dim]) * size_of(layout.dtype);
-    int place = count++;  // by stride, then by size
-    for (; place > 0 && std::pair(stride, layout.shape[dim]) < dims[place - 1]; --place) {
-      dims[place] = dims[place - 1];
-    }
-    dims[place] = {stride, layout.shape[dim]};
-  }
-  for (int dim = 0; dim < count; ++dim) {
-    const auto [stride, size] = dims[dim];
-    if (runs.rank == 0 && stride <= runs.run) {
-      runs.run += stride * (size - 1);
+  const SteppingDims dims(layout);
+  for (const auto& [stride, size] : dims) {
+    const std::int64_t bytes = stride * size_of(layout.dtype);
+    if (runs.rank == 0 && bytes <= runs.run) {
+      runs.run += bytes * (size - 1);
     } else {
-      runs.strides[runs.rank] = stride;
+      runs.strides[runs.rank] = bytes;
       runs.sizes[runs.rank++] = size;
     }
   }
   return runs;
 }
-
-bool ranges_meet(const Runs& a, const Runs& b) { return a.begin < b.end && b.begin < a.end; }
 
 // Whether the strides alone keep the runs apart, as they do for columns of one buffer.
 bool apart_by_residues(const Runs& a, const Runs& b) {
@@ -108,7 +109,7 @@ Runs half_of(Runs runs, bool upper) {
 }
 
 bool touch(const Runs& a, const Runs& b, int& steps) {
-  if (!ranges_meet(a, b)) return false;
+  if (!a.meets(b)) return false;
   if (a.rank == 0 && b.rank == 0) return true;
   if (--steps < 0 || apart_by_residues(a, b)) return false;
   const bool halve_a = a.rank > 0 && (b.rank == 0 || a.end - a.begin >= b.end - b.begin);
@@ -118,36 +119,45 @@ bool touch(const Runs& a, const Runs& b, int& steps) {
 }
 
 bool share_memory(const Named& a, const Named& b) {
-  if (a.layout == nullptr || b.layout == nullptr || a.layout->numel() == 0 ||
-      b.layout->numel() == 0) {
-    return false;
-  }
-  if (!ranges_meet(range_of(a.data, *a.layout), range_of(b.data, *b.layout))) return false;
+  if (!range_of(a).meets(range_of(b))) return false;
   int steps = 4096;
-  return touch(runs_of(a.data, *a.layout), runs_of(b.data, *b.layout), steps);
+  return touch(runs_of(a), runs_of(b), steps);
 }
 
 }  // namespace
+
+Range range_of(const Named& tensor) {
+  if (tensor.layout == nullptr || tensor.layout->numel() == 0) return {};
+  const detail::TensorLayout& layout = *tensor.layout;
+  const std::int64_t bytes = size_of(layout.dtype);
+  const auto first = reinterpret_cast<std::uintptr_t>(tensor.data);
+  Range range{first, first + static_cast<std::uintptr_t>(bytes)};
+  for (int dim = 0; dim < layout.rank; ++dim) {
+    const std::int64_t reach = layout.strides[dim] * (layout.shape[dim] - 1) * bytes;
+    (reach < 0 ? range.begin : range.end) += static_cast<std::uintptr_t>(reach);
+  }
+  return range;
+}
 
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) {
   return share_memory(Named("", a), Named("", b));
 }
 
-void Check::apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const {
+void Check::apart(std::span<const Named> outputs, std::span<const Named> inputs) const {
   const auto check = [&](const Named& output, const Named& other) {
     if (!share_memory(output, other)) return;
     fail(output.argument, "memory apart from " + std::string(other.argument),
          "memory that both use");
   };
-  for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
-    for (const Named& input : inputs) check(*output, input);
-    for (const Named* other = outputs.begin(); other != output; ++other) check(*output, *other);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (const Named& input : inputs) check(outputs[i], input);
+    for (const Named& other : outputs.first(i)) check(outputs[i], other);
   }
 }
 
 void Check::fail(std::string_view argument, std::string wanted, std::string got) const {
-  throw Error(ErrorCode::invalid_argument, operation_, std::string(argument), std::move(wanted),
-              std::move(got));
+  throw Error(ErrorCode::invalid_argument, std::string(operation_), std::string(argument),
+              std::move(wanted), std::move(got));
 }
 
 void Check::that(bool holds, std::string_view argument, std::string_view wanted,
@@ -155,8 +165,13 @@ void Check::that(bool holds, std::string_view argument, std::string_view wanted,
   if (!holds) fail(argument, std::string(wanted), std::string(got));
 }
 
+void Check::finite(std::string_view argument, std::optional<double> value, DType dtype) const {
+  if (!value || std::isfinite(round_to_accumulator(dtype, *value))) return;
+  fail(argument, "a finite number", std::to_string(*value));
+}
+
 void Check::unsupported(const std::string& message) const {
-  throw Error(ErrorCode::unsupported, operation_, message);
+  throw Error(ErrorCode::unsupported, std::string(operation_), message);
 }
 
 void Check::rank(std::string_view argument, const ConstTensorView& view, int rank,
@@ -169,7 +184,7 @@ void Check::rank(std::string_view argument, const ConstTensorView& view, int ran
 }
 
 void Check::shape(std::string_view argument, const ConstTensorView& view,
-                  std::initializer_list<Dim> dims) const {
+                  std::span<const Dim> dims) const {
   if (!view.present()) fail(argument, "a tensor of shape " + describe(dims), "none");
   const bool same = std::equal(dims.begin(), dims.end(), view.shape().begin(), view.shape().end(),
                                [](const Dim& dim, std::int64_t size) { return dim.size == size; });
@@ -177,7 +192,7 @@ void Check::shape(std::string_view argument, const ConstTensorView& view,
 }
 
 void Check::dtype(std::string_view argument, const ConstTensorView& view,
-                  std::initializer_list<DType> allowed, std::initializer_list<DType> on_gpu) const {
+                  std::span<const DType> allowed, std::span<const DType> on_gpu) const {
   const bool narrowed = on_gpu.size() > 0 && view.device().type == DeviceType::cuda;
   std::string wanted;
   for (const DType dtype : narrowed ? on_gpu : allowed) {
@@ -201,16 +216,17 @@ void Check::contiguous_rows(std::string_view argument, const ConstTensorView& vi
 void Check::aligned(std::string_view argument, const ConstTensorView& view,
                     std::int64_t bytes) const {
   if (view.numel() == 0) return;
-  const std::string wanted = "memory aligned to " + std::to_string(bytes) + " bytes";
+  const auto refuse = [&](std::string got) {
+    fail(argument, "memory aligned to " + std::to_string(bytes) + " bytes", std::move(got));
+  };
   const auto address = reinterpret_cast<std::uintptr_t>(view.data());
   if (address % static_cast<std::uintptr_t>(bytes) != 0) {
-    fail(argument, wanted,
-         "an address " + std::to_string(address % static_cast<std::uintptr_t>(bytes)) +
-             " bytes beyond");
+    refuse("an address " + std::to_string(address % static_cast<std::uintptr_t>(bytes)) +
+           " bytes beyond");
   }
   for (int dim = 0; dim + 1 < view.rank(); ++dim) {
     if (view.size(dim) > 1 && view.stride(dim) * size_of(view.dtype()) % bytes != 0) {
-      fail(argument, wanted, "strides " + describe(view.strides()));
+      refuse("strides " + describe(view.strides()));
     }
   }
 }
@@ -218,13 +234,8 @@ void Check::aligned(std::string_view argument, const ConstTensorView& view,
 void Check::distinct_elements(std::string_view argument, const ConstTensorView& view) const {
   if (view.numel() == 0) return;
   // Ordered by stride, each dimension must step over all that the smaller ones reach.
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
-  for (int dim = 0; dim < view.rank(); ++dim) {
-    if (view.size(dim) > 1) dims.emplace_back(std::abs(view.stride(dim)), view.size(dim));
-  }
-  std::sort(dims.begin(), dims.end());
   std::int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
+  for (const auto& [stride, size] : SteppingDims(view.layout())) {
     if (stride <= reach) {
       fail(argument, "an output whose elements do not share memory",
            "shape " + describe(view.shape()) + " with strides " + describe(view.strides()));
@@ -238,9 +249,9 @@ void Check::device(std::string_view argument, const ConstTensorView& view, Devic
   fail(argument, "device " + to_string(device), to_string(view.device()));
 }
 
-void Check::input(std::string_view argument, const ConstTensorView& view,
-                  std::initializer_list<Dim> dims, std::initializer_list<DType> allowed,
-                  Device device, std::initializer_list<DType> on_gpu) const {
+void Check::input(std::string_view argument, const ConstTensorView& view, std::span<const Dim> dims,
+                  std::span<const DType> allowed, Device device,
+                  std::span<const DType> on_gpu) const {
   shape(argument, view, dims);
   dtype(argument, view, allowed, on_gpu);
   this->device(argument, view, device);

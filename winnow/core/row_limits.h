@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <optional>
 
-#include "winnow/core/check.h"
-#include "winnow/core/device.h"
 #include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow {
+
+class Check;
 
 // Rows [begin, end); begin <= end.
 struct RowRange {
@@ -60,8 +60,21 @@ struct RowLimits {
 };
 
 // Checks the arguments of those names; throws Error naming the one at fault.
-RowLimits check_row_limits(const Check& check, const ConstTensorView& key_start,
-                           const ConstTensorView& key_end, std::optional<std::int64_t> q_start,
-                           std::int64_t k_stride, std::int64_t s_q, Device device);
+void check_positions(const Check& check, const ConstTensorView& q,
+                     std::optional<std::int64_t> q_start, std::int64_t k_stride);
+
+// The limits of checked arguments, which may lack ranges.
+template <class Args>
+RowLimits limits_of(const Args& args) {
+  RowLimits limits;
+  limits.causal = args.q_start.has_value();
+  limits.q_start = args.q_start.value_or(0);
+  limits.k_stride = args.k_stride;
+  if constexpr (requires { args.key_start; }) {
+    limits.key_start = rows_of<const std::int32_t*>(args.key_start, 0);
+    limits.key_end = rows_of<const std::int32_t*>(args.key_end, 0);
+  }
+  return limits;
+}
 
 }  // namespace winnow

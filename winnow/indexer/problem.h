@@ -1,17 +1,17 @@
 // What the operations of the indexer share below the door: the plain description of their common
-// inputs, and the checks that make one. Internal.
+// inputs. Internal.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <optional>
 
-#include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
+
+namespace winnow {
+class Check;
+}
 
 namespace winnow::indexer {
 
@@ -28,22 +28,32 @@ struct Problem : RowLimits {
   RowRange visible_rows(std::int64_t i) const { return range_of(i, s_k); }
 };
 
-// The tensors and numbers that the argument structs have in common.
-struct Inputs {
-  ConstTensorView q, k, weights, k_scale, key_start, key_end;
-  std::optional<std::int64_t> q_start;
-  std::int64_t k_stride = 1;
-};
+// Rules of the contracts, see problem_contract.h.
+void check_heads(const Check& check, const ConstTensorView& q);  // [..., h, d]
+void check_keys(const Check& check, const ConstTensorView& k);
+void check_scaled(const Check& check, const ConstTensorView& q, const ConstTensorView& k_scale);
+void check_topk(const Check& check, const TensorView& indices);  // [..., topk]
+
+// That of arguments which the contract has checked.
 template <class Args>
-Inputs inputs_of(const Args& args) {
-  return {args.q,         args.k,       args.weights, args.k_scale,
-          args.key_start, args.key_end, args.q_start, args.k_stride};
+Problem problem_of(const Args& args) {
+  Problem problem;
+  problem.dtype = args.q.dtype();
+  problem.s_q = args.q.size(0);
+  problem.h = args.q.size(1);
+  problem.s_k = args.k.size(0);
+  problem.d = args.q.size(2);
+  problem.q = rows_of<const void*>(args.q, 0, 1);
+  problem.k = rows_of<const void*>(args.k, 0);
+  problem.k_scale = rows_of<const float*>(args.k_scale, 0);
+  problem.weights_dtype = args.weights.dtype();
+  problem.weights = rows_of<const void*>(args.weights, 0);
+  RowLimits& limits = problem;
+  limits = limits_of(args);
+  return problem;
 }
 
-// Checks them; throws Error naming the one at fault.
-Problem check_problem(const Check& check, const Inputs& inputs);
-
 // What the sm90 kernels want beyond that.
-void check_for_sm90(const Check& check, const Inputs& inputs, const Problem& problem);
+void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTensorView& k);
 
 }  // namespace winnow::indexer

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "winnow/core/check.h"
 #include "winnow/core/read_once.h"
 
 namespace winnow::paged_xl {
@@ -62,56 +63,23 @@ CacheShape check_cache(const Check& check, const ConstTensorView& key_cache,
   return cache;
 }
 
-StepShape check_query(const Check& check, const ConstTensorView& query) {
-  check.rank("query", query, 3, "[num_seqs, num_heads, head_size]");
-  const StepShape step = {query.dtype(), query.device(), query.size(0), query.size(1),
-                          query.size(2)};
-  check_one_of(check, "query", "head_size", kHeadSizes, step.head_size);
-  check.input(
-      "query", query,
-      {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"head_size", step.head_size}},
-      {DType::f32, DType::f16, DType::bf16, DType::f64}, step.device,
-      {DType::f32, DType::f16, DType::bf16});
-  return step;
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& query) {
+  check.finite("scale", scale, query.dtype());
 }
 
-Rows<const void*> check_pos_bias(const Check& check, std::string_view argument,
-                                 const ConstTensorView& bias, const StepShape& step) {
-  const Dim num_heads{"num_heads", step.num_heads}, head_size{"head_size", step.head_size};
-  if (bias.present() && bias.rank() == 3) {
-    check.input(argument, bias, {{"num_seqs", step.num_seqs}, num_heads, head_size}, {step.dtype},
-                step.device);
-    return rows_of<const void*>(bias, 0, 1);
-  }
-  check.rank(argument, bias, 2, "[num_heads, head_size] or 3 [num_seqs, num_heads, head_size]");
-  check.input(argument, bias, {num_heads, head_size}, {step.dtype}, step.device);
-  return {bias.data(), 0, bias.stride(0)};
+void check_head_size(const Check& check, const ConstTensorView& query) {
+  check_one_of(check, "query", "head_size", kHeadSizes, query.size(2));
 }
 
-Rows<const void*> check_relative(const Check& check, const ConstTensorView& r,
-                                 const StepShape& step) {
-  check.rank("r", r, 3, "[num_heads, max_distance, head_size]");
-  check.input(
-      "r", r,
-      {{"num_heads", step.num_heads}, {"max_distance", r.size(1)}, {"head_size", step.head_size}},
-      {step.dtype}, step.device);
-  return rows_of<const void*>(r, 0, 1);
-}
-
-void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const StepShape& step) {
+void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd,
+                     const ConstTensorView& query) {
   check.rank("matrix_bd", matrix_bd, 3, "[num_seqs, num_heads, columns]");
-  check.dtype("matrix_bd", matrix_bd, {step.dtype, accumulator_of(step.dtype)});
-  check.input(
-      "matrix_bd", matrix_bd,
-      {{"num_seqs", step.num_seqs}, {"num_heads", step.num_heads}, {"columns", matrix_bd.size(2)}},
-      {matrix_bd.dtype()}, step.device);
+  check.dtype("matrix_bd", matrix_bd, {query.dtype(), accumulator_of(query.dtype())});
 }
 
-const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,
-                                       const StepShape& step) {
-  check.input("context_lens", context_lens, {{"num_seqs", step.num_seqs}}, {DType::i32},
-              step.device);
-  return static_cast<const std::int32_t*>(context_lens.data());
+Rows<const void*> pos_bias_of(const ConstTensorView& bias) {
+  if (bias.rank() == 3) return rows_of<const void*>(bias, 0, 1);
+  return {bias.data(), 0, bias.stride(0)};
 }
 
 void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,

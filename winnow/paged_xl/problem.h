@@ -3,15 +3,16 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <string_view>
-#include <vector>
 
-#include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
-#include "winnow/core/on_host.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
+
+namespace winnow {
+class Check;
+}
 
 namespace winnow::paged_xl {
 
@@ -30,28 +31,16 @@ struct CacheShape {
 CacheShape check_cache(const Check& check, const ConstTensorView& key_cache,
                        const ConstTensorView& value_cache, DType dtype, Device device);
 
-// The sizes that a step's query brings.
-struct StepShape {
-  DType dtype = DType::f32;
-  Device device;
-  std::int64_t num_seqs = 0, num_heads = 0, head_size = 0;
-};
-
-StepShape check_query(const Check& check, const ConstTensorView& query);
+// Rules of the contracts.
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& query);
+void check_head_size(const Check& check, const ConstTensorView& query);
+// matrix_bd [num_seqs, num_heads, columns]: its rank, and that it is in the query's dtype or f32;
+// f64 with f64.
+void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd,
+                     const ConstTensorView& query);
 
 // A bias per head, or per sequence and head; the first stride of the result is 0 for the former.
-Rows<const void*> check_pos_bias(const Check& check, std::string_view argument,
-                                 const ConstTensorView& bias, const StepShape& step);
-
-// r [num_heads, max_distance, head_size].
-Rows<const void*> check_relative(const Check& check, const ConstTensorView& r,
-                                 const StepShape& step);
-
-// matrix_bd [num_seqs, num_heads, columns], in the query's dtype or f32; f64 with f64.
-void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, const StepShape& step);
-
-const std::int32_t* check_context_lens(const Check& check, const ConstTensorView& context_lens,
-                                       const StepShape& step);
+Rows<const void*> pos_bias_of(const ConstTensorView& bias);
 
 // Contents: every length in [0, limit]. `reason` says what sets the limit.
 void check_lengths(const Check& check, const std::int32_t* context_lens, std::int64_t num_seqs,

@@ -231,11 +231,21 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_notify(expert_parallel);
   bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
-  nb::dict by_position;
+  nb::dict by_position, arguments;
   for (const auto& [name, operation] : registered_operations()) {
     operation.bind(families.at(name.substr(0, name.find('.'))));
     by_position[name.c_str()] = operation.by_position();
+    nb::list rows;
+    for (const contract::Spec& spec : operation.arguments) {
+      if (spec.role == contract::Role::value) continue;
+      rows.append(nb::make_tuple(std::string(spec.name), shapes_of(spec),
+                                 dtypes_of(spec, operation.arguments, false),
+                                 spec.optional && !spec.usual));
+    }
+    arguments[operation.operation] = rows;
   }
+  // (name, shape, dtype, whether it is optional) of tensors, which a test compares with the pages.
+  m.attr("tensors_of") = arguments;
   // For the torch operators.
   m.attr("by_position") = by_position;
   m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "winnow/core/check.h"
+
 namespace winnow::sparse_mla {
 namespace {
 

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <string_view>
 
-#include "winnow/core/check.h"
 #include "winnow/core/tensor.h"
 #include "winnow/sparse_mla/cache_format.h"
+
+namespace winnow {
+class Check;
+}
 
 namespace winnow::sparse_mla {
 

@@ -2,24 +2,19 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
+#include <utility>
 
-#include "winnow/core/error.h"
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::python {
 
 template <>
-struct FromText<sparse_mla::CacheFormat> {
-  static sparse_mla::CacheFormat from(const char* operation, const std::string& format) {
-    try {
-      return sparse_mla::cache_format_from_string(format);
-    } catch (const Error&) {
-      throw Error(ErrorCode::invalid_argument, operation, "format", "fp8_656, fp8_584 or bf16",
-                  format);
-    }
-  }
+struct Choices<sparse_mla::CacheFormat> {
+  using Format = sparse_mla::CacheFormat;
+  static constexpr std::pair<std::string_view, Format> kAll[] = {
+      {"fp8_656", Format::fp8_656}, {"fp8_584", Format::fp8_584}, {"bf16", Format::bf16}};
 };
 
 // The cache that supports() asks about: of float8 or bytes with 576 columns fp8_656, with 512

@@ -1,19 +1,23 @@
 // What the three sparse MLA operations share below the door: the plain description of their common
-// inputs, and the checks that make one. Internal.
+// inputs. Internal.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-#include "winnow/core/check.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/export.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
+
+namespace winnow {
+class Check;
+}
 
 namespace winnow::sparse_mla {
 
@@ -40,39 +44,36 @@ struct Problem : RowLimits {
   RowRange visible_rows(std::int64_t i) const { return range_of(i, s_kv); }
 };
 
-// The tensors and numbers that the argument structs have in common. backward() has no ranges.
-struct Inputs {
-  ConstTensorView q, kv, indices, topk_length, key_start, key_end;
-  std::optional<double> scale;
-  std::optional<std::int64_t> q_start;
-  std::int64_t k_stride = 1;
-};
+// That of arguments which the contract has checked. backward() has no ranges.
+template <class Args>
+Problem problem_of(const Args& args) {
+  Problem problem;
+  problem.dtype = args.q.dtype();
+  problem.s_q = args.q.size(0);
+  problem.h_q = args.q.size(1);
+  problem.d_qk = args.q.size(2);
+  problem.s_kv = args.kv.size(0);
+  problem.dense = !args.indices.present();
+  problem.topk = problem.dense ? problem.s_kv : args.indices.size(args.indices.rank() - 1);
+  const double scale = args.scale.value_or(1.0 / std::sqrt(double(problem.d_qk)));
+  problem.scale = round_to_accumulator(problem.dtype, scale);
+  problem.q = rows_of<const void*>(args.q, 0, 1);
+  problem.kv = rows_of<const void*>(args.kv, 0);
+  problem.indices = rows_of<const std::int32_t*>(args.indices, 0);
+  problem.topk_length = rows_of<const std::int32_t*>(args.topk_length, 0);
+  RowLimits& limits = problem;
+  limits = limits_of(args);
+  return problem;
+}
 
-// Checks them; throws Error naming the one at fault.
-Problem check_problem(const Check& check, const Inputs& inputs);
+// Rules of the contracts.
+void check_width(const Check& check, const ConstTensorView& q);
+void check_rows(const Check& check, const ConstTensorView& kv);
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q);
 
 // What the sm90 kernels want beyond that. Of q, kv and what is shaped like them: bf16, and rows
 // that begin at multiples of 16 bytes. Of the sizes: that 32 bits count them.
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
 WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
-
-// check_problem() from the argument struct of any of the three.
-template <class Args>
-Problem check_problem(const Check& check, const Args& args) {
-  Inputs inputs{.q = args.q,
-                .kv = args.kv,
-                .indices = args.indices,
-                .topk_length = args.topk_length,
-                .key_start = {},
-                .key_end = {},
-                .scale = args.scale,
-                .q_start = args.q_start,
-                .k_stride = args.k_stride};
-  if constexpr (requires { args.key_start; }) {
-    inputs.key_start = args.key_start;
-    inputs.key_end = args.key_end;
-  }
-  return check_problem(check, inputs);
-}
 
 }  // namespace winnow::sparse_mla

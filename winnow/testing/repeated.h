@@ -12,7 +12,7 @@
 
 namespace winnow::testing {
 
-// Gives the fields that each_argument() visits what `given` has under their names.
+// Gives the fields what `given` has under their names.
 struct FillArguments {
   const NamedArguments& given;
 
@@ -35,12 +35,13 @@ struct FillArguments {
   }
 };
 
-// Operation::repeat of a function whose X_fields.h is included.
-template <class Args>
-auto repeated(Backend (*operation)(const Args&, const RunOptions&)) {
-  return [operation](const NamedArguments& given, const RunOptions& options) {
+// Operation::repeat of the function with that contract.
+template <class Contract, class Args>
+auto repeated(const Contract& contract, Backend (*operation)(const Args&, const RunOptions&)) {
+  return [&contract, operation](const NamedArguments& given, const RunOptions& options) {
     Args args;
-    each_argument(args, FillArguments{given});
+    const FillArguments fill{given};
+    contract.visit(args, [&](const auto& spec, auto& value) { fill(spec.name, value); });
     return std::function<Backend()>(
         [operation, args, options] { return operation(args, options); });
   };

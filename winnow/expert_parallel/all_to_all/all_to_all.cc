@@ -139,7 +139,7 @@ std::unique_ptr<AllToAllBackend> make_backend(Backend backend, std::shared_ptr<T
 
 AllToAll::AllToAll(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
                    const Config& config) {
-  const Check check{std::string(kOperation)};
+  const Check check(kOperation);
   check.that(transport != nullptr, "transport", "one", "null");
   check.that(store != nullptr, "store", "one", "null");
   check.that(config.timeout.count() >= 0, "timeout", "0 or more",
@@ -183,7 +183,7 @@ Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) 
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine_buffer";
-  check_descriptor(Check{std::string(operation)}, open(operation).identity(), descriptor.state());
+  check_descriptor(Check(operation), open(operation).identity(), descriptor.state());
   return buffer_of(config_, descriptor.state());
 }
 

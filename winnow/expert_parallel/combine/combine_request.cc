@@ -58,7 +58,7 @@ Options combine_options(const CombineArgs& args, const Descriptor::State& state)
 void check_combine(const Config& config, const std::shared_ptr<const char>& layer,
                    const CombineArgs& args, const Descriptor::State& state) {
   if (args.refusal != nullptr) throw *args.refusal;
-  const Check check{std::string(kCombine)};
+  const Check check(kCombine);
   check_descriptor(check, layer, state);
   check_sm_count(check, config, args.sm_count);
   const Dim hidden{"hidden", config.hidden};

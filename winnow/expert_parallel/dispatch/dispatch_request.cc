@@ -134,7 +134,7 @@ void check_out(const Check& check, const Config& config, const DispatchArgs& arg
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args) {
   if (args.refusal != nullptr) throw *args.refusal;
-  const Check check{std::string(kDispatch)};
+  const Check check(kDispatch);
   check_input(check, config, args);
   Request request;
   request.tokens = args.input.size(0);

@@ -10,25 +10,23 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/expert_parallel/config.h"
-#include "winnow/expert_parallel/layout/layout_fields.h"
+#include "winnow/expert_parallel/layout/layout_contract.h"
 #include "winnow/expert_parallel/layout/layout_impl.h"
 
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr std::string_view kOperation = "expert_parallel::layout";
+constexpr std::string_view kOperation = kLayout.operation;
 constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
 
-LayoutParams check_args(const Check& check, const LayoutArgs& args) {
-  const ConstTensorView& indices = args.expert_indices;
-  check.rank("expert_indices", indices, 2, "[n, K]");
-  const Device device = indices.device();
-  const Dim n{"n", indices.size(0)}, topk{"K", indices.size(1)};
-  check.input("expert_indices", indices, {n, topk}, {DType::i32}, device);
-  check.that(topk.size >= 1 && topk.size <= kMaxTopk, "expert_indices",
-             "K from 1 to " + std::to_string(kMaxTopk), std::to_string(topk.size));
-  check.that(n.size <= kMostInt32 / topk.size, "expert_indices", "fewer than 2^31 pairs",
-             std::to_string(n.size) + " tokens of " + std::to_string(topk.size) + " experts");
+}  // namespace
+
+void check_sizes(const Check& check, const LayoutArgs& args) {
+  const std::int64_t n = args.expert_indices.size(0), topk = args.expert_indices.size(1);
+  check.that(topk >= 1 && topk <= kMaxTopk, "expert_indices",
+             "K from 1 to " + std::to_string(kMaxTopk), std::to_string(topk));
+  check.that(n <= kMostInt32 / topk, "expert_indices", "fewer than 2^31 pairs",
+             std::to_string(n) + " tokens of " + std::to_string(topk) + " experts");
   check.that(args.world_size >= 1, "world_size", "at least 1", std::to_string(args.world_size));
   check.that(args.local_world_size >= 1 && args.world_size % args.local_world_size == 0,
              "local_world_size", "a divisor of world_size " + std::to_string(args.world_size),
@@ -37,24 +35,19 @@ LayoutParams check_args(const Check& check, const LayoutArgs& args) {
              "experts",
              "a multiple of world_size " + std::to_string(args.world_size) + " below 2^31",
              std::to_string(args.experts));
+}
 
-  const auto output = [&](std::string_view name, const TensorView& view, DType dtype,
-                          std::initializer_list<Dim> dims) {
-    if (view.present()) check.output(name, view, dims, {dtype}, device);
-  };
-  const Dim ranks{"W", args.world_size}, nodes{"W/L", args.world_size / args.local_world_size};
-  output("tokens_per_rank", args.tokens_per_rank, DType::i32, {ranks});
-  output("tokens_per_node", args.tokens_per_node, DType::i32, {nodes});
-  output("tokens_per_expert", args.tokens_per_expert, DType::i32, {{"E", args.experts}});
-  output("is_token_in_rank", args.is_token_in_rank, DType::u8, {n, ranks});
+namespace {
 
+LayoutParams check_args(const LayoutArgs& args) {
+  kLayout.check(args);
   LayoutParams params;
-  params.num_tokens = n.size;
-  params.topk = topk.size;
+  params.num_tokens = args.expert_indices.size(0);
+  params.topk = args.expert_indices.size(1);
   params.experts = args.experts;
   params.world_size = args.world_size;
   params.local_world_size = args.local_world_size;
-  params.expert_indices = rows_of<const std::int32_t*>(indices, 0);
+  params.expert_indices = rows_of<const std::int32_t*>(args.expert_indices, 0);
   params.tokens_per_rank = static_cast<std::int32_t*>(args.tokens_per_rank.data());
   params.tokens_per_node = static_cast<std::int32_t*>(args.tokens_per_node.data());
   params.tokens_per_expert = static_cast<std::int32_t*>(args.tokens_per_expert.data());
@@ -89,16 +82,12 @@ void check_indices(const Check& check, LayoutParams params, Device device, Strea
 
 Backend run(const LayoutArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const LayoutParams params = check_args(check, args);
+  const LayoutParams params = check_args(args);
   const Device device = args.expert_indices.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (options.dry_run) return backend;
-  check.apart({{"tokens_per_rank", args.tokens_per_rank},
-               {"tokens_per_node", args.tokens_per_node},
-               {"tokens_per_expert", args.tokens_per_expert},
-               {"is_token_in_rank", args.is_token_in_rank}},
-              {{"expert_indices", args.expert_indices}});
+  kLayout.apart(args);
   try {
     if (checks_contents(kOperation, device, options)) {
       check_indices(check, params, device, options.stream);
@@ -118,7 +107,7 @@ Backend run(const LayoutArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend layout(const LayoutArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kLayout, args, options, run);
 }
 
 }  // namespace winnow::expert_parallel

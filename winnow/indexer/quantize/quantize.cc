@@ -7,13 +7,13 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/indexer/quantize/quantize_fields.h"
+#include "winnow/indexer/quantize/quantize_contract.h"
 #include "winnow/indexer/quantize/quantize_impl.h"
 
 namespace winnow::indexer {
 namespace {
 
-constexpr std::string_view kOperation = "indexer::quantize";
+constexpr std::string_view kOperation = kQuantize.operation;
 
 void check_rows(const Check& check, const QuantizeArgs& args, QuantizeParams& params) {
   const Dim n{"n", params.n}, h{"h", params.h}, d{"d", params.d};
@@ -48,12 +48,13 @@ void check_pages(const Check& check, const QuantizeArgs& args, QuantizeParams& p
   params.slots = Slots(args.slots);
 }
 
-QuantizeParams check_args(const Check& check, const QuantizeArgs& args) {
+}  // namespace
+
+void check_all(const Check& check, const QuantizeArgs& args, QuantizeParams& params) {
   check.that(args.x.present() && (args.x.rank() == 2 || args.x.rank() == 3), "x",
              "a tensor [n, d] or [n, h, d]",
              args.x.present() ? std::to_string(args.x.rank()) + " dimensions" : "none");
   const bool heads = args.x.rank() == 3;
-  QuantizeParams params;
   params.dtype = args.x.dtype();
   params.n = args.x.size(0);
   params.h = heads ? args.x.size(1) : 1;
@@ -74,8 +75,9 @@ QuantizeParams check_args(const Check& check, const QuantizeArgs& args) {
   } else {
     check_rows(check, args, params);
   }
-  return params;
 }
+
+namespace {
 
 void check_for_cuda(const Check& check, const QuantizeArgs& args, const QuantizeParams& params) {
   if (args.pages.present()) check.aligned("pages", args.pages, 4);  // the scales are f32
@@ -87,14 +89,14 @@ void check_for_cuda(const Check& check, const QuantizeArgs& args, const Quantize
 
 Backend run(const QuantizeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const QuantizeParams params = check_args(check, args);
+  QuantizeParams params;
+  kQuantize.check(args, params);
   const Device device = args.x.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, args, params);
   if (options.dry_run) return backend;
-  check.apart({{"rows", args.rows}, {"scale", args.scale}, {"pages", args.pages}},
-              {{"x", args.x}, {"slots", args.slots}});
+  kQuantize.apart(args);
   if (params.n == 0 || params.h == 0) return backend;
   if (args.slots.present()) {
     check_slots(kOperation, "slots", args.slots, {params.num_pages, kPageRows, "pages", "row"},
@@ -112,7 +114,7 @@ Backend run(const QuantizeArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend quantize(const QuantizeArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kQuantize, args, options, run);
 }
 
 }  // namespace winnow::indexer

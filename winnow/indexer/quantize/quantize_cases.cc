@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "winnow/indexer/cases.h"
-#include "winnow/indexer/quantize/quantize_fields.h"
+#include "winnow/indexer/quantize/quantize_contract.h"
 #include "winnow/indexer/quantize/quantize_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -176,7 +176,7 @@ testing::Operation quantize_operation() {
   std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
   for (testing::Case& test : cases) test.on_gpu = true;
   return {"indexer::quantize", "rows of f8_e4m3 with a scale each, plain or into pages", cases,
-          quantize_benchmarks(), testing::repeated(quantize)};
+          quantize_benchmarks(), testing::repeated(kQuantize, quantize)};
 }
 
 }  // namespace winnow::indexer

@@ -3,7 +3,7 @@
 
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
-#include "winnow/indexer/scores/scores_fields.h"
+#include "winnow/indexer/scores/scores_contract.h"
 #include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
@@ -109,7 +109,7 @@ testing::Operation scores_operation() {
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
           with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks(),
-          testing::repeated(scores)};
+          testing::repeated(kScores, scores)};
 }
 
 }  // namespace winnow::indexer

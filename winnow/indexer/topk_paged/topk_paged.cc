@@ -8,38 +8,27 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/indexer/topk_paged/topk_paged_fields.h"
+#include "winnow/indexer/topk_paged/topk_paged_contract.h"
 #include "winnow/indexer/topk_paged/topk_paged_impl.h"
 
 namespace winnow::indexer {
 namespace {
 
-constexpr std::string_view kOperation = "indexer::topk_paged";
+constexpr std::string_view kOperation = kTopkPaged.operation;
 constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
 
-void check_inputs(const Check& check, const TopkPagedArgs& args, TopkPagedParams& params) {
-  check.rank("q", args.q, 4, "[b, s_q, h, d]");
-  check.rank("pages", args.pages, 2, "[num_pages, 64 * (d + 4)]");
-  check.rank("block_tables", args.block_tables, 2, "[b, n]");
+}  // namespace
+
+void check_pages(const Check& check, const TopkPagedArgs& args) {
+  const Dim num_pages{"num_pages", args.pages.size(0)};
+  check.input("pages", args.pages, {num_pages, {"64 * (d + 4)", page_bytes(args.q.size(3))}},
+              {DType::u8}, args.q.device());
+}
+
+void check_context_lens(const Check& check, const TopkPagedArgs& args) {
+  const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)};
   const Device device = args.q.device();
-  params.b = args.q.size(0);
-  params.s_q = args.q.size(1);
-  params.h = args.q.size(2);
-  params.d = args.q.size(3);
-  params.num_pages = args.pages.size(0);
-  params.table = args.block_tables.size(1);
-  check.that(params.d == 128 || params.d == 64, "q", "d = 128 or 64",
-             "d = " + std::to_string(params.d));
-  check.that(params.h >= 1 && params.h <= 128, "q", "1 to 128 heads", std::to_string(params.h));
-  const Dim b{"b", params.b}, s_q{"s_q", params.s_q}, h{"h", params.h}, d{"d", params.d};
-  check.input("q", args.q, {b, s_q, h, d}, {DType::f8_e4m3}, device);
-  check.input("pages", args.pages,
-              {{"num_pages", params.num_pages}, {"64 * (d + 4)", page_bytes(params.d)}},
-              {DType::u8}, device);
-  check.input("weights", args.weights, {b, s_q, h}, {DType::f32, DType::bf16}, device);
-  check.input("block_tables", args.block_tables, {b, {"n", params.table}}, {DType::i32}, device);
-  params.lens_of_queries = args.context_lens.rank() > 1;
-  if (params.lens_of_queries) {
+  if (args.context_lens.rank() > 1) {
     check.rank("context_lens", args.context_lens, 2, "[b, s_q], or one, [b]");
     check.input("context_lens", args.context_lens, {b, s_q}, {DType::i32}, device);
   } else {
@@ -48,29 +37,27 @@ void check_inputs(const Check& check, const TopkPagedArgs& args, TopkPagedParams
   // Whole tiles of two pages, so that counts of their rows are below 2^31, too.
   constexpr std::int64_t kMostPages =
       std::numeric_limits<std::int32_t>::max() / (2 * kPageRows) * 2;
-  check.that(params.num_pages <= kMostPages, "pages",
-             "at most 2^31 - 128 rows, the range of the indices",
-             std::to_string(params.num_pages) + " pages of 64");
-  check.that(params.table <= kMostPages, "block_tables",
+  const std::int64_t pages = args.pages.size(0), table = args.block_tables.size(1);
+  check.that(pages <= kMostPages, "pages", "at most 2^31 - 128 rows, the range of the indices",
+             std::to_string(pages) + " pages of 64");
+  check.that(table <= kMostPages, "block_tables",
              "at most 2^31 - 128 rows, the range of the positions",
-             std::to_string(params.table) + " pages of 64");
+             std::to_string(table) + " pages of 64");
 }
 
+namespace {
+
 TopkPagedParams check_args(const TopkPagedArgs& args) {
-  const Check check(kOperation);
+  kTopkPaged.check(args);
   TopkPagedParams params;
-  check_inputs(check, args, params);
-  const Device device = args.q.device();
-  check.rank("indices", args.indices, 3, "[b, s_q, topk]");
+  params.b = args.q.size(0);
+  params.s_q = args.q.size(1);
+  params.h = args.q.size(2);
+  params.d = args.q.size(3);
+  params.num_pages = args.pages.size(0);
+  params.table = args.block_tables.size(1);
   params.topk = args.indices.size(2);
-  check.that(params.topk >= 1 && params.topk <= std::numeric_limits<std::int32_t>::max(), "indices",
-             "topk from 1 to 2^31 - 1", std::to_string(params.topk));
-  const Dim b{"b", params.b}, s_q{"s_q", params.s_q}, topk{"topk", params.topk};
-  check.output("indices", args.indices, {b, s_q, topk}, {DType::i32}, device);
-  check.output("length", args.length, {b, s_q}, {DType::i32}, device);
-  if (args.scores.present()) {
-    check.output("scores", args.scores, {b, s_q, topk}, {DType::f32}, device);
-  }
+  params.lens_of_queries = args.context_lens.rank() > 1;
   params.later_ties = args.ties == Ties::larger;
   params.positions = args.positions;
   params.q = rows_of<const void*>(args.q, 0, 1);
@@ -120,17 +107,7 @@ Backend run(const TopkPagedArgs& args, const RunOptions& options) {
     }
   }
   if (options.dry_run) return backend;
-  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
-  Check(kOperation)
-      .apart({{"indices", args.indices},
-              {"length", args.length},
-              {"scores", args.scores},
-              {"workspace", workspace}},
-             {{"q", args.q},
-              {"pages", args.pages},
-              {"weights", args.weights},
-              {"block_tables", args.block_tables},
-              {"context_lens", args.context_lens}});
+  kTopkPaged.apart(args, backend == Backend::cpu ? TensorView{} : args.workspace);
   if (params.b == 0 || params.s_q == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().indexer_topk_paged, params);
@@ -144,7 +121,7 @@ Backend run(const TopkPagedArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kTopkPaged, args, options, run);
 }
 
 std::int64_t topk_paged_workspace_bytes(const TopkPagedArgs& args, const RunOptions& options) {

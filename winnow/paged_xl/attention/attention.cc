@@ -6,33 +6,18 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/on_host.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/paged_xl/attention/attention_fields.h"
+#include "winnow/paged_xl/attention/attention_contract.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
 
 namespace winnow::paged_xl {
 namespace {
 
-constexpr std::string_view kOperation = "paged_xl::attention";
-
-void check_position_term(const Check& check, const AttentionArgs& args, const StepShape& step,
-                         AttentionParams& params) {
-  if (args.matrix_bd.present()) {
-    check.that(!args.pos_bias_v.present() && !args.r.present(), "matrix_bd",
-               "either matrix_bd or pos_bias_v with r", "both");
-    check_matrix_bd(check, args.matrix_bd, step);
-    params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
-    params.matrix_bd_dtype = args.matrix_bd.dtype();
-    return;
-  }
-  check.that(args.pos_bias_v.present() || args.r.present(), "matrix_bd",
-             "either matrix_bd or pos_bias_v with r", "neither");
-  params.pos_bias_v = check_pos_bias(check, "pos_bias_v", args.pos_bias_v, step);
-  params.r = check_relative(check, args.r, step);
-}
+constexpr std::string_view kOperation = kAttention.operation;
 
 // Tokens that a block table has room for.
 std::int64_t slots_of_table(const AttentionArgs& args, std::int64_t block_size) {
@@ -41,39 +26,46 @@ std::int64_t slots_of_table(const AttentionArgs& args, std::int64_t block_size) 
   return blocks > INT32_MAX ? INT32_MAX : blocks * block_size;
 }
 
-AttentionParams check_args(const Check& check, const AttentionArgs& args) {
-  const StepShape step = check_query(check, args.query);
-  AttentionParams params;
-  params.cache = check_cache(check, args.key_cache, args.value_cache, step.dtype, step.device);
-  check.that(params.cache.head_size == step.head_size, "value_cache",
-             "head_size " + std::to_string(step.head_size) + " as in query",
+}  // namespace
+
+void check_caches(const Check& check, const AttentionArgs& args, AttentionParams& params) {
+  const std::int64_t num_heads = args.query.size(1), head_size = args.query.size(2);
+  params.cache =
+      check_cache(check, args.key_cache, args.value_cache, args.query.dtype(), args.query.device());
+  check.that(params.cache.head_size == head_size, "value_cache",
+             "head_size " + std::to_string(head_size) + " as in query",
              std::to_string(params.cache.head_size));
   const std::int64_t kv_heads = params.cache.num_kv_heads;
-  check.that(kv_heads > 0 ? step.num_heads % kv_heads == 0 : step.num_heads == 0, "key_cache",
-             "num_kv_heads that divides num_heads = " + std::to_string(step.num_heads),
+  check.that(kv_heads > 0 ? num_heads % kv_heads == 0 : num_heads == 0, "key_cache",
+             "num_kv_heads that divides num_heads = " + std::to_string(num_heads),
              std::to_string(kv_heads));
-  params.num_seqs = step.num_seqs;
-  params.num_heads = step.num_heads;
-  params.pos_bias_u = check_pos_bias(check, "pos_bias_u", args.pos_bias_u, step);
-  check_position_term(check, args, step, params);
+}
 
-  const Dim num_seqs{"num_seqs", step.num_seqs}, num_heads{"num_heads", step.num_heads};
-  check.rank("block_tables", args.block_tables, 2, "[num_seqs, max_blocks_per_seq]");
-  check.input("block_tables", args.block_tables,
-              {num_seqs, {"max_blocks_per_seq", args.block_tables.size(1)}}, {DType::i32},
-              step.device);
-  params.context_lens = check_context_lens(check, args.context_lens, step);
-  check.that(
-      !args.scale.has_value() || std::isfinite(round_to_accumulator(step.dtype, *args.scale)),
-      "scale", "a finite number", std::to_string(args.scale.value_or(0)));
-  check.output("out", args.out, {num_seqs, num_heads, {"head_size", step.head_size}}, {step.dtype},
-               step.device);
-  if (args.lse.present()) {
-    check.output("lse", args.lse, {num_seqs, num_heads}, {accumulator_of(step.dtype)}, step.device);
+void check_position_term(const Check& check, const AttentionArgs& args) {
+  const bool fused = args.pos_bias_v.present() || args.r.present();
+  check.that(args.matrix_bd.present() != fused, "matrix_bd",
+             "either matrix_bd or pos_bias_v with r", fused ? "both" : "neither");
+  if (!fused) check_matrix_bd(check, args.matrix_bd, args.query);
+}
+
+namespace {
+
+AttentionParams check_args(const AttentionArgs& args) {
+  AttentionParams params;
+  kAttention.check(args, params);
+  params.num_seqs = args.query.size(0);
+  params.num_heads = args.query.size(1);
+  params.pos_bias_u = pos_bias_of(args.pos_bias_u);
+  if (args.matrix_bd.present()) {
+    params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
+    params.matrix_bd_dtype = args.matrix_bd.dtype();
+  } else {
+    params.pos_bias_v = pos_bias_of(args.pos_bias_v);
+    params.r = rows_of<const void*>(args.r, 0, 1);
   }
-
-  params.scale = round_to_accumulator(step.dtype,
-                                      args.scale.value_or(1.0 / std::sqrt(double(step.head_size))));
+  params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
+  params.scale = round_to_accumulator(
+      args.query.dtype(), args.scale.value_or(1.0 / std::sqrt(double(args.query.size(2)))));
   params.query = rows_of<const void*>(args.query, 0, 1);
   params.key = rows_of<const void*>(args.key_cache, 0, 1);
   params.value = rows_of<const void*>(args.value_cache, 0, 1);
@@ -146,7 +138,7 @@ void check_contents(const Check& check, const AttentionArgs& args, const Attenti
 
 Backend run(const AttentionArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const AttentionParams params = check_args(check, args);
+  const AttentionParams params = check_args(args);
   const Device device = args.query.device();
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) {
@@ -156,17 +148,7 @@ Backend run(const AttentionArgs& args, const RunOptions& options) {
     }
   }
   if (options.dry_run) return backend;
-  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
-  check.apart({{"out", args.out}, {"lse", args.lse}, {"workspace", workspace}},
-              {{"query", args.query},
-               {"key_cache", args.key_cache},
-               {"value_cache", args.value_cache},
-               {"pos_bias_u", args.pos_bias_u},
-               {"pos_bias_v", args.pos_bias_v},
-               {"matrix_bd", args.matrix_bd},
-               {"r", args.r},
-               {"block_tables", args.block_tables},
-               {"context_lens", args.context_lens}});
+  kAttention.apart(args, backend == Backend::cpu ? TensorView{} : args.workspace);
   if (args.out.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
@@ -183,12 +165,12 @@ Backend run(const AttentionArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend attention(const AttentionArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kAttention, args, options, run);
 }
 
 std::int64_t attention_workspace_bytes(const AttentionArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const AttentionParams params = check_args(check, args);
+  const AttentionParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.query.device(), options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
   return workspace_bytes(args, params, backend);

@@ -7,32 +7,37 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/paged_xl/cache/append_fields.h"
+#include "winnow/paged_xl/cache/append_contract.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 
 namespace winnow::paged_xl {
 namespace {
 
-constexpr std::string_view kOperation = "paged_xl::append";
+constexpr std::string_view kOperation = kAppend.operation;
 
-AppendParams check_args(const Check& check, const AppendArgs& args) {
-  check.rank("key", args.key, 3, "[num_tokens, num_kv_heads, head_size]");
+}  // namespace
+
+void check_key_and_caches(const Check& check, const AppendArgs& args, AppendParams& params) {
   check.dtype("key", args.key, {DType::f32, DType::f16, DType::bf16, DType::f64},
               {DType::f32, DType::f16, DType::bf16});
+  const DType dtype = args.key.dtype();
   const Device device = args.key.device();
-  AppendParams params;
-  params.cache = check_cache(check, args.key_cache, args.value_cache, args.key.dtype(), device);
+  params.cache = check_cache(check, args.key_cache, args.value_cache, dtype, device);
   check.distinct_elements("key_cache", args.key_cache);
   check.distinct_elements("value_cache", args.value_cache);
-  params.num_tokens = args.key.size(0);
-  const Dim num_tokens{"num_tokens", params.num_tokens};
-  const Dim num_kv_heads{"num_kv_heads", params.cache.num_kv_heads};
-  const Dim head_size{"head_size", params.cache.head_size};
-  check.input("key", args.key, {num_tokens, num_kv_heads, head_size}, {args.key.dtype()}, device);
-  check.input("value", args.value, {num_tokens, num_kv_heads, head_size}, {args.key.dtype()},
-              device);
-  check.input("slot_mapping", args.slot_mapping, {num_tokens}, {DType::i64, DType::i32}, device);
+  check.input("key", args.key,
+              {{"num_tokens", args.key.size(0)},
+               {"num_kv_heads", params.cache.num_kv_heads},
+               {"head_size", params.cache.head_size}},
+              {dtype}, device);
+}
 
+namespace {
+
+AppendParams check_args(const AppendArgs& args) {
+  AppendParams params;
+  kAppend.check(args, params);
+  params.num_tokens = args.key.size(0);
   params.key = rows_of<const void*>(args.key, 0, 1);
   params.value = rows_of<const void*>(args.value, 0, 1);
   params.slots = Slots(args.slot_mapping);
@@ -52,14 +57,13 @@ void check_for_cuda(const Check& check, const AppendParams& params) {
 
 Backend run(const AppendArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const AppendParams params = check_args(check, args);
+  const AppendParams params = check_args(args);
   const Device device = args.key.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
   if (options.dry_run) return backend;
-  check.apart({{"key_cache", args.key_cache}, {"value_cache", args.value_cache}},
-              {{"key", args.key}, {"value", args.value}, {"slot_mapping", args.slot_mapping}});
+  kAppend.apart(args);
   if (args.key.numel() == 0) return backend;
   check_slots(kOperation, "slot_mapping", args.slot_mapping,
               {params.cache.num_blocks, params.cache.block_size, "blocks", "token"}, options);
@@ -75,7 +79,7 @@ Backend run(const AppendArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend append(const AppendArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kAppend, args, options, run);
 }
 
 }  // namespace winnow::paged_xl

@@ -1,7 +1,7 @@
 // The case table of paged_xl::append. Moving bytes has no tolerance.
 #include <numeric>
 
-#include "winnow/paged_xl/cache/append_fields.h"
+#include "winnow/paged_xl/cache/append_contract.h"
 #include "winnow/paged_xl/cache/append_oracle.h"
 #include "winnow/paged_xl/cases.h"
 #include "winnow/testing/repeated.h"
@@ -118,7 +118,7 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 testing::Operation append_operation() {
   return {"paged_xl::append", "new keys and values into a paged cache",
           with_gpu(testing::cases_of(make_cases(), run_case)), append_benchmarks(),
-          testing::repeated(append)};
+          testing::repeated(kAppend, append)};
 }
 
 }  // namespace winnow::paged_xl

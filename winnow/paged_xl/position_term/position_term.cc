@@ -5,30 +5,28 @@
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
+#include "winnow/core/on_host.h"
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/paged_xl/position_term/position_term_fields.h"
+#include "winnow/paged_xl/position_term/position_term_contract.h"
 #include "winnow/paged_xl/position_term/position_term_impl.h"
 
 namespace winnow::paged_xl {
 namespace {
 
-constexpr std::string_view kOperation = "paged_xl::position_term";
+constexpr std::string_view kOperation = kPositionTerm.operation;
 
-PositionTermParams check_args(const Check& check, const PositionTermArgs& args) {
-  const StepShape step = check_query(check, args.query);
+PositionTermParams check_args(const PositionTermArgs& args) {
+  kPositionTerm.check(args);
   PositionTermParams params;
-  params.dtype = step.dtype;
-  params.num_seqs = step.num_seqs;
-  params.num_heads = step.num_heads;
-  params.head_size = step.head_size;
-  params.pos_bias_v = check_pos_bias(check, "pos_bias_v", args.pos_bias_v, step);
-  params.r = check_relative(check, args.r, step);
-  params.context_lens = check_context_lens(check, args.context_lens, step);
-  check_matrix_bd(check, args.matrix_bd, step);
-  check.distinct_elements("matrix_bd", args.matrix_bd);
-
+  params.dtype = args.query.dtype();
+  params.num_seqs = args.query.size(0);
+  params.num_heads = args.query.size(1);
+  params.head_size = args.query.size(2);
+  params.pos_bias_v = pos_bias_of(args.pos_bias_v);
+  params.r = rows_of<const void*>(args.r, 0, 1);
+  params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
   params.query = rows_of<const void*>(args.query, 0, 1);
   params.matrix_bd = rows_of<void*>(args.matrix_bd, 0, 1);
   params.matrix_bd_dtype = args.matrix_bd.dtype();
@@ -56,16 +54,13 @@ void check_contents(const Check& check, const PositionTermArgs& args,
 
 Backend run(const PositionTermArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const PositionTermParams params = check_args(check, args);
+  const PositionTermParams params = check_args(args);
   const Device device = args.query.device();
   constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) check_for_cuda(check, params);
   if (options.dry_run) return backend;
-  check.apart({{"matrix_bd", args.matrix_bd}}, {{"query", args.query},
-                                                {"pos_bias_v", args.pos_bias_v},
-                                                {"r", args.r},
-                                                {"context_lens", args.context_lens}});
+  kPositionTerm.apart(args);
   if (args.query.numel() == 0) return backend;
   if (checks_contents(kOperation, device, options)) {
     check_contents(check, args, params, options.stream);
@@ -82,7 +77,7 @@ Backend run(const PositionTermArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend position_term(const PositionTermArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kPositionTerm, args, options, run);
 }
 
 }  // namespace winnow::paged_xl

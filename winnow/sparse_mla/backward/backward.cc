@@ -7,41 +7,18 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/sparse_mla/backward/backward_fields.h"
+#include "winnow/sparse_mla/backward/backward_contract.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
-#include "winnow/sparse_mla/forward/forward.h"  // kValueDim
 
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::string_view kOperation = "sparse_mla::backward";
+constexpr std::string_view kOperation = kBackward.operation;
 
 BackwardParams check_args(const BackwardArgs& args) {
-  const Check check(kOperation);
+  kBackward.check(args);
   BackwardParams params;
-  params.problem = check_problem(check, args);
-  const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
-  const Dim d_qk{"d_qk", params.problem.d_qk}, d_v{"d_v", kValueDim};
-  const DType dtype = args.q.dtype(), real = accumulator_of(dtype);
-  const Device device = args.q.device();
-  if (args.delta.present()) {
-    check.input("delta", args.delta, {s_q, h_q}, {real}, device);
-  } else {
-    check.input("out", args.out, {s_q, h_q, d_v}, {dtype}, device);
-  }
-  check.input("lse", args.lse, {s_q, h_q}, {real}, device);
-  check.input("d_out", args.d_out, {s_q, h_q, d_v}, {dtype}, device);
-  if (args.attn_sink.present()) {
-    check.input("attn_sink", args.attn_sink, {h_q}, {real}, device);
-  }
-  check.output("dq", args.dq, {s_q, h_q, d_qk}, {dtype, real}, device);
-  check.output("dkv", args.dkv, {{"s_kv", params.problem.s_kv}, {"1", 1}, d_qk}, {dtype, real},
-               device);
-  if (args.d_sink.present()) {
-    check.that(args.attn_sink.present(), "d_sink", "attn_sink to be given as well", "no attn_sink");
-    check.output("d_sink", args.d_sink, {h_q}, {real}, device);
-  }
-
+  params.problem = problem_of(args);
   params.out = args.delta.present() ? Rows<const void*>{} : rows_of<const void*>(args.out, 0, 1);
   params.d_out = rows_of<const void*>(args.d_out, 0, 1);
   params.lse = rows_of<const void*>(args.lse, 0);
@@ -88,24 +65,6 @@ void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params) 
   check_sizes_for_sm90(check, params.problem);
 }
 
-// With a delta `out` is not read, and on the CPU no workspace is used.
-void check_apart(const BackwardArgs& args, Backend backend) {
-  const ConstTensorView out = args.delta.present() ? ConstTensorView{} : args.out;
-  const TensorView workspace = backend == Backend::cpu ? TensorView{} : args.workspace;
-  Check(kOperation)
-      .apart(
-          {{"dq", args.dq}, {"dkv", args.dkv}, {"d_sink", args.d_sink}, {"workspace", workspace}},
-          {{"q", args.q},
-           {"kv", args.kv},
-           {"indices", args.indices},
-           {"topk_length", args.topk_length},
-           {"attn_sink", args.attn_sink},
-           {"out", out},
-           {"lse", args.lse},
-           {"d_out", args.d_out},
-           {"delta", args.delta}});
-}
-
 Backend run(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
@@ -117,7 +76,7 @@ Backend run(const BackwardArgs& args, const RunOptions& options) {
     }
   }
   if (options.dry_run) return backend;
-  check_apart(args, backend);
+  kBackward.apart(args, backend == Backend::cpu ? TensorView{} : args.workspace);
   if (empty(args)) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
@@ -137,7 +96,7 @@ Backend run(const BackwardArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kBackward, args, options, run);
 }
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "winnow/sparse_mla/backward/backward.h"
-#include "winnow/sparse_mla/backward/backward_fields.h"
+#include "winnow/sparse_mla/backward/backward_contract.h"
 #include "winnow/sparse_mla/backward/backward_oracle.h"
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
@@ -136,7 +136,7 @@ testing::Operation backward_operation(std::int64_t most_queries) {
   testing::Operation operation;
   operation.name = "sparse_mla::backward";
   operation.summary = "gradients of top-k sparse MLA attention";
-  operation.repeat = testing::repeated(backward);
+  operation.repeat = testing::repeated(kBackward, backward);
   const Variant variants[] = {
       {.suffix = "-dq-f32", .dq_f32 = true},
       {.suffix = "-dkv-as-q", .dkv_as_q = true},

@@ -9,14 +9,13 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/sparse_mla/decode/decode_fields.h"
+#include "winnow/sparse_mla/decode/decode_contract.h"
 #include "winnow/sparse_mla/decode/decode_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::string_view kOperation = "sparse_mla::decode";
-constexpr std::int64_t kValueColumns = 512;
+constexpr std::string_view kOperation = kDecode.operation;
 
 template <class Pointer, class View>
 Heads<Pointer> heads_of(const View& view) {
@@ -53,20 +52,17 @@ ChosenRows check_chosen(const Check& check, const DecodeArgs& args, const Chosen
   return chosen;
 }
 
-DecodeParams check_args(const Check& check, const DecodeArgs& args) {
-  check.rank("q", args.q, 4, "[b, s_q, h_q, d_qk]");
-  const Device device = args.q.device();
-  DecodeParams params;
-  params.b = args.q.size(0);
-  params.s_q = args.q.size(1);
-  params.h_q = args.q.size(2);
-  params.format = args.format;
-  params.batch_invariant = args.batch_invariant;
+}  // namespace
+
+void check_chosen_rows(const Check& check, const DecodeArgs& args, DecodeParams& params) {
   params.chosen = check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
                                args.indices, args.topk_length);
   params.d_qk = params.chosen.cache.columns;
-  const Dim b{"b", params.b}, s_q{"s_q", params.s_q}, h_q{"h_q", params.h_q};
-  check.input("q", args.q, {b, s_q, h_q, {"d_qk", params.d_qk}}, {DType::bf16}, device);
+  const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)}, h_q{"h_q", args.q.size(2)};
+  check.input("q", args.q, {b, s_q, h_q, {"d_qk", params.d_qk}}, {DType::bf16}, args.q.device());
+}
+
+void check_extra_rows(const Check& check, const DecodeArgs& args, DecodeParams& params) {
   if (args.extra_cache.present() || args.extra_indices.present()) {
     const ChosenNames names{"extra_cache", "extra_indices", "extra_topk_length"};
     params.extra = check_chosen(check, args, names, args.extra_cache, args.extra_indices,
@@ -78,15 +74,24 @@ DecodeParams check_args(const Check& check, const DecodeArgs& args) {
     check.that(!args.extra_topk_length.present(), "extra_topk_length", "none, without extra_cache",
                "a tensor");
   }
-  if (args.attn_sink.present()) {
-    check.input("attn_sink", args.attn_sink, {h_q}, {DType::f32}, device);
-  }
+}
+
+void check_decode_scale(const Check& check, const DecodeArgs& args, DecodeParams& params) {
   const double scale = args.scale.value_or(1.0 / std::sqrt(double(params.d_qk)));
   params.scale = static_cast<float>(scale);
-  check.that(std::isfinite(params.scale), "scale", "a finite number", std::to_string(scale));
-  check.output("out", args.out, {b, s_q, h_q, {"d_v", kValueColumns}}, {DType::bf16}, device);
-  if (args.lse.present()) check.output("lse", args.lse, {b, s_q, h_q}, {DType::f32}, device);
+  check.finite("scale", scale, DType::f32);
+}
 
+namespace {
+
+DecodeParams check_args(const DecodeArgs& args) {
+  DecodeParams params;
+  params.b = args.q.size(0);
+  params.s_q = args.q.size(1);
+  params.h_q = args.q.size(2);
+  params.format = args.format;
+  params.batch_invariant = args.batch_invariant;
+  kDecode.check(args, params);
   params.q = heads_of<const void*>(args.q);
   params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
   params.out = heads_of<void*>(args.out);
@@ -132,7 +137,7 @@ std::int64_t workspace_bytes(const DecodeArgs& args, const DecodeParams& params,
 
 Backend run(const DecodeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const DecodeParams params = check_args(check, args);
+  const DecodeParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   std::int64_t scratch = 0;
   if (backend == Backend::sm90) {
@@ -142,15 +147,7 @@ Backend run(const DecodeArgs& args, const RunOptions& options) {
   }
   if (options.dry_run) return backend;
   const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
-  check.apart({{"out", args.out}, {"lse", args.lse}, {"workspace", workspace}},
-              {{"q", args.q},
-               {"cache", args.cache},
-               {"indices", args.indices},
-               {"topk_length", args.topk_length},
-               {"extra_cache", args.extra_cache},
-               {"extra_indices", args.extra_indices},
-               {"extra_topk_length", args.extra_topk_length},
-               {"attn_sink", args.attn_sink}});
+  kDecode.apart(args, workspace);
   if (args.out.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
@@ -164,12 +161,12 @@ Backend run(const DecodeArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend decode(const DecodeArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kDecode, args, options, run);
 }
 
 std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const DecodeParams params = check_args(check, args);
+  const DecodeParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend == Backend::sm90) check_args_for_sm90(check, args, params);
   return workspace_bytes(args, params, backend);

@@ -3,7 +3,7 @@
 
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
-#include "winnow/sparse_mla/distribution/distribution_fields.h"
+#include "winnow/sparse_mla/distribution/distribution_contract.h"
 #include "winnow/sparse_mla/distribution/distribution_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -73,7 +73,7 @@ testing::Operation distribution_operation() {
   return {"sparse_mla::distribution",
           "attention distribution summed over heads, the teacher of the indexer",
           with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks(),
-          testing::repeated(distribution)};
+          testing::repeated(kDistribution, distribution)};
 }
 
 }  // namespace winnow::sparse_mla

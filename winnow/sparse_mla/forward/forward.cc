@@ -5,35 +5,21 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/sparse_mla/forward/forward_fields.h"
+#include "winnow/sparse_mla/forward/forward_contract.h"
 #include "winnow/sparse_mla/forward/forward_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::string_view kOperation = "sparse_mla::forward";
+constexpr std::string_view kOperation = kForward.operation;
 
 ForwardParams check_args(const ForwardArgs& args) {
-  const Check check(kOperation);
-  ForwardParams params;
-  params.problem = check_problem(check, args);
-  const Dim s_q{"s_q", params.problem.s_q}, h_q{"h_q", params.problem.h_q};
-  const Device device = args.q.device();
-  const DType real = accumulator_of(args.q.dtype());
-  if (args.attn_sink.present()) {
-    check.input("attn_sink", args.attn_sink, {h_q}, {real}, device);
-  }
-  check.output("out", args.out, {s_q, h_q, {"d_v", kValueDim}}, {args.q.dtype()}, device);
-  if (args.max_logits.present()) {
-    check.output("max_logits", args.max_logits, {s_q, h_q}, {real}, device);
-  }
-  if (args.lse.present()) check.output("lse", args.lse, {s_q, h_q}, {real}, device);
-
-  params.attn_sink = rows_of<const void*>(args.attn_sink, 0);
-  params.out = rows_of<void*>(args.out, 0, 1);
-  params.max_logits = rows_of<void*>(args.max_logits, 0, 1);
-  params.lse = rows_of<void*>(args.lse, 0, 1);
-  return params;
+  kForward.check(args);
+  return {.problem = problem_of(args),
+          .out = rows_of<void*>(args.out, 0, 1),
+          .attn_sink = rows_of<const void*>(args.attn_sink, 0),
+          .max_logits = rows_of<void*>(args.max_logits, 0, 1),
+          .lse = rows_of<void*>(args.lse, 0, 1)};
 }
 
 void check_args_for_sm90(const ForwardArgs& args, const Problem& problem) {
@@ -68,18 +54,7 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
   }
   if (options.dry_run) return backend;
   const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
-  Check(kOperation)
-      .apart({{"out", args.out},
-              {"max_logits", args.max_logits},
-              {"lse", args.lse},
-              {"workspace", workspace}},
-             {{"q", args.q},
-              {"kv", args.kv},
-              {"indices", args.indices},
-              {"topk_length", args.topk_length},
-              {"key_start", args.key_start},
-              {"key_end", args.key_end},
-              {"attn_sink", args.attn_sink}});
+  kForward.apart(args, workspace);
   if (args.out.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
@@ -93,7 +68,7 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend forward(const ForwardArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kForward, args, options, run);
 }
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, const RunOptions& options) {

@@ -7,23 +7,29 @@
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
 #include "winnow/cpu/kernels.h"
-#include "winnow/sparse_mla/store/store_fields.h"
+#include "winnow/sparse_mla/store/store_contract.h"
 #include "winnow/sparse_mla/store/store_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::string_view kOperation = "sparse_mla::store";
+constexpr std::string_view kOperation = kStore.operation;
 
-StoreParams check_args(const Check& check, const StoreArgs& args) {
-  check.rank("rows", args.rows, 2, "[n, columns]");
+}  // namespace
+
+void check_rows_and_cache(const Check& check, const StoreArgs& args, StoreParams& params) {
   const Device device = args.rows.device();
-  StoreParams params;
-  params.n = args.rows.size(0);
   params.cache = check_cache_output(check, "cache", args.cache, args.format, device);
-  const Dim n{"n", params.n};
-  check.input("rows", args.rows, {n, {"columns", params.cache.columns}}, {DType::bf16}, device);
-  check.input("slots", args.slots, {n}, {DType::i64, DType::i32}, device);
+  check.input("rows", args.rows, {{"n", args.rows.size(0)}, {"columns", params.cache.columns}},
+              {DType::bf16}, device);
+}
+
+namespace {
+
+StoreParams check_args(const StoreArgs& args) {
+  StoreParams params;
+  kStore.check(args, params);
+  params.n = args.rows.size(0);
   params.rows = rows_of<const void*>(args.rows, 0);
   params.slots = Slots(args.slots);
   return params;
@@ -48,7 +54,7 @@ void check_args_for_gpu(const Check& check, const StoreArgs& args) {
 
 Backend run(const StoreArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const StoreParams params = check_args(check, args);
+  const StoreParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.rows.device(), options, kImplemented);
   const std::int64_t scratch = workspace_bytes(params, backend);
   if (backend == Backend::cuda) {
@@ -59,8 +65,7 @@ Backend run(const StoreArgs& args, const RunOptions& options) {
   }
   if (options.dry_run) return backend;
   const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
-  check.apart({{"cache", args.cache}, {"workspace", workspace}},
-              {{"rows", args.rows}, {"slots", args.slots}});
+  kStore.apart(args, workspace);
   if (params.n == 0) return backend;
   // A cache without rows has no slots either, whatever its block_size is.
   const std::int64_t block_size = params.cache.block_size;
@@ -79,12 +84,12 @@ Backend run(const StoreArgs& args, const RunOptions& options) {
 }  // namespace
 
 Backend store(const StoreArgs& args, const RunOptions& options) {
-  return recorded(kOperation, args, options, run);
+  return recorded(kStore, args, options, run);
 }
 
 std::int64_t store_workspace_bytes(const StoreArgs& args, const RunOptions& options) {
   const Check check(kOperation);
-  const StoreParams params = check_args(check, args);
+  const StoreParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.rows.device(), options, kImplemented);
   if (backend == Backend::cuda) check_args_for_gpu(check, args);
   return workspace_bytes(params, backend);

@@ -7,7 +7,7 @@
 #include "winnow/sparse_mla/cache_cases.h"
 #include "winnow/sparse_mla/cache_oracle.h"
 #include "winnow/sparse_mla/store/store.h"
-#include "winnow/sparse_mla/store/store_fields.h"
+#include "winnow/sparse_mla/store/store_contract.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/repeated.h"
@@ -188,7 +188,7 @@ testing::Operation store_operation() {
   std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
   for (testing::Case& test : cases) test.on_gpu = true;
   return {"sparse_mla::store", "new rows into a paged cache of latent rows", cases,
-          store_benchmarks(), testing::repeated(store)};
+          store_benchmarks(), testing::repeated(kStore, store)};
 }
 
 }  // namespace winnow::sparse_mla

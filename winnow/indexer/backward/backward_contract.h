@@ -1,0 +1,43 @@
+// What backward() takes. Internal.
+#pragma once
+
+#include <tuple>
+
+#include "winnow/indexer/backward/backward.h"
+#include "winnow/indexer/problem_contract.h"
+
+namespace winnow::indexer {
+
+// Nobody can use a gradient in f8_e4m3.
+constexpr DType gradient_of(DType dtype) { return dtype == DType::f8_e4m3 ? DType::bf16 : dtype; }
+
+struct BackwardTable {
+  using Args = BackwardArgs;
+  static constexpr const char* kOperation = "indexer::backward";
+  static consteval auto entries() {
+    using namespace contract;
+    using enum DType;
+    return std::tuple_cat(
+        problem<Args>(),
+        std::tuple(
+            input<&Args::indices>("[s_q, topk=64]", any_of(i32),
+                                  "the rows that were scored; None: all of them")
+                .usual(),
+            input<&Args::d_scores>("[s_q, topk or s_k]", any_of(f32), "the gradient of scores"),
+            value<&Args::deterministic>(
+                "bitwise equal results run after run (on the CPU they always are)"),
+            output<&Args::dq>(
+                "[s_q, h, d]", follows("q", accumulator_of, gradient_of),
+                "to write into; of float8_e4m3fn queries float32 or bfloat16; new, as "
+                "q, if None, of float8_e4m3fn queries float32"),
+            output<&Args::dk>("[s_k, d]", follows("k", accumulator_of, gradient_of),
+                              "the same, rounded once, at the end; new, float32, if None"),
+            output<&Args::d_weights>("[s_q, h]", follows("weights", accumulator_of, gradient_of),
+                                     "new, float32, if None. dq, dk and d_weights must not overlap "
+                                     "inputs or each other"),
+            scratch<&Args::workspace>()));
+  }
+};
+inline constexpr contract::Contract<BackwardTable> kBackward;
+
+}  // namespace winnow::indexer

@@ -1,0 +1,74 @@
+// What the tables of forward(), distribution() and backward() have in common. Internal.
+#pragma once
+
+#include <tuple>
+
+#include "winnow/core/contract.h"
+#include "winnow/core/row_limits.h"
+#include "winnow/sparse_mla/problem.h"
+
+namespace winnow::sparse_mla {
+
+// A list of rows for each query, or without one a range.
+template <class Args>
+void check_choice(const Check& check, const Args& args) {
+  const bool ranges = args.key_start.present() || args.key_end.present();
+  if (!args.indices.present() && ranges) {
+    check.rank("key_start", args.key_start, 1, "[s_q], beside key_end");
+    check.rank("key_end", args.key_end, 1, "[s_q], beside key_start");
+    check.that(!args.topk_length.present(), "topk_length", "none, without indices", "a tensor");
+  } else if (ranges) {
+    check.that(false, args.key_start.present() ? "key_start" : "key_end", "none, beside indices",
+               "a tensor");
+  } else {
+    check.that(args.indices.present(), "indices", "a tensor [s_q, 1, topk]", "none");
+  }
+}
+
+template <class Args>
+consteval auto queries_and_rows() {
+  using namespace contract;
+  using enum DType;
+  return std::tuple(
+      ranks<&Args::q, &Args::kv>, rule<check_width, &Args::q>,
+      input<&Args::q>("[s_q, h_q=64, d_qk=576]", any_of(f32, f16, bf16, f64).on_gpu(bf16).asked(),
+                      "d_qk is 576 or 512. With float64 every float32 tensor here "
+                      "is float64"),
+      input<&Args::kv>("[s_kv, 1, d_qk]", as("q"),
+                       "the key is the row, the value its first 512 columns"),
+      rule<check_rows, &Args::kv>);
+}
+
+// The rows that each query sees.
+template <class Args>
+consteval auto choice() {
+  using namespace contract;
+  return std::tuple(
+      rule<check_choice<Args>>,
+      input<&Args::indices>("[s_q, 1, topk=64]", any_of(DType::i32),
+                            "the rows of each query; outside [0, s_kv) means absent. None with "
+                            "key_start and key_end for dense attention")
+          .or_as("[s_q, topk]")
+          .usual(),
+      optional_input<&Args::topk_length>("[s_q]", any_of(DType::i32),
+                                         "entries of each row that count; clamped to [0, topk]"),
+      optional_input<&Args::key_start>("[s_q]", any_of(DType::i32), kWithNext),
+      optional_input<&Args::key_end>("[s_q]", any_of(DType::i32),
+                                     "in the place of indices: query i attends to all rows from "
+                                     "key_start[i] to key_end[i] - 1 that exist and that the "
+                                     "causal limit allows"));
+}
+
+// Scale and causal limit.
+template <class Args>
+consteval auto scale_and_limit() {
+  using namespace contract;
+  return std::tuple(
+      value<&Args::scale>("of the logits; 1 / sqrt(d_qk) if None"),
+      value<&Args::q_start>("position of query 0; switches the causal limit on"),
+      value<&Args::k_stride>("tokens that one row of kv stands for; needs q_start if it is not 1"),
+      rule<check_positions, &Args::q, &Args::q_start, &Args::k_stride>,
+      rule<check_scale, &Args::scale, &Args::q>);
+}
+
+}  // namespace winnow::sparse_mla
