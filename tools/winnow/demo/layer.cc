@@ -10,10 +10,9 @@
 
 namespace winnow::demo {
 
-Tensor unwritten(std::initializer_list<std::int64_t> shape) {
-  Tensor result(DType::f32, shape);
-  const std::span<float> values = result.values<float>();
-  std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
+Tensor unwritten(std::initializer_list<std::int64_t> shape, DType dtype) {
+  Tensor result(dtype, shape);
+  testing::fill_unwritten(result);
   return result;
 }
 
@@ -114,8 +113,7 @@ Layer::Operand Layer::place_values(const Tensor& host) const {
 }
 
 Tensor Layer::output(std::initializer_list<std::int64_t> shape, DType dtype) const {
-  Tensor result = unwritten(shape);
-  if (dtype == DType::bf16) result = narrowed(result);
+  Tensor result = unwritten(shape, dtype);
   return on_host() ? std::move(result) : result.to(placement_.device);
 }
 

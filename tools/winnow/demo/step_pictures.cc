@@ -5,7 +5,7 @@
 
 #include "tools/winnow/demo/output_directory.h"
 #include "tools/winnow/demo/picture.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 
 namespace winnow::demo {
