@@ -90,40 +90,6 @@ TEST(Distribution, DenseIsAListOfAllVisibleRows) {
   }
 }
 
-// With the lse of forward on the same entries each row sums to h_q, whatever hides entries.
-TEST(Distribution, RowsSumToTheNumberOfHeads) {
-  for (const CaseShape& shape : with_dense_shapes(case_shapes())) {
-    if (shape.s_q > 16 || shape.s_kv > 4096) continue;
-    const CaseInputs inputs = make_inputs(shape);
-    Tensor out(shape.dtype, {shape.s_q, shape.h_q, kValueDim});
-    const DType real = accumulator_of(shape.dtype);
-    Tensor lse(real, {shape.s_q, shape.h_q}), attn_sum(real, {shape.s_q, shape.topk});
-    ForwardArgs forward_args{.out = out, .lse = lse};
-    inputs.pass_to(forward_args);
-    forward(forward_args);
-    DistributionArgs args{.lse = lse, .attn_sum = attn_sum};
-    inputs.pass_to(args);
-    distribution(args);
-
-    double largest = 0;
-    for (const double value : winnow::testing::read(lse.view())) {
-      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
-    }
-    std::vector<double> sums, expected;
-    for (std::int64_t i = 0; i < shape.s_q; ++i) {
-      double sum = 0;
-      for (std::int64_t j = 0; j < shape.topk; ++j) sum += oracle::element(attn_sum, i, j);
-      sums.push_back(sum);
-      const bool nothing = shape.h_q == 0 || std::isinf(oracle::element(lse, i, 0));
-      expected.push_back(nothing ? 0.0 : double(shape.h_q));
-    }
-    const std::int64_t rows[] = {shape.s_q};
-    SCOPED_TRACE(shape.name);
-    expect_passed(testing::compare("row sums", sums, expected, rows,
-                                   tolerance(Quantity::row_sums, shape, largest)));
-  }
-}
-
 TEST(Distribution, NanReachesOnlyWhatUsesIt) {
   const auto run = [](auto spoil) {
     TestProblem problem;
