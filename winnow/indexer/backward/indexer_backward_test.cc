@@ -17,14 +17,7 @@ namespace {
 using winnow::testing::expect_all;
 using winnow::testing::expect_error;
 
-class IndexerBackwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(IndexerBackwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("indexer::backward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, IndexerBackwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::backward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(IndexerBackwardCase, "indexer::backward");
 
 // Tensors of one call, zeros: 2 queries, 2 heads, 4 rows, 3 entries.
 struct Problem {

@@ -20,14 +20,7 @@ using winnow::testing::same_bytes;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-class BackwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(BackwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::backward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, BackwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::backward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(BackwardCase, "sparse_mla::backward");
 
 // Weights 1/8, 2/8, 5/8 and the values 10, 20, 30 in column 1, as in forward_test.cc. d_out is 1 in
 // column 1, so dP = (10, 20, 30), delta = 25 without a sink, and dS = P * (dP - 25).

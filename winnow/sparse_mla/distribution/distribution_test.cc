@@ -19,14 +19,7 @@ namespace {
 using winnow::testing::expect_all;
 using winnow::testing::expect_passed;
 
-class DistributionCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(DistributionCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::distribution", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, DistributionCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::distribution").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(DistributionCase, "sparse_mla::distribution");
 
 // The weights of the rows are 1, 2 and 5 for head 0 and 1, 1 and 1 for head 1, whose q is 0.
 TEST(Distribution, TwoHeadsByHand) {

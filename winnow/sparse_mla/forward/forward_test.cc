@@ -20,14 +20,7 @@ using winnow::testing::same_bytes;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-class ForwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(ForwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::forward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, ForwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::forward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(ForwardCase, "sparse_mla::forward");
 
 // Three rows with the weights 1, 2 and 5: column 0 of a row is the logarithm of its weight, column
 // 1 is 10, 20 or 30. With q = (1, 0, 0, ...) and scale 1 the logits are those logarithms.
