@@ -58,6 +58,8 @@ constexpr int kSizeWidth = 56;
 
 std::string verdict(bool passed) { return passed ? "ok" : "FAILED"; }
 
+}  // namespace
+
 void print_step(std::ostream& out, int number, const StepReport& step) {
   if (number == 1) {
     out << format_text("   %-*s%-*s%9s  checks\n", kNameWidth, "step", kSizeWidth, "size", "time");
@@ -72,6 +74,8 @@ void print_step(std::ostream& out, int number, const StepReport& step) {
   }
   out << "\n" << std::flush;
 }
+
+namespace {
 
 void print_changes(std::ostream& out, const std::vector<Change>& changes) {
   out << format_text("   %-*s%10s%10s\n", kNameWidth + 30, "training", "before", "after");

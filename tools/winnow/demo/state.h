@@ -46,6 +46,9 @@ class StepReport {
   std::vector<Check> checks_;
 };
 
+// The first step comes below the titles of the columns.
+void print_step(std::ostream& out, int number, const StepReport& step);
+
 // A quantity of the summary before and after training.
 struct Change {
   std::string what;
