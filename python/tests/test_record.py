@@ -33,9 +33,7 @@ def test_the_log_of_all_ranks_has_every_argument(path):
     headers += path.read_text()
     structs = dict(re.findall(r"struct (\w+Args) \{(.*?)\n\};", headers, re.S))
     visitors = dict(
-        re.findall(
-            r"void each_argument\(const (\w+)& args.*?\{\n(.*?)\n\}", path.read_text(), re.S
-        )
+        re.findall(r"void each_argument\(const (\w+)& args.*?\{\n(.*?)\n\}", path.read_text(), re.S)
     )
     assert visitors
     for name, body in visitors.items():

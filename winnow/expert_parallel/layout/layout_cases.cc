@@ -107,10 +107,10 @@ CaseOutcome run_case(const LayoutCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation layout_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run_case);
-  for (testing::Case& one : cases) one.on_gpu = true;
-  return {"expert_parallel::layout", "tokens per rank, node and expert", std::move(cases),
-          layout_benchmarks(), testing::repeated(kLayout, layout)};
+  const auto on_gpu = [](const LayoutCase&) { return true; };
+  return {"expert_parallel::layout", "tokens per rank, node and expert",
+          testing::cases_of<LayoutCase>(make_cases(), run_case, on_gpu), layout_benchmarks(),
+          testing::repeated(kLayout, layout)};
 }
 
 }  // namespace winnow::expert_parallel

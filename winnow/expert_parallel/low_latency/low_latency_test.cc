@@ -22,14 +22,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class LowLatencyCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(LowLatencyCases, MatchTheOracle) {
-  testing::expect_case_passes("expert_parallel::low_latency", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, LowLatencyCases,
-    ::testing::ValuesIn(testing::operation_named("expert_parallel::low_latency").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(LowLatencyCases, "expert_parallel::low_latency");
 
 TEST_P(ThreeRanks, RefuseWhatOneOfThemHasWrong) {
   make(false);

@@ -108,8 +108,7 @@ testing::Operation scores_operation() {
   std::vector<CaseShape> shapes = case_shapes();
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
-          with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks(),
-          testing::repeated(kScores, scores)};
+          testing::cases_of(shapes, run, on_gpu), scores_benchmarks(), testing::repeated(kScores, scores)};
 }
 
 }  // namespace winnow::indexer

@@ -114,7 +114,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation attention_operation() {
   return {"paged_xl::attention", "decode attention with relative positions over a paged cache",
-          with_gpu(testing::cases_of(make_cases(), run_case)), attention_benchmarks(),
+          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), attention_benchmarks(),
           testing::repeated(kAttention, attention)};
 }
 

@@ -73,7 +73,7 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation position_term_operation() {
   return {"paged_xl::position_term", "the position term that one decode step adds to its logits",
-          with_gpu(testing::cases_of(make_cases(), run_case)), position_term_benchmarks(),
+          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), position_term_benchmarks(),
           testing::repeated(kPositionTerm, position_term)};
 }
 

@@ -263,10 +263,10 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
 }  // namespace
 
 testing::Operation decode_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
-  for (testing::Case& test : cases) test.on_gpu = true;
+  const auto on_gpu = [](const DecodeCase&) { return true; };
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
-          cases, decode_benchmarks(), testing::repeated(kDecode, decode)};
+          testing::cases_of<DecodeCase>(make_cases(), run, on_gpu), decode_benchmarks(),
+          testing::repeated(kDecode, decode)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -72,7 +72,7 @@ testing::Operation distribution_operation() {
   });
   return {"sparse_mla::distribution",
           "attention distribution summed over heads, the teacher of the indexer",
-          with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks(),
+          testing::cases_of(shapes, run, on_gpu), distribution_benchmarks(),
           testing::repeated(kDistribution, distribution)};
 }
 

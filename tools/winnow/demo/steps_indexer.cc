@@ -1,14 +1,40 @@
-// Step 7: the indexer learns from the attention distribution.
+// Steps 4, 7 and 8: an indexer, its training, and attention over what it then picks.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "tools/winnow/demo/comparison.h"
 #include "tools/winnow/demo/indexer.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 
 namespace winnow::demo {
+
+// Step 4: an indexer that has learned nothing picks the top-k.
+void run_indexer_step(DemoState& state, StepReport& report) {
+  Random random(13);
+  state.indexer = Indexer(kRowDim, random);
+  const auto rows = rows_of(state.layer->kv());
+  state.chosen = choose_by_score(state.indexer->project(rows, state.all_queries), state.topk);
+  state.stretch_untrained = selection_at(state.chosen, state.stretch_queries);
+  const double share =
+      captured_share(state.held_out, selection_at(state.chosen, state.held_out_queries));
+
+  const std::int64_t weights = state.indexer->maps.size();
+  report.size =
+      format_text("%ld weights, top %ld of up to %ld", weights, state.topk, state.layer->tokens());
+  report.done.push_back(format_text("a lightning indexer of %ld heads of %ld, with random weights",
+                                    kIndexerHeads, kIndexerDim));
+  report.done.push_back(format_text("captures %.3f of the full attention", share));
+  report.require("every choice is an earlier token, none twice, none missing",
+                 is_sound(state.chosen));
+  report.numbers = {{"heads", kIndexerHeads},
+                    {"dim", kIndexerDim},
+                    {"weights", weights},
+                    {"captured_share", share}};
+}
+
+// Step 7: the indexer learns from the attention distribution.
 namespace {
 
 constexpr double kLearningRate = 0.005;
@@ -56,7 +82,7 @@ double train_once(DemoState& state, Adam& adam, double learning_rate, Random& ra
   Layer& layer = *state.layer;
   std::vector<std::int64_t> batch;
   for (std::int64_t i = 0; i < kBatch; ++i) {
-    const std::int64_t count = static_cast<std::int64_t>(state.training_queries.size());
+    const std::int64_t count = std::ssize(state.training_queries);
     batch.push_back(state.training_queries[random.below(count)]);
   }
   const Projections projections = state.indexer->project(rows_of(layer.kv()), batch);
@@ -86,9 +112,9 @@ void run_training_step(DemoState& state, StepReport& report) {
   for (std::int64_t step = 0; step < steps; ++step) {
     if (step % kEvaluateEvery == 0) {
       evaluate(state, step);
-      state.progress.show(format_text("training: step %lld of %lld, loss %.3f, captured share %.3f",
-                                      static_cast<long long>(step), static_cast<long long>(steps),
-                                      curves.held_out_loss.back(), curves.held_out_capture.back()));
+      state.progress.show(format_text("training: step %ld of %ld, loss %.3f, captured share %.3f",
+                                      step, steps, curves.held_out_loss.back(),
+                                      curves.held_out_capture.back()));
     }
     const double done = static_cast<double>(step) / static_cast<double>(steps);
     curves.loss.push_back(
@@ -102,9 +128,7 @@ void run_training_step(DemoState& state, StepReport& report) {
   const double first_share = curves.held_out_capture.front();
   const double last_share = curves.held_out_capture.back();
   const ReferenceShares& references = state.references;
-  report.size =
-      format_text("%lld steps of %lld queries x %lld tokens", static_cast<long long>(steps),
-                  static_cast<long long>(kBatch), static_cast<long long>(2 * state.topk));
+  report.size = format_text("%ld steps of %ld queries x %ld tokens", steps, kBatch, 2 * state.topk);
   report.done.push_back("KL(teacher || softmax of the scores) over the chosen and as many random");
   report.done.push_back(
       "tokens: topk, forward, distribution, scores, backward in every step, then Adam");
@@ -135,6 +159,48 @@ void run_training_step(DemoState& state, StepReport& report) {
   state.changes.push_back({"captured share of full attention", first_share, last_share,
                            format_text("best %.3f, recent %.3f, random %.3f", references.best,
                                        references.recent, references.random)});
+}
+
+// Step 8: attention over what the trained indexer picks, against attention over everything.
+namespace {
+
+constexpr double kErrorLeft = 0.9;  // of the untrained error at most
+
+// The rows of `all` at the positions.
+Tensor rows_at(const Tensor& all, const std::vector<std::int64_t>& positions) {
+  const std::int64_t length = all.numel() / all.size(0);
+  Tensor result(DType::f32, {std::ssize(positions), length});
+  float* to = result.values<float>().data();
+  for (const std::int64_t position : positions) {
+    const float* from = all.values<float>().data() + position * length;
+    for (std::int64_t c = 0; c < length; ++c) *to++ = from[c];
+  }
+  return result;
+}
+
+}  // namespace
+
+void run_learned_step(DemoState& state, StepReport& report) {
+  Layer& layer = *state.layer;
+  const double before =
+      relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));
+  state.chosen =
+      choose_by_score(state.indexer->project(rows_of(layer.kv()), state.all_queries), state.topk);
+  state.output = layer.forward(state.chosen);
+  const double after =
+      relative_error(state.held_out, rows_at(state.output.out, state.held_out_queries));
+
+  report.size = format_text("%ld queries, %ld heads, topk %ld", layer.tokens(), kHeads, state.topk);
+  report.done.push_back("forward over what the trained indexer picks; on held-out queries the");
+  report.done.push_back(
+      format_text("output is %.3f away from full attention, untrained it was %.3f", after, before));
+  report.require("every choice is an earlier token, none twice, none missing",
+                 is_sound(state.chosen));
+  check_output_against_plain(layer, state.chosen, state.output,
+                             spread_rows(layer.tokens(), kSample), report);
+  report.at_most("error after training / before", after / before, kErrorLeft);
+  report.numbers = {{"output_error_before", before}, {"output_error_after", after}};
+  state.changes.push_back({"output's distance from full attention", before, after, "relative"});
 }
 
 }  // namespace winnow::demo
