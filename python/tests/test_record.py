@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# What all ranks call together names its arguments in its door.
+# What all ranks call together names its arguments at its entry point.
 LOGGED = [
     path for path in sorted((ROOT / "winnow").rglob("*.cc"))
     if "void each_argument(const" in path.read_text()

@@ -166,7 +166,7 @@ struct Spec {
   std::string_view note{};       // for Python's docstring
   std::string_view rank_text{};  // of an argument with two shapes, in the error for its rank
   Extents asked{};               // in place of `extents` in supports()
-  bool usual = false;            // supports() describes it although it is optional
+  bool described = false;        // supports() describes it although it is optional
   bool by_rule = false;
   std::string_view unless{};
   int follows = -1, unless_place = -1;  // the places of `dtypes.of` and `unless`
@@ -195,8 +195,8 @@ struct Field {
     return with([&](Spec& s) { s.other = extents, s.rank_text = rank_text; });
   }
   // Optional by a rule; supports() describes it.
-  consteval Field usual() const {
-    return with([](Spec& s) { s.optional = s.usual = true; });
+  consteval Field described() const {
+    return with([](Spec& s) { s.optional = s.described = true; });
   }
   consteval Field asked(Extents extents) const {
     return with([&](Spec& s) { s.asked = extents; });

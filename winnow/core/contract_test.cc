@@ -161,11 +161,11 @@ TEST(Contract, NamesEveryArgument) {
 TEST(Contract, SaysWhatNewResultsAre) {
   const auto shape = [](const ScaleArgs& args, std::string_view name) {
     const Sizes sizes = kScale.sizes(args);
-    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> found;
     for (const Dimension& dim : kScale.specs[kScale.place(name)].extents.view()) {
-      shape.push_back(sizes.of(dim).size);
+      found.push_back(sizes.of(dim).size);
     }
-    return shape;
+    return found;
   };
   ScaleArgs args = good();
   EXPECT_EQ(shape(args, "out"), (std::vector<std::int64_t>{4, 5, 2}));

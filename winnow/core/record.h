@@ -1,8 +1,8 @@
 // The log of calls (WINNOW_LOG) and the records of them (WINNOW_RECORD). Internal.
 //
-// The door of an operation is one line around the call itself: recorded(kContract, args, options,
-// run). docs/troubleshooting.md is the page. What all ranks call has logged() instead, and
-// X_logged.h, whose each_argument() visits the arguments by name.
+// The entry point of an operation is one line around the call itself: recorded(kContract, args,
+// options, run). docs/troubleshooting.md is the page. What all ranks call has logged() instead, and
+// each_argument() beside logged() in its entry point, which visits the arguments by name.
 #pragma once
 
 #include <cstdint>

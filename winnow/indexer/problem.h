@@ -1,5 +1,5 @@
-// What the operations of the indexer share below the door: the plain description of their common
-// inputs. Internal.
+// What the operations of the indexer share behind the entry point: the plain description of their
+// common inputs. Internal.
 #pragma once
 
 #include <cstdint>

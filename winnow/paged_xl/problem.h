@@ -1,5 +1,5 @@
-// What the operations on a paged cache share below the door: plain descriptions of their tensors,
-// and the checks that make them. Internal.
+// What the operations on a paged cache share behind the entry point: plain descriptions of their
+// tensors, and the checks that make them. Internal.
 #pragma once
 
 #include <cstdint>

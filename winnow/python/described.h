@@ -30,7 +30,7 @@ Backend supports_described(Backend (*operation)(const Args&, const RunOptions&),
     if constexpr (contract::kIsTensor<T>) {
       const bool given =
           spec.role == contract::Role::output || kDeclaration.place(spec.name) < kDeclaration.count;
-      if (given && (!spec.optional || spec.usual)) {
+      if (given && (!spec.optional || spec.described)) {
         value = described(spec, kContract.specs, shape);
       }
     } else if constexpr (std::is_same_v<T, std::int64_t>) {

@@ -240,7 +240,7 @@ NB_MODULE(_winnow, m) {
       if (spec.role == contract::Role::value) continue;
       rows.append(nb::make_tuple(std::string(spec.name), shapes_of(spec),
                                  dtypes_of(spec, operation.arguments, false),
-                                 spec.optional && !spec.usual));
+                                 spec.optional && !spec.described));
     }
     arguments[operation.operation] = rows;
   }

@@ -1,5 +1,5 @@
-// What the three sparse MLA operations share below the door: the plain description of their common
-// inputs. Internal.
+// What the three sparse MLA operations share behind the entry point: the plain description of their
+// common inputs. Internal.
 #pragma once
 
 #include <algorithm>

@@ -49,7 +49,7 @@ consteval auto choice() {
                             "the rows of each query; outside [0, s_kv) means absent. None with "
                             "key_start and key_end for dense attention")
           .or_as("[s_q, topk]")
-          .usual(),
+          .described(),
       optional_input<&Args::topk_length>("[s_q]", any_of(DType::i32),
                                          "entries of each row that count; clamped to [0, topk]"),
       optional_input<&Args::key_start>("[s_q]", any_of(DType::i32), kWithNext),

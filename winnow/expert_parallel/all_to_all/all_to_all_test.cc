@@ -253,7 +253,7 @@ TEST(AllToAll, CombinesInAnyOrder) {
         combine_and_check(layer, kHere, problem, rounds[i], rank, alive[i], mine);
         if (i == 0 || i == 5) alive[i] = {};
         if (i != 5) continue;
-        // Into the holes that the two have left.
+        // Into the free extents that the two have left.
         alive[5] = dispatch_and_check(layer, kHere, problem, rounds[5], rank, nullptr, mine);
         alive[0] = dispatch_and_check(layer, kHere, problem, rounds[0], rank, nullptr, mine);
         check_dispatched(kHere, problem, rounds[4], rank, alive[4], mine);

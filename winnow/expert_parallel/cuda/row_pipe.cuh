@@ -90,18 +90,18 @@ class RowPipe {
 
   // By a warp: it sends nothing more. The last one says so to the storing thread.
   __device__ void end() {
-    if (is_last(shared_.producing)) tell(kEnd);
+    if (is_last(shared_.producing)) signal(kEnd);
   }
 
   // By a warp, of `warps` that do: it has sent what comes before the mark. When all have, and what
   // they sent has been written, the storing thread is told. Without `warps`: this one alone.
   __device__ void mark(std::int32_t& warps, int which) {
-    if (is_last(warps)) tell(kMark - which);
+    if (is_last(warps)) signal(kMark - which);
   }
 
   __device__ void mark(int which) {
     __syncwarp();
-    tell(kMark - which);
+    signal(kMark - which);
   }
 
   // By one thread: stores what the producers send, and calls reached(mark). When it returns all has
@@ -193,7 +193,7 @@ class RowPipe {
     }
     return __shfl_sync(device::kFullWarp, last, 0);
   }
-  __device__ void tell(int what) {
+  __device__ void signal(int what) {
     const int stage = take();
     if (lane_ != 0) return;
     shared_.targets[stage] = what;

@@ -122,7 +122,7 @@ class CudaDispatch {
   MoveParams move_;
 };
 
-// Says what this rank has and wants, or what is wrong with it, and hears the same from all.
+// Says what this rank has and wants, or what is wrong with it, and receives the same from all.
 void CudaDispatch::post() {
   Header header;
   const auto attempt = [&](const auto& step) {
@@ -197,7 +197,7 @@ void CudaDispatch::take_weights() {
 
 void CudaDispatch::learn() {
   handshake_.wait_report();
-  regions_.learn(number_, handshake_.heard());
+  regions_.learn(number_, handshake_.received());
   if (goes_ahead_) regions_.release_learned();
 }
 

@@ -51,7 +51,7 @@ struct PlaceReport {
   }
 };
 
-// Finds the rows of this rank's rail sources from what the exchange has heard.
+// Finds the rows of this rank's rail sources from what the exchange has received.
 struct PlaceParams {
   LayerView view;
   bool token_major = false;

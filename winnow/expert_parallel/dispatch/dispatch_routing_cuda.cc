@@ -97,13 +97,13 @@ void NewRouting::read_counts() {
   routing_->expert_counts.assign(counts, counts + per_rank);
   routing_->expert_offsets.assign(offsets, offsets + per_rank + 1);
   for (int rank = 0; rank < world; ++rank) {
-    const Header& header = layer_.handshake().heard()[rank];
+    const Header& header = layer_.handshake().received()[rank];
     routing_->tokens_per_rank.push_back(static_cast<std::int32_t>(header.tokens));
     scatter_rows_.push_back(header.scatter_rows);
   }
   check_row_counts(routing_->wanted_rows, request_.order, layer_.place().config.topk);
   check_room(routing_->wanted_rows,
-             [&](int rank) -> const Header& { return layer_.handshake().heard()[rank]; });
+             [&](int rank) -> const Header& { return layer_.handshake().received()[rank]; });
 }
 
 void NewRouting::make_row_tables(std::int64_t rows) {

@@ -98,8 +98,8 @@ class Scatter {
         const std::size_t at = offset + pair;
         if (layer_.map.node_of(routing_.indices[at]) != layer_.node()) continue;
         const int rank = layer_.map.rank_of(routing_.indices[at]);
-        check_said(from[pair], layer_.exchange.speaker(sources_.rank(node)), "a scattered row", 0,
-                   routing_.wanted_rows[static_cast<std::size_t>(rank)] - 1);
+        check_bounds(from[pair], layer_.exchange.sender(sources_.rank(node)), "a scattered row", 0,
+                     routing_.wanted_rows[static_cast<std::size_t>(rank)] - 1);
         routing_.rows[at] = from[pair];
       }
     }

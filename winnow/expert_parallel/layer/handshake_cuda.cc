@@ -7,9 +7,9 @@
 
 namespace winnow::expert_parallel {
 
-Handshake::Handshake(const Place& place, LayerView& view, const Wire& wire, Regions& regions,
-                     CudaCalls& calls)
-    : place_(place), view_(view), wire_(wire), regions_(regions), calls_(calls) {
+Handshake::Handshake(const Place& place, LayerView& view, const FabricKernels& fabric,
+                     Regions& regions, CudaCalls& calls)
+    : place_(place), view_(view), fabric_(fabric), regions_(regions), calls_(calls) {
   const std::int64_t world = place_.world();
   report_words_ = static_cast<std::size_t>(4 * world + 2 * place_.map.per_rank() + 64);
   calls_.make_reports<ReportView>({&host_report_, &host_deferred_},
@@ -51,7 +51,7 @@ void Handshake::exchange(Phase phase, const Header& header, const std::int32_t* 
   params.reports = params.waits || report == Report::later;
   params.completes = report != Report::more;
   if (params.reports) read_offers();  // before kernels write the next report
-  calls_.check(wire_.exchange(params, calls_.stream()), "exchange");
+  calls_.check(fabric_.exchange(params, calls_.stream()), "exchange");
   if (report == Report::later && !params.waits) regions_.await(calls_.number());
   others_go_on_ = !capturing;
 }
@@ -62,7 +62,7 @@ void Handshake::wait_report() {
     throw_refusals(calls_.operation(), std::span(&own_header_, 1));
   }
   calls_.wait_for(host_report_.report->call, calls_.number());
-  if (host_report_.report->refused != 0) throw_heard(host_report_, false, calls_.number());
+  if (host_report_.report->refused != 0) throw_received(host_report_, false, calls_.number());
 }
 
 // What a refused call offered is as good as that of another one, but a rank that refused it did not
@@ -71,15 +71,15 @@ void Handshake::read_offers() {
   const std::uint64_t call = regions_.take_awaited();
   if (call == 0) return;
   calls_.wait_for(host_report_.report->call, call);
-  if (host_report_.report->refused == 0) regions_.keep(call, heard());
+  if (host_report_.report->refused == 0) regions_.keep(call, received());
 }
 
-// What was heard, with the texts of indices that kernels have found: those that refuse the call, or
-// those that do not.
-std::vector<Header> Handshake::refusals(const ReportView& heard, bool deferred) const {
-  std::vector<Header> headers(heard.headers, heard.headers + place_.world());
+// What was received, with the texts of indices that kernels have found: those that refuse the call,
+// or those that do not.
+std::vector<Header> Handshake::refusals(const ReportView& received, bool deferred) const {
+  std::vector<Header> headers(received.headers, received.headers + place_.world());
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {
-    const Findings& found = heard.findings[rank];
+    const Findings& found = received.findings[rank];
     Header& header = headers[rank];
     if (found.bad == 0 || header.refusal != 0) continue;
     if ((header.options.worst_case_rows > 0) != deferred) continue;
@@ -90,8 +90,8 @@ std::vector<Header> Handshake::refusals(const ReportView& heard, bool deferred) 
   return headers;
 }
 
-void Handshake::throw_heard(const ReportView& heard, bool deferred, std::uint64_t call) {
-  const std::vector<Header> headers = refusals(heard, deferred);
+void Handshake::throw_received(const ReportView& received, bool deferred, std::uint64_t call) {
+  const std::vector<Header> headers = refusals(received, deferred);
   if (!deferred) regions_.refused(call, headers);
   throw_refusals(calls_.operation(), headers);
 }
@@ -100,7 +100,7 @@ void Handshake::throw_deferred() {
   calls_.throw_fault();
   CallReport& report = *host_deferred_.report;
   calls_.throw_deferred(report.call, [&](std::uint64_t call) {
-    if (report.overflow == 0) return throw_heard(host_deferred_, report.refused == 0, call);
+    if (report.overflow == 0) return throw_received(host_deferred_, report.refused == 0, call);
     for (int rank = 0; rank < place_.world(); ++rank) {
       const std::int64_t wanted = host_deferred_.wanted[rank];
       if (wanted <= report.worst_case_rows) continue;

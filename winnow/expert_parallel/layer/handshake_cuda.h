@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "winnow/expert_parallel/cuda/calls.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/layer/place.h"
 #include "winnow/expert_parallel/layer/regions.h"
@@ -31,23 +31,23 @@ class Handshake {
  public:
   // Allocates the reports that kernels write, and sets their pointers in `view`. The references
   // must stay valid.
-  Handshake(const Place& place, LayerView& view, const Wire& wire, Regions& regions,
+  Handshake(const Place& place, LayerView& view, const FabricKernels& fabric, Regions& regions,
             CudaCalls& calls);
 
   // A call begins, on the calls' stream.
   void begin();
   // Enqueues the exchange: posts header, counts ([E + W] i32 and Findings behind them, in device
   // memory; null: none) and table (device memory, to the rail peers; stays as it is until the call
-  // is over), hears all ranks, and makes the rest of the call do nothing where one refuses or
-  // options differ. A rank whose header refuses enqueues nothing else and calls wait_report().
+  // is over), receives from all ranks, and makes the rest of the call do nothing where one refuses
+  // or options differ. A rank whose header refuses enqueues nothing else and calls wait_report().
   // Errors name `phase` where a rank does not come.
   void exchange(Phase phase, const Header& header, const std::int32_t* counts,
                 const std::byte* table, std::int64_t table_bytes, Report report);
   // The host waits until the report is complete, then throws faults and refusals, alike on every
   // rank. In capture: throws what this rank's own header refused.
   void wait_report();
-  // What was heard, after wait_report().
-  std::span<const Header> heard() const {
+  // What was received, after wait_report().
+  std::span<const Header> received() const {
     return {host_report_.headers, static_cast<std::size_t>(place_.world())};
   }
   std::span<const std::int32_t> report_words() const { return {host_report_.words, report_words_}; }
@@ -60,12 +60,12 @@ class Handshake {
   void throw_deferred();
 
  private:
-  void throw_heard(const ReportView& heard, bool deferred, std::uint64_t call);
-  std::vector<Header> refusals(const ReportView& heard, bool deferred) const;
+  void throw_received(const ReportView& received, bool deferred, std::uint64_t call);
+  std::vector<Header> refusals(const ReportView& received, bool deferred) const;
 
   const Place& place_;
   LayerView& view_;
-  const Wire& wire_;
+  const FabricKernels& fabric_;
   Regions& regions_;
   CudaCalls& calls_;
   ReportView host_report_, host_deferred_;

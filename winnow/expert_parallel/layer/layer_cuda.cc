@@ -45,7 +45,7 @@ CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
                      std::span<const CudaOperation> operations)
     : transport_(std::move(transport)),
       place_{config, map_of(config, *transport_), transport_->rank()},
-      wire_(transport_->wire()),
+      fabric_(transport_->fabric()),
       call_sm_count_(config.sm_count),
       calls_(transport_, view_, config.device, kOperation, texts_of(operations)) {
   const auto unsupported = [&](const std::string& why) {
@@ -82,7 +82,7 @@ CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
   lay_out(Tables(private_.get()));
   view_.segments = segments_;
   own_.emplace(kLeastOwnMemory, [this](std::int64_t bytes) { return allocate_own(bytes); });
-  handshake_.emplace(place_, view_, *wire_, regions_, calls_);
+  handshake_.emplace(place_, view_, *fabric_, regions_, calls_);
 
   Arena& arena = regions_.arena();
   const std::int64_t segment = arena.add(allocate(first_segment_bytes(config), "the arena"));
@@ -105,7 +105,7 @@ CudaLayer::CudaLayer(std::shared_ptr<Transport> transport, const Config& config,
 }
 
 void CudaLayer::load_kernels(std::span<const CudaOperation> operations) {
-  calls_.check(wire_->load(), "loading the kernels");
+  calls_.check(fabric_->load(), "loading the kernels");
   calls_.check(load_layer_kernels(), "loading the kernels");
   for (const CudaOperation& operation : operations) {
     calls_.check(operation.load(), "loading the kernels");
@@ -196,11 +196,11 @@ NodePointers CudaLayer::node_pointers(std::span<const Extent> extents) const {
 }
 
 void CudaLayer::rail_send(const RailSendParams& params) {
-  calls_.check(wire_->rail_send(params, blocks(), calls_.stream()), "rail_send");
+  calls_.check(fabric_->rail_send(params, blocks(), calls_.stream()), "rail_send");
 }
 
 void CudaLayer::quiet() {
-  if (place_.nodes() > 1) calls_.check(wire_->quiet(view_, calls_.stream()), "quiet");
+  if (place_.nodes() > 1) calls_.check(fabric_->quiet(view_, calls_.stream()), "quiet");
 }
 
 void CudaLayer::end() {
@@ -213,7 +213,7 @@ void CudaLayer::barrier(bool node_only, Stream stream) {
   BarrierParams params;
   params.view = view_;
   params.node_only = node_only;
-  calls_.check(wire_->barrier(params, calls_.stream()), "barrier");
+  calls_.check(fabric_->barrier(params, calls_.stream()), "barrier");
   end();
 }
 

@@ -16,8 +16,8 @@
 #include "winnow/core/tensor.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/cuda/calls.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/cuda/wire.h"
 #include "winnow/expert_parallel/layer/handshake_cuda.h"
 #include "winnow/expert_parallel/layer/place.h"
 #include "winnow/expert_parallel/layer/regions.h"
@@ -79,7 +79,7 @@ class CudaLayer {
   std::vector<Extent> reserve(std::span<const std::int64_t> bytes, std::int64_t room);
   // The regions' beginnings at the ranks of this node, as `extents` [W] say.
   NodePointers node_pointers(std::span<const Extent> extents) const;
-  // Enqueues the rows' journey to or from other nodes: Wire::rail_send().
+  // Enqueues the rows' journey to or from other nodes: fabric::rail_send().
   void rail_send(const RailSendParams& params);
   // Behind rail_send() and what may run while its puts are under way: enqueues the wait for them.
   void quiet();
@@ -100,7 +100,7 @@ class CudaLayer {
 
   std::shared_ptr<Transport> transport_;
   Place place_;
-  const Wire* wire_;
+  const FabricKernels* fabric_;
   int blocks_ = 1;
   int call_blocks_ = 1, call_sm_count_ = 1;  // of this call
   bool world_is_one_gpu_ = false;

@@ -13,17 +13,17 @@ void Regions::begin() {
 }
 
 bool Regions::fits(std::span<const std::int64_t> bytes) const {
-  for (std::size_t rank = 0; rank < holes_.size(); ++rank) {
-    if (holes_[rank].segment < 0 || Arena::round_up(bytes[rank]) > holes_[rank].bytes) return false;
+  for (std::size_t rank = 0; rank < free_.size(); ++rank) {
+    if (free_[rank].segment < 0 || Arena::round_up(bytes[rank]) > free_[rank].bytes) return false;
   }
   return true;
 }
 
 bool Regions::use_kept(std::span<const std::int64_t> bytes) {
   if (!kept_) return false;
-  const std::vector<Extent> known = std::exchange(holes_, kept_->holes);
+  const std::vector<Extent> known = std::exchange(free_, kept_->free_extents);
   if (!fits(bytes)) {
-    holes_ = known;  // the exchange of this call will tell more
+    free_ = known;  // the exchange of this call will tell more
     return false;
   }
   learned_ = kept_->call;
@@ -36,8 +36,8 @@ std::vector<Extent> Regions::reserve(std::string_view operation,
                                      std::span<const std::int64_t> bytes, std::int64_t room,
                                      const Grow& grow) {
   release_learned();
-  forget_later();  // it may be the hole that is taken from now
-  const std::vector<Extent> regions = take_regions(holes_, bytes, [&](std::int64_t missing) {
+  forget_later();  // it may be the free extent that is taken from now
+  const std::vector<Extent> regions = take_regions(free_, bytes, [&](std::int64_t missing) {
     if (!fresh_) {
       throw Error(ErrorCode::internal, std::string(operation), "no room, and no word of it");
     }
@@ -55,7 +55,7 @@ std::vector<Extent> Regions::reserve(std::string_view operation,
 }
 
 void Regions::offer(Header& header) const {
-  header.rows = arena_.largest_hole();
+  header.rows = arena_.largest_free();
   header.releasable = arena_.releasable(header.rows);
 }
 
@@ -63,19 +63,19 @@ void Regions::sign(Options& options) const {
   if (reserved_) options.regions = 1 + std::int64_t(mark_ >> 2);
 }
 
-Regions::Offers Regions::offers_of(std::uint64_t call, std::span<const Header> heard) {
+Regions::Offers Regions::offers_of(std::uint64_t call, std::span<const Header> received) {
   Offers offers{call, {}, ~std::uint64_t{0}};
-  for (const Header& header : heard) {
-    offers.holes.push_back(header.rows);
+  for (const Header& header : received) {
+    offers.free_extents.push_back(header.rows);
     offers.releasable &= header.releasable;
   }
   return offers;
 }
 
-void Regions::learn(std::uint64_t call, std::span<const Header> heard) {
-  Offers offers = offers_of(call, heard);
+void Regions::learn(std::uint64_t call, std::span<const Header> received) {
+  Offers offers = offers_of(call, received);
   learned_ = call;
-  holes_ = std::move(offers.holes);
+  free_ = std::move(offers.free_extents);
   // Not of offers that are kept: a rank that refuses the call would keep the segments.
   releasable_ = offers.releasable;
   forget_later();
@@ -84,10 +84,10 @@ void Regions::learn(std::uint64_t call, std::span<const Header> heard) {
 }
 
 // Ranks that refused the call have reserved nothing. What was learned since, all have learned.
-void Regions::refused(std::uint64_t call, std::span<const Header> heard) {
+void Regions::refused(std::uint64_t call, std::span<const Header> received) {
   const auto reserved = [](const Header& header) { return header.options.regions > 0; };
-  if (call < learned_ || std::ranges::none_of(heard, reserved)) return;
-  holes_.assign(holes_.size(), {});
+  if (call < learned_ || std::ranges::none_of(received, reserved)) return;
+  free_.assign(free_.size(), {});
   forget_later();
 }
 

@@ -25,7 +25,7 @@ class WINNOW_EXPORT Regions {
   Arena& arena() { return arena_; }
   const Arena& arena() const { return arena_; }
   // After the first segment was added, all of which is free at each of `world` ranks.
-  void start(int world) { holes_.assign(static_cast<std::size_t>(world), arena_.largest_hole()); }
+  void start(int world) { free_.assign(static_cast<std::size_t>(world), arena_.largest_free()); }
 
   // A call begins.
   void begin();
@@ -48,40 +48,42 @@ class WINNOW_EXPORT Regions {
   // Ranks compare what they have reserved since they learned: one that refused a call which the
   // others have made, or made it with other sizes, has other free memory than they do.
   void sign(Options& options) const;
-  // All headers of this call were heard.
-  void learn(std::uint64_t call, std::span<const Header> heard);
-  // The headers of `call` are heard later, once a call asks for them: take_awaited() is that call's
-  // number, or 0, once; keep() keeps what its headers offered.
+  // All headers of this call were received.
+  void learn(std::uint64_t call, std::span<const Header> received);
+  // The headers of `call` are received later, once a call asks for them: take_awaited() is that
+  // call's number, or 0, once; keep() keeps what its headers offered.
   void await(std::uint64_t call) { awaited_ = call; }
   std::uint64_t take_awaited() {
     if (awaited_ != 0) kept_.reset();
     return std::exchange(awaited_, 0);
   }
-  void keep(std::uint64_t call, std::span<const Header> heard) { kept_ = offers_of(call, heard); }
+  void keep(std::uint64_t call, std::span<const Header> received) {
+    kept_ = offers_of(call, received);
+  }
   // A call was refused after some ranks had reserved: they have to learn again.
-  void refused(std::uint64_t call, std::span<const Header> heard);
+  void refused(std::uint64_t call, std::span<const Header> received);
 
  private:
   struct Offers {
     std::uint64_t call = 0;
-    std::vector<Extent> holes;     // [W]
-    std::uint64_t releasable = 0;  // segments that all ranks can do without
+    std::vector<Extent> free_extents;  // [W]
+    std::uint64_t releasable = 0;      // segments that all ranks can do without
   };
-  static Offers offers_of(std::uint64_t call, std::span<const Header> heard);
+  static Offers offers_of(std::uint64_t call, std::span<const Header> received);
   void forget_later() {
     awaited_ = 0;
     kept_.reset();
   }
 
   Arena arena_;
-  std::vector<Extent> holes_;     // [W], what is left of them
+  std::vector<Extent> free_;      // [W], what is left of them
   std::uint64_t learned_ = 0;     // the call in which they were offered
   std::uint64_t releasable_ = 0;  // of this call, until reserve()
   std::uint64_t awaited_ = 0;
   std::optional<Offers> kept_;
   bool fresh_ = false;      // learned in this call
   bool reserved_ = false;   // in this call
-  std::uint64_t mark_ = 0;  // of the extents that were reserved since the holes were learned
+  std::uint64_t mark_ = 0;  // of the extents that were reserved since the free extents were learned
 };
 
 }  // namespace winnow::expert_parallel

@@ -52,8 +52,8 @@ class Ranks {
     }
     return headers;
   }
-  void learn(const std::vector<Header>& heard) {
-    for (One& one : ranks_) one.regions.learn(call_, heard);
+  void learn(const std::vector<Header>& received) {
+    for (One& one : ranks_) one.regions.learn(call_, received);
   }
   void await() {
     awaited_ = headers();
@@ -65,19 +65,19 @@ class Ranks {
       if (call != 0) one.regions.keep(call, awaited_);
     }
   }
-  void refuse(const std::vector<Header>& heard) {
-    for (One& one : ranks_) one.regions.refused(call_, heard);
+  void refuse(const std::vector<Header>& received) {
+    for (One& one : ranks_) one.regions.refused(call_, received);
   }
   std::vector<Extent> reserve(const Sizes& bytes, std::int64_t room = 0) {
-    std::vector<std::vector<std::int64_t>> said;
+    std::vector<std::vector<std::int64_t>> message;
     std::vector<Extent> extents;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       extents = reserve_at(static_cast<int>(rank), bytes, room);
-      std::vector<std::int64_t>& flat = said.emplace_back();
+      std::vector<std::int64_t>& flat = message.emplace_back();
       for (const Extent& extent : extents) {
         flat.insert(flat.end(), {extent.segment, extent.offset, extent.bytes});
       }
-      EXPECT_THAT(flat, ElementsAreArray(said.front())) << "rank " << rank;
+      EXPECT_THAT(flat, ElementsAreArray(message.front())) << "rank " << rank;
     }
     return extents;
   }
@@ -136,7 +136,7 @@ TEST(Regions, AreTakenFromTheFrontOfWhatWasOffered) {
   EXPECT_EQ(ranks.growths(), 0);
 }
 
-TEST(Regions, GrowOnlyAfterAllRanksHaveTold) {
+TEST(Regions, GrowOnlyAfterAllRanksHaveSignalled) {
   Ranks ranks(2, 4096);
   ranks.begin();
   testing::expect_error([&] { ranks.reserve({8192, 1}); }, ErrorCode::internal,
@@ -170,9 +170,9 @@ TEST(Regions, AreLearnedAgainAfterARefusedCall) {
   Ranks ranks(2, 4096);
   ranks.begin();
   ranks.reserve_at(0, {256, 256});  // rank 1 refuses before it reserves
-  const std::vector<Header> heard = ranks.headers();
-  EXPECT_NE(heard[0].options.regions, heard[1].options.regions);
-  ranks.refuse(heard);
+  const std::vector<Header> received = ranks.headers();
+  EXPECT_NE(received[0].options.regions, received[1].options.regions);
+  ranks.refuse(received);
   ranks.begin();
   EXPECT_FALSE(ranks.fits({1, 1}));
   ranks.learn(ranks.headers());

@@ -74,9 +74,9 @@ void PendingCalls::check_send(const Check& check) const {
              "the older call received first, whose places this one takes", "one that is not");
 }
 
-PendingCall PendingCalls::send(const LowLatencyNote& said) {
+PendingCall PendingCalls::send(const LowLatencyNote& message) {
   static std::atomic<std::uint64_t> count{0};  // of all objects: one's call is no other's
-  return pending_.emplace_back(PendingCall{LowLatencySent(++count), ++last_, said});
+  return pending_.emplace_back(PendingCall{LowLatencySent(++count), ++last_, message});
 }
 
 PendingCall PendingCalls::find(const Check& check, LowLatencySent sent) const {
@@ -105,10 +105,10 @@ LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens) {
   return note;
 }
 
-void check_said(const LowLatencyNote& note, const Speaker& by, std::int64_t max_tokens) {
-  check_said(note.refusal, by, "a refusal", 0, kMostRefusal);
-  check_said(note.format, by, "format", 0, static_cast<int>(RowFormat::fp8_ue8m0));
-  check_said(note.tokens, by, "tokens", 0, max_tokens);
+void check_bounds(const LowLatencyNote& note, const Sender& by, std::int64_t max_tokens) {
+  check_bounds(note.refusal, by, "a refusal", 0, kMostRefusal);
+  check_bounds(note.format, by, "format", 0, static_cast<int>(RowFormat::fp8_ue8m0));
+  check_bounds(note.tokens, by, "tokens", 0, max_tokens);
 }
 
 // ---- Checks.
@@ -161,7 +161,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
   add(layout.returned,
       2 * config.max_tokens * config.topk * layout.pieces * LowLatencyLayout::kPieceBytes);
-  add(layout.notes_said, world * 8);
+  add(layout.notes_message, world * 8);
   add(layout.weights, 2 * world * config.max_tokens * config.topk * 8);
   add(layout.token_signals, 2 * world * config.max_tokens * 8);
   layout.bytes = end;
@@ -278,7 +278,7 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
                {"weights", args.weights}});
 }
 
-// ---- The door.
+// ---- The entry points.
 
 LowLatency::LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
                        const LowLatencyConfig& config)

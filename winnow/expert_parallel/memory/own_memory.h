@@ -25,12 +25,12 @@ class OwnMemory {
   // what the allocation throws where more is needed.
   std::shared_ptr<Region> keep(std::int64_t bytes) {
     bytes = std::max<std::int64_t>(bytes, 1);
-    Extent hole = arena_.largest_hole();
-    if (hole.bytes < Arena::round_up(bytes)) {
+    Extent free_extent = arena_.largest_free();
+    if (free_extent.bytes < Arena::round_up(bytes)) {
       const std::int64_t grown = Arena::round_up(std::max(bytes, 2 * arena_.largest_segment()));
-      hole = {arena_.add(allocate_(grown)), 0, grown};
+      free_extent = {arena_.add(allocate_(grown)), 0, grown};
     }
-    return arena_.take(hole.segment, hole.offset, bytes);
+    return arena_.take(free_extent.segment, free_extent.offset, bytes);
   }
 
  private:

@@ -154,7 +154,7 @@ Error error_of(const CountFinding& finding) {
   return Error(ErrorCode::internal, kNotifyOperation, "no finding");
 }
 
-// ---- The door.
+// ---- The entry points.
 
 namespace {
 

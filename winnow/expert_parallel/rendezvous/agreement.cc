@@ -67,7 +67,7 @@ class Board {
   }
 
   // To all ranks, those that come later too.
-  void tell(const Error& error) const {
+  void signal(const Error& error) const {
     store_.set(key("fault"), std::to_string(static_cast<int>(error.code())) + "\n" +
                                  std::to_string(static_cast<int>(error.reason())) + "\n" +
                                  one_line(message_of(error)));
@@ -113,9 +113,9 @@ void check_request(const AgreementRequest& request) {
 }
 
 // One rank's part in one agreement.
-class Meeting {
+class ExchangeBase {
  public:
-  Meeting(Store& store, const AgreementRequest& request, const Deadline& deadline)
+  ExchangeBase(Store& store, const AgreementRequest& request, const Deadline& deadline)
       : store_(store), request_(request), deadline_(deadline) {
     own_.nonce = random_id();
     own_.process = own_process();
@@ -133,9 +133,9 @@ class Meeting {
       leave();
       throw;
     } catch (...) {
-      tell(Error(ErrorCode::timeout, request_.operation,
-                 "rank " + std::to_string(request_.rank) + " was interrupted",
-                 {.reason = ErrorReason::interrupted}));
+      signal(Error(ErrorCode::timeout, request_.operation,
+                   "rank " + std::to_string(request_.rank) + " was interrupted",
+                   {.reason = ErrorReason::interrupted}));
       leave();
       throw;
     }
@@ -241,12 +241,12 @@ class Meeting {
 
   // Tells the others, and throws.
   [[noreturn]] void fail(const Error& error) {
-    tell(error);
+    signal(error);
     throw error;
   }
-  void tell(const Error& error) noexcept {
+  void signal(const Error& error) noexcept {
     try {
-      board_.tell(error);
+      board_.signal(error);
     } catch (...) {
       // The others have their deadline.
     }
@@ -257,8 +257,8 @@ class Meeting {
       store_.set(key, value);
     } catch (const Error& error) {
       leave();  // which may make the room to tell it
-      tell(Error(error.code(), request_.operation,
-                 "rank " + std::to_string(request_.rank) + ": " + error.what()));
+      signal(Error(error.code(), request_.operation,
+                   "rank " + std::to_string(request_.rank) + ": " + error.what()));
       throw;
     }
   }
@@ -288,7 +288,7 @@ class Meeting {
       fail_ended(rank, what);
     }
   }
-  // Rank 0 has heard from everybody, and may be through.
+  // Rank 0 has received from everybody, and may be through.
   bool read_roster_of_all() {
     return !roster_.id.empty() || !board_.roster(request_.world_size).id.empty();
   }
@@ -370,7 +370,7 @@ std::string agreement_key(const Transport& transport, std::uint64_t number) {
 
 Agreement agree(Store& store, const AgreementRequest& request, const Deadline& deadline) {
   check_request(request);
-  return Meeting(store, request, deadline).run();
+  return ExchangeBase(store, request, deadline).run();
 }
 
 void check_agreement(Store& store, const AgreementRequest& request) {
@@ -391,7 +391,7 @@ void begin_world(Store& store, AgreementRequest& request) {
     const bool lives = state == ProcessState::running || state == ProcessState::stopped;
     if (lives && *before != own) {
       const Error error = two_callers(request, own, *before);
-      Board(store, worlds.key(std::to_string(begun))).tell(error);
+      Board(store, worlds.key(std::to_string(begun))).signal(error);
       throw error;
     }
   }

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -69,7 +69,7 @@ std::string CallOrder::other_call(int rank) const {
   const std::uint64_t own = slot(rank_).word, word = load_acquire(&other.word);
   // Of other calls before it, or after it, nothing follows.
   if (own == 0 || word == 0 || word == own || (word ^ own) >> kCallsShift != 0) return {};
-  std::string text = said_text(other.text);
+  std::string text = untrusted_text(other.text);
   std::atomic_thread_fence(std::memory_order_acquire);
   return load_acquire(&other.word) == word ? text : std::string();
 }

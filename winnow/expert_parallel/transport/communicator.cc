@@ -104,7 +104,7 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
     record.text = message_of(error);
     break_with(record);
   } catch (...) {
-    tell_interrupt("expert_parallel::allocate");
+    signal_interrupt("expert_parallel::allocate");
     throw;
   }
 }
@@ -176,7 +176,7 @@ std::uint64_t Communicator::wait(const std::uint64_t* word, std::uint64_t value,
       try {
         interrupts.look();
       } catch (...) {
-        tell_interrupt(name.operation);
+        signal_interrupt(name.operation);
         throw;
       }
       const auto now = Deadline::Clock::now();
@@ -247,7 +247,7 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
   fail(std::move(record));
 }
 
-void Communicator::tell_interrupt(std::string_view operation) {
+void Communicator::signal_interrupt(std::string_view operation) {
   FaultRecord record;
   record.reason = ErrorReason::interrupted;
   record.operation = operation;

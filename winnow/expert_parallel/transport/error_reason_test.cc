@@ -33,7 +33,7 @@ std::vector<ErrorReason> reasons(int ranks, const std::function<void(int rank)>&
   return found;
 }
 
-// Rank 0 finds it, and rank 1 hears of it.
+// Rank 0 finds it, and rank 1 learns of it.
 TEST(ErrorReason, OfAWait) {
   for (const bool closes : {false, true}) {
     InProcessWorld world(3);

@@ -42,7 +42,7 @@ bool record_first(FaultSlot& slot, const FaultRecord& record) {
   copy_text(shared.operation, record.operation);
   copy_text(shared.phase, record.phase);
   copy_text(shared.text, record.text);
-  slot.record.say(shared);
+  slot.record.write(shared);
   store_release(&slot.state, FaultSlot::kWritten);
   return true;
 }
@@ -62,16 +62,17 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   }
   FaultRecord record;
   try {
-    const SharedRecord heard = slot.record.hear({"expert_parallel", "the record of a fault", -1});
-    record.code = static_cast<ErrorCode>(heard.code);
-    record.reason = static_cast<ErrorReason>(heard.reason);
-    record.operation = said_text(heard.operation);
-    record.phase = said_text(heard.phase);
-    record.rank = heard.rank;
-    record.peer = heard.peer;
-    record.waited_for = heard.waited_for;
-    record.seen = heard.seen;
-    record.text = said_text(heard.text);
+    const SharedRecord received =
+        slot.record.read({"expert_parallel", "the record of a fault", -1});
+    record.code = static_cast<ErrorCode>(received.code);
+    record.reason = static_cast<ErrorReason>(received.reason);
+    record.operation = untrusted_text(received.operation);
+    record.phase = untrusted_text(received.phase);
+    record.rank = received.rank;
+    record.peer = received.peer;
+    record.waited_for = received.waited_for;
+    record.seen = received.seen;
+    record.text = untrusted_text(received.text);
   } catch (const Error& error) {
     record.code = error.code();
     record.operation = error.operation();
@@ -80,11 +81,11 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   return record;
 }
 
-void check_said(const SharedRecord& record, const Speaker& by) {
-  check_said(record.code, by, "code", 0, kMostRefusal - 1);
-  check_said(record.reason, by, "reason", 0, static_cast<int>(kLastReason));
-  check_said(record.rank, by, "rank", -1, INT32_MAX);
-  check_said(record.peer, by, "peer", -1, INT32_MAX);
+void check_bounds(const SharedRecord& record, const Sender& by) {
+  check_bounds(record.code, by, "code", 0, kMostRefusal - 1);
+  check_bounds(record.reason, by, "reason", 0, static_cast<int>(kLastReason));
+  check_bounds(record.rank, by, "rank", -1, INT32_MAX);
+  check_bounds(record.peer, by, "peer", -1, INT32_MAX);
 }
 
 std::string message_of(const Error& error) {

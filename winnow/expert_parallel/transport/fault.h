@@ -7,7 +7,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/said.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -29,15 +29,15 @@ struct SharedRecord {
   std::int32_t code, rank, peer, reason;
   char operation[64], phase[128], text[792];
 };
-// For Said<SharedRecord>.
-void check_said(const SharedRecord& record, const Speaker& by);
+// For Untrusted<SharedRecord>.
+void check_bounds(const SharedRecord& record, const Sender& by);
 
 // Its place. Zero-filled memory is an empty slot.
 struct FaultSlot {
   static constexpr std::uint64_t kEmpty = 0, kBeingWritten = 1, kWritten = 2;
 
   std::uint64_t state;
-  Said<SharedRecord> record;
+  Untrusted<SharedRecord> record;
 };
 static_assert(sizeof(FaultSlot) == 1024);
 

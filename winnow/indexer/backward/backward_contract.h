@@ -22,7 +22,7 @@ struct BackwardTable {
         std::tuple(
             input<&Args::indices>("[s_q, topk=64]", any_of(i32),
                                   "the rows that were scored; None: all of them")
-                .usual(),
+                .described(),
             input<&Args::d_scores>("[s_q, topk or s_k]", any_of(f32), "the gradient of scores"),
             value<&Args::deterministic>(
                 "bitwise equal results run after run (on the CPU they always are)"),

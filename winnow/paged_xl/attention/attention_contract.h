@@ -36,7 +36,7 @@ struct AttentionTable {
                        "[num_seqs, num_heads, columns]", follows("query", same, accumulator_of),
                        "the unscaled position term, as position_term() gives it; "
                        "columns past a context are not read")
-                       .usual(),
+                       .described(),
                    pos_bias<&Args::pos_bias_v>("position bias").template unless<&Args::matrix_bd>(),
                    relative<&Args::r>().template unless<&Args::matrix_bd>(),
                    input<&Args::block_tables>("[num_seqs, max_blocks_per_seq]", any_of(DType::i32),

@@ -152,11 +152,11 @@ std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
     if (rank_ == 0) {
       MemoryHandle handle;
       base = create(total, handle);
-      mine.handle.say(handle);
+      mine.handle.write(handle);
       store_release(&mine.created, number);
     } else {
       await(&RankControl::created, number, 1, deadline);
-      base = open(total, control_of(0).handle.hear({kAllocate, what, 0}));
+      base = open(total, control_of(0).handle.read({kAllocate, what, 0}));
     }
   } catch (const Error& error) {
     fail_alone(error);
@@ -176,7 +176,7 @@ constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 
 void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
   RankControl& mine = control_of(rank_);
-  mine.bytes.say(std::min<std::uint64_t>(bytes, kMostBytes));  // which is refused, too
+  mine.bytes.write(std::min<std::uint64_t>(bytes, kMostBytes));  // which is refused, too
   const std::size_t length = std::min(what.size(), sizeof(mine.what) - 1);
   std::memcpy(mine.what, what.data(), length);
   mine.what[length] = '\0';
@@ -185,9 +185,9 @@ void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
 // All ranks ask for the same: from here on each of them finds the same answer.
 void MappedTransport::check_same_request() {
   const auto request_of = [&](int rank) {
-    const RankControl& said = control_of(rank);
-    const Speaker by{kAllocate, "the request", rank};
-    return std::pair(said.bytes.hear(by, "bytes", 0, kMostBytes), said_text(said.what));
+    const RankControl& message = control_of(rank);
+    const Sender by{kAllocate, "the request", rank};
+    return std::pair(message.bytes.read(by, "bytes", 0, kMostBytes), untrusted_text(message.what));
   };
   const auto [bytes, what] = request_of(0);
   if (bytes == 0 || bytes > kMostBytes / static_cast<std::uint64_t>(world_size_) - kPage) {
@@ -249,7 +249,7 @@ FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string&
   record.code = code;
   record.reason = reason;
   record.operation = kAllocate;
-  record.phase = said_text(control_of(rank_).what);
+  record.phase = untrusted_text(control_of(rank_).what);
   record.rank = rank_;
   record.peer = peer;
   record.waited_for = allocations_;
@@ -275,8 +275,8 @@ void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uin
   }
   fail(ErrorCode::timeout, absent[0],
        "rank " + std::to_string(rank_) + " waited " + to_seconds(deadline.elapsed()) + " for " +
-           list_of_ranks(absent) + " at the allocation of " + said_text(control_of(rank_).what) +
-           ": " + states,
+           list_of_ranks(absent) + " at the allocation of " +
+           untrusted_text(control_of(rank_).what) + ": " + states,
        peer_gone(absent[0]) ? ErrorReason::peer_gone : ErrorReason::absent);
 }
 

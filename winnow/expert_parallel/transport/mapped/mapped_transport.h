@@ -12,8 +12,8 @@
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/transport/fault.h"
-#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -21,17 +21,17 @@ namespace winnow::expert_parallel {
 struct MemoryHandle {
   std::uint64_t value = 0;
 };
-inline void check_said(const MemoryHandle&, const Speaker&) {}
+inline void check_bounds(const MemoryHandle&, const Sender&) {}
 
 // The words of one rank for the others; only that rank writes them.
 struct alignas(64) RankControl {
-  std::uint64_t joined;       // 1: the transport of the rank is there
-  std::uint64_t closed;       // 1: it is gone
-  std::uint64_t arrived;      // number of the last allocation to which the rank has come,
-  std::uint64_t created;      // for which it has made the memory (rank 0),
-  std::uint64_t mapped;       // whose memory it can reach
-  Said<std::uint64_t> bytes;  // of the allocation `arrived`
-  Said<MemoryHandle> handle;  // of what rank 0 created
+  std::uint64_t joined;            // 1: the transport of the rank is there
+  std::uint64_t closed;            // 1: it is gone
+  std::uint64_t arrived;           // number of the last allocation to which the rank has come,
+  std::uint64_t created;           // for which it has made the memory (rank 0),
+  std::uint64_t mapped;            // whose memory it can reach
+  Untrusted<std::uint64_t> bytes;  // of the allocation `arrived`
+  Untrusted<MemoryHandle> handle;  // of what rank 0 created
   char what[136];
 };
 static_assert(sizeof(RankControl) == 192);

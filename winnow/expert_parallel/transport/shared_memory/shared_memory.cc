@@ -153,11 +153,11 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
     }
   }
   const Agreement agreement = agree(store, request, deadline);
-  const Fields& said = agreement.own[0];  // in a store, where anything may stand
-  if (said.size() != 1) {
+  const Fields& message = agreement.own[0];  // in a store, where anything may stand
+  if (message.size() != 1) {
     throw Error(ErrorCode::internal, kOperation, "rank 0 does not say which memory is its own");
   }
-  const auto& [what, text] = said[0];
+  const auto& [what, text] = message[0];
   if (what == "no file") throw Error(ErrorCode::resource, kOperation, "rank 0: " + text);
   check_one_machine(agreement.processes);
   // A rank that has met the others may have left because of a second caller that came then.

@@ -72,10 +72,10 @@ TEST_F(SharedMemory, AnAbsentRankAtAnAllocationIsNamed) {
       transport->allocate(8, generous(), "the arena");
     }
     const bool impatient = transport->rank() == 0;
-    impatient ? await("arrives") : tell("arrives");
+    impatient ? await("arrives") : signal("arrives");
     const std::string error =
         error_of([&] { transport->allocate(8, impatient ? brief() : generous(), "the arena"); });
-    tell("over");
+    signal("over");
     return error;
   });
   const std::string pid = std::to_string(ranks[1].pid());
@@ -108,7 +108,7 @@ TEST_F(SharedMemory, AnotherWorldSizeIsNamed) {
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       const std::string error = error_of([&] { create(rank, rank == 1 ? 2 : 3, generous()); });
-      tell("done" + std::to_string(rank));
+      signal("done" + std::to_string(rank));
       for (int other = 0; other < 3; ++other) await("done" + std::to_string(other));
       return error;
     });
@@ -151,7 +151,7 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
 TEST_F(SharedMemory, AChildOfARankDisturbsNobody) {
   auto ranks = start(2, [&](const std::shared_ptr<Transport>& given) {
     std::shared_ptr<Transport> transport = given;
-    std::string said = "nothing";
+    std::string message = "nothing";
     if (transport->rank() == 0) {
       const auto* keep = &given;  // the only other owner
       RankProcess child([&, keep]() -> std::string {
@@ -160,11 +160,11 @@ TEST_F(SharedMemory, AChildOfARankDisturbsNobody) {
         const_cast<std::shared_ptr<Transport>*>(keep)->reset();
         return error;
       });
-      said = child.wait();
+      message = child.wait();
       sleep_ms(100);  // rank 1 waits and looks whether this one is closed
     }
     transport->allocate(8, generous(), "y");
-    return said;
+    return message;
   });
   const std::vector<std::string> texts = answers(ranks);
   EXPECT_THAT(texts[0], HasSubstr("used after fork() in the child: rank 0 is the parent"));

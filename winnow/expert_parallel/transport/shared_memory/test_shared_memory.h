@@ -35,7 +35,7 @@ class SharedMemory : public ::testing::Test {
   }
 
   // Words for processes of a test to tell each other how far they are.
-  void tell(const std::string& key, const std::string& value = "") const {
+  void signal(const std::string& key, const std::string& value = "") const {
     FileStore(folder_.path() / "test").set(key, value);
   }
   void await(const std::string& key) const {

@@ -1,9 +1,9 @@
-#include "winnow/expert_parallel/transport/said.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
-void refuse_said(const Speaker& by, std::string_view what, std::int64_t least, std::int64_t most,
-                 std::int64_t got) {
+void refuse_out_of_bounds(const Sender& by, std::string_view what, std::int64_t least,
+                          std::int64_t most, std::int64_t got) {
   throw Error(ErrorCode::internal, std::string(by.operation),
               std::string(by.phase) + (by.rank < 0 ? "" : " of rank " + std::to_string(by.rank)) +
                   ": " + std::string(what) + ": want " + std::to_string(least) + " to " +

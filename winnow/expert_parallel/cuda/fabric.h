@@ -19,8 +19,8 @@ struct CountExchangeParams;  // count_exchange_cuda.h
 struct ExchangeParams;       // exchange_cuda.h
 struct RailSendParams;       // rail_cuda.h
 
-// Each returns a cudaError_t. Made by make_wire() of wire_kernels.cuh.
-struct Wire {
+// Each returns a cudaError_t. Made by make_fabric() of fabric_kernels.cuh.
+struct FabricKernels {
   int (*load)() = nullptr;  // the kernels onto the current GPU
   int (*exchange)(const ExchangeParams& params, void* stream) = nullptr;
   int (*barrier)(const BarrierParams& params, void* stream) = nullptr;
@@ -31,11 +31,11 @@ struct Wire {
   int (*notify)(const CountExchangeParams& params, void* stream) = nullptr;
   // Tells the other nodes of the fault that rank `reporter`, which may be this one, has reported. A
   // fault that the host of this rank has `found` is told to its own node as well.
-  int (*tell_fault)(const LayerView& view, int reporter, const FaultNotice& found,
-                    void* stream) = nullptr;
+  int (*signal_fault)(const LayerView& view, int reporter, const FaultNotice& found,
+                      void* stream) = nullptr;
 };
 
 // Copies through SymmetricView::peers: in_process.
-const Wire& pointer_wire();
+const FabricKernels& pointer_fabric();
 
 }  // namespace winnow::expert_parallel

@@ -1,7 +1,7 @@
-// How bytes cross from node to node: the interface that kernels are written against, and the wire
+// How bytes cross from node to node: the interface that kernels are written against, and the fabric
 // of in_process, whose puts are copies. Device code only.
 //
-// A Wire is a class with these static functions. Put and signal are called by all threads of a
+// A fabric is a class with these static functions. Put and signal are called by all threads of a
 // block alike and go to a rail peer; puts complete in any order, and a signal comes after all
 // earlier puts of its block to that rank. Sources must lie in symmetric memory where
 // kRegisteredSources says so, and stay as they are until the peer has told that it has them, or
@@ -52,7 +52,7 @@ __device__ inline void copy_by_block(std::byte* to, const std::byte* from, std::
   copy_to_each(1, [&](int) { return to; }, from, bytes);
 }
 
-struct PointerWire {
+struct PointerFabric {
   static constexpr bool kRegisteredSources = false, kNeedsQuiet = false;
   // Copies `bytes` at `from`, in this rank's memory, to `offset` of that rank's.
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,

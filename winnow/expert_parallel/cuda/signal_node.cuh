@@ -11,7 +11,7 @@ namespace winnow::expert_parallel {
 
 // Whether it is the last of `parties` that comes here: then it may tell others what all have
 // written. One thread each, after what its party has written. `arrivals` is 0 before and after.
-__device__ inline bool last_to_tell(std::uint64_t* arrivals, std::uint32_t parties) {
+__device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t parties) {
   __threadfence();
   if (arrive(arrivals) != parties - 1) return false;
   *arrivals = 0;
@@ -20,19 +20,19 @@ __device__ inline bool last_to_tell(std::uint64_t* arrivals, std::uint32_t parti
 }
 
 // Sets this rank's word of those at `words` (of the control memory, one for each rank of the node)
-// at one of them, behind last_to_tell().
-__device__ __forceinline__ void tell(const LayerView& view, int local, std::int64_t words,
-                                     std::uint64_t value) {
+// at one of them, behind last_to_signal().
+__device__ __forceinline__ void signal(const LayerView& view, int local, std::int64_t words,
+                                       std::uint64_t value) {
   device::st_relaxed_sys(
       reinterpret_cast<std::uint64_t*>(view.control.node[local] + words) + view.topology.local,
       value);
 }
 
 // The last of `parties` tells all of the node the same, and gets true.
-__device__ inline bool tell_node(const LayerView& view, std::uint64_t* arrivals,
-                                 std::uint32_t parties, std::int64_t words, std::uint64_t value) {
-  if (!last_to_tell(arrivals, parties)) return false;
-  for (int to = 0; to < view.topology.locals; ++to) tell(view, to, words, value);
+__device__ inline bool signal_node(const LayerView& view, std::uint64_t* arrivals,
+                                   std::uint32_t parties, std::int64_t words, std::uint64_t value) {
+  if (!last_to_signal(arrivals, parties)) return false;
+  for (int to = 0; to < view.topology.locals; ++to) signal(view, to, words, value);
   return true;
 }
 

@@ -20,7 +20,7 @@
 namespace winnow::expert_parallel {
 
 // Who has written, and what errors call it: "dispatch: the counts of rank 2: tokens: want ...".
-struct Speaker {
+struct Sender {
   std::string_view operation;  // "expert_parallel::dispatch"
   std::string_view phase;      // "the counts"
   int rank = -1;
@@ -28,17 +28,17 @@ struct Speaker {
 
 // Throws Error (internal), which breaks the layer on all ranks (Communicator::call): what was
 // written is nothing that a rank writes.
-[[noreturn]] WINNOW_EXPORT void refuse_said(const Speaker& by, std::string_view what,
-                                            std::int64_t least, std::int64_t most,
-                                            std::int64_t got);
+[[noreturn]] WINNOW_EXPORT void refuse_out_of_bounds(const Sender& by, std::string_view what,
+                                                     std::int64_t least, std::int64_t most,
+                                                     std::int64_t got);
 
 // The bounds of a number: what it is called, the least and the most that it may be. A struct has a
 // function of this name beside it, which looks at all of its numbers.
 template <std::integral Number>
-void check_said(Number value, const Speaker& by, std::string_view what, std::int64_t least,
-                std::int64_t most) {
+void check_bounds(Number value, const Sender& by, std::string_view what, std::int64_t least,
+                  std::int64_t most) {
   if (std::cmp_less(value, least) || std::cmp_greater(value, most)) {
-    refuse_said(by, what, least, most, static_cast<std::int64_t>(value));
+    refuse_out_of_bounds(by, what, least, most, static_cast<std::int64_t>(value));
   }
 }
 
@@ -46,25 +46,25 @@ void check_said(Number value, const Speaker& by, std::string_view what, std::int
 // that is broken, or a program that is none of the ranks. Whatever is read of such memory is one of
 // these, but for words that are only waited for and rows that are only copied.
 template <class Value>
-class Said {
+class Untrusted {
   static_assert(std::is_trivially_copyable_v<Value>);
 
  public:
-  void say(const Value& value) { value_ = value; }
+  void write(const Value& value) { value_ = value; }
 
   // The value, which nobody can change any more. Throws Error (internal) unless it has the bounds
-  // that check_said() is given.
+  // that check_bounds() is given.
   template <class... Bounds>
-  Value hear(const Speaker& by, const Bounds&... bounds) const {
-    Value heard;
+  Value read(const Sender& by, const Bounds&... bounds) const {
+    Value received;
     if constexpr (std::is_integral_v<Value>) {
-      heard = read_once(&value_);
+      received = read_once(&value_);
     } else {
-      std::memcpy(&heard, &value_, sizeof(heard));
+      std::memcpy(&received, &value_, sizeof(received));
       std::atomic_signal_fence(std::memory_order_seq_cst);  // no part of it is read again
     }
-    check_said(heard, by, bounds...);
-    return heard;
+    check_bounds(received, by, bounds...);
+    return received;
   }
 
  private:
@@ -72,8 +72,8 @@ class Said {
 };
 
 template <class Value>
-Said<Value>* said_at(std::byte* memory, std::int64_t offset) {
-  return reinterpret_cast<Said<Value>*>(memory + offset);
+Untrusted<Value>* untrusted_at(std::byte* memory, std::int64_t offset) {
+  return reinterpret_cast<Untrusted<Value>*>(memory + offset);
 }
 
 // With a "?" for every byte that is no part of a text in UTF-8.
@@ -81,9 +81,9 @@ WINNOW_EXPORT std::string printable(std::string_view bytes);
 
 // The text that was written there, which need not have an end.
 template <std::size_t kBytes>
-std::string said_text(const char (&said)[kBytes]) {
+std::string untrusted_text(const char (&message)[kBytes]) {
   char text[kBytes];
-  std::memcpy(text, said, kBytes);
+  std::memcpy(text, message, kBytes);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   return printable({text, static_cast<std::size_t>(std::find(text, text + kBytes, '\0') - text)});
 }

@@ -1,13 +1,13 @@
 // How the ranks of a call meet on GPUs: one block of each rank tells all others what the rank wants
-// and hears the same from all. The counterpart of Exchange (exchange.h). Device code only.
+// and receives the same from all. The counterpart of Exchange (exchange.h). Device code only.
 #pragma once
 
 #include <cstdint>
 
+#include "winnow/expert_parallel/cuda/fabric.cuh"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/cuda/wire.cuh"
-#include "winnow/expert_parallel/exchange/heard.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 
 namespace winnow::expert_parallel {
 
@@ -16,10 +16,10 @@ inline constexpr int kExchangeThreads = 512;
 // What a rank says is in Params: header, counts (counts_bytes() in device memory, which travel
 // behind the header; null: none), table (table_bytes for the rail peers) and phase, which errors
 // name. layer() are the layer's memories.
-template <class W, class Params>
-class Meeting {
+template <class Fabric, class Params>
+class ExchangeBase {
  public:
-  __device__ Meeting(const Params& params, std::uint64_t epoch)
+  __device__ ExchangeBase(const Params& params, std::uint64_t epoch)
       : params_(params),
         view_(params.layer()),
         topology_(params.layer().topology),
@@ -42,11 +42,12 @@ class Meeting {
   }
 
   // The row of `rank` has been written to all ranks of the node.
-  __device__ void tell_heard(int rank) const {
+  __device__ void signal_received(int rank) const {
     __syncthreads();
     for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
       device::st_release_sys(
-          reinterpret_cast<std::uint64_t*>(view_.control.node[to] + layout_.heard) + rank, epoch_);
+          reinterpret_cast<std::uint64_t*>(view_.control.node[to] + layout_.received) + rank,
+          epoch_);
     }
   }
 
@@ -62,13 +63,13 @@ class Meeting {
       __syncthreads();
       for (int step = 1; step < nodes; ++step) {  // no rank is everyone's first
         const int to = topology_.rank_at((topology_.node + step) % nodes, topology_.local);
-        W::put(view_.control, to, at, own(at), bytes);
-        W::signal(view_.control, to, layout_.rail + topology_.node * kWord, epoch_);
+        Fabric::put(view_.control, to, at, own(at), bytes);
+        Fabric::signal(view_.control, to, layout_.rail + topology_.node * kWord, epoch_);
       }
     }
     const std::int64_t at = layout_.row(epoch_, topology_.world, topology_.rank);
     write_row(topology_.locals, [&](int to) { return view_.control.node[to] + at; });
-    tell_heard(topology_.rank);
+    signal_received(topology_.rank);
   }
 
   // The rows of the other nodes, to the ranks of this one, in the order in which they are posted.
@@ -88,18 +89,18 @@ class Meeting {
       copy_to_each(
           topology_.locals, [&](int to) { return view_.control.node[to] + at; }, row,
           layout_.row_bytes);
-      tell_heard(peer);
+      signal_received(peer);
     }
     return true;
   }
 
   // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
-  __device__ bool hear() const {
+  __device__ bool read() const {
     const auto rank = [&](int i) {
       return (topology_.node * topology_.locals + i) % topology_.world;
     };
     const auto word = [&](int i) {
-      return reinterpret_cast<const std::uint64_t*>(own(layout_.heard)) + rank(i);
+      return reinterpret_cast<const std::uint64_t*>(own(layout_.received)) + rank(i);
     };
     return wait_for_all(view_, topology_.world, word, epoch_, params_.phase, rank);
   }

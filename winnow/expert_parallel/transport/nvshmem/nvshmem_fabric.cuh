@@ -1,5 +1,5 @@
-// The wire of the transport nvshmem: only calls that a network serves too, never a peer's pointer.
-// See wire.cuh for what each has to do. Device code only.
+// The fabric of the transport nvshmem: only calls that a network serves too, never a peer's
+// pointer. See fabric.cuh for what each has to do. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace winnow::expert_parallel {
 
-struct NvshmemWire {
+struct NvshmemFabric {
   static constexpr bool kRegisteredSources = true, kNeedsQuiet = true;
   static __device__ void put(const SymmetricView& memory, int rank, std::int64_t offset,
                              const std::byte* from, std::int64_t bytes) {
