@@ -60,14 +60,16 @@ consteval Dtypes sums_of(std::string_view argument) { return follows(argument, a
 
 // A dimension, from its text: a number, or
 //   s_q        a size
-//   h_q=64     the same; supports() takes 64 of them unless told, or "=name" as many as of another
+//   h_q=64     a size for which supports() assumes 64 unless it is given ("=name": another size, or
+//   a
+//              multiple of one, "=8*name"). This is neither a default nor a restriction of a call
 //   d_v:512    a number with a name
 //   a or b     size a, or b in a call without the tensor that gives a
 //   a/b        a quotient of sizes
 struct Dimension {
-  std::string_view text{};       // without what supports() takes
+  std::string_view text{};       // without the "=64"
   std::int64_t number = -1;      // of a fixed one
-  std::string_view usual = "1";  // what supports() takes
+  std::string_view usual = "1";  // what supports() assumes if it is not given
   std::string_view name{}, second{};
   bool quotient = false;
   int size = -1, second_size = -1;  // the places of `name` and `second` in Sizes
@@ -75,7 +77,7 @@ struct Dimension {
 
 struct Extents {
   std::array<Dimension, kMaxRank> dims{};
-  int rank = -1;  // there is no such shape
+  int rank = -1;  // -1: there is no such shape
 
   consteval Extents() = default;
   consteval Extents(const char* text) : rank(0) {  // NOLINT: implicit on purpose
@@ -166,7 +168,7 @@ struct Spec {
   std::string_view note{};       // for Python's docstring
   std::string_view rank_text{};  // of an argument with two shapes, in the error for its rank
   Extents asked{};               // in place of `extents` in supports()
-  bool described = false;        // supports() describes it although it is optional
+  bool described = false;        // optional, but in the call that supports() asks about
   bool by_rule = false;
   std::string_view unless{};
   int follows = -1, unless_place = -1;  // the places of `dtypes.of` and `unless`
@@ -194,7 +196,8 @@ struct Field {
   consteval Field or_as(Extents extents, std::string_view rank_text = {}) const {
     return with([&](Spec& s) { s.other = extents, s.rank_text = rank_text; });
   }
-  // Optional by a rule; supports() describes it.
+  // Optional as far as the table goes (a rule decides), but supports() asks about a call that has
+  // it.
   consteval Field described() const {
     return with([](Spec& s) { s.optional = s.described = true; });
   }

@@ -1,5 +1,5 @@
-// The tensors of a call that winnow.supports() is asked about: as the contract of the operation and
-// sizes say, without memory.
+// The call that winnow.supports() asks about: tensors without memory, made from the operation's
+// contract and the sizes and dtype that the caller of supports() gave.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ TensorView described(const contract::Spec& spec, std::span<const contract::Spec>
 // A size of that name among the arguments.
 std::int64_t described_size(const contract::Dimension& dim, Shape& shape);
 
-// Supports of an operation: what a call must have, and the usual choice of what it may have.
-// `adjust` changes what the contract cannot say.
+// The backend that runs such a call, or the Error of the operation. The call has the arguments that
+// are required and those that the table marks as described(); `adjust` sets what no table can say.
 template <const auto& kDeclaration, class Args, class Adjust>
 Backend supports_described(Backend (*operation)(const Args&, const RunOptions&), Shape& shape,
                            const RunOptions& options, const Adjust& adjust) {

@@ -17,9 +17,10 @@ struct Choices<sparse_mla::CacheFormat> {
       {"fp8_656", Format::fp8_656}, {"fp8_584", Format::fp8_584}, {"bf16", Format::bf16}};
 };
 
-// The cache that supports() asks about: of float8 or bytes with 576 columns fp8_656, with 512
-// fp8_584, and of another dtype plain rows, which only bfloat16 may be.
-constexpr auto describe_cache = [](Shape& shape, auto& args) {
+// Gives the call that winnow.supports() asks about its cache. For float8 or uint8 the format is
+// fp8_656 with 576 columns and fp8_584 with 512; otherwise the rows are plain, as only bfloat16 may
+// be.
+constexpr auto cache_for_supports = [](Shape& shape, auto& args) {
   args.format = sparse_mla::CacheFormat::bf16;
   if (shape.dtype != DType::f8_e4m3 && shape.dtype != DType::u8) return;
   const bool narrow = shape.size("d_qk") == sparse_mla::Row584::kColumns;

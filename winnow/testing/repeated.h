@@ -1,4 +1,4 @@
-// How the call of an operation is made from arguments by name.
+// Makes the call of an operation from arguments by name, such as those of a recorded call.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace winnow::testing {
 
-// Gives the fields what `given` has under their names.
+// Sets each field of the arguments to what `given` has under its name.
 struct FillArguments {
   const NamedArguments& given;
 
@@ -35,7 +35,8 @@ struct FillArguments {
   }
 };
 
-// Operation::repeat of the function with that contract.
+// Operation::repeat of `operation`. The arguments are filled once: their tensors must outlive the
+// function that is returned.
 template <class Contract, class Args>
 auto repeated(const Contract& contract, Backend (*operation)(const Args&, const RunOptions&)) {
   return [&contract, operation](const NamedArguments& given, const RunOptions& options) {

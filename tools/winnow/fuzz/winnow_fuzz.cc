@@ -1,6 +1,6 @@
-// libFuzzer target: random tensor descriptors through the entry point of every operation, and random bytes
-// through the text reader. Whatever comes in, the answer is a result or an Error that names the
-// argument.
+// libFuzzer target: random tensor descriptors through the entry point of every operation, and
+// random bytes through the text reader. Whatever comes in, the answer is a result or an Error that
+// names the argument.
 #include <cstddef>
 #include <cstdint>
 #include <optional>

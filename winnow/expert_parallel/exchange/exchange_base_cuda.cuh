@@ -13,9 +13,9 @@ namespace winnow::expert_parallel {
 
 inline constexpr int kExchangeThreads = 512;
 
-// What a rank says is in Params: header, counts (counts_bytes() in device memory, which travel
-// behind the header; null: none), table (table_bytes for the rail peers) and phase, which errors
-// name. layer() are the layer's memories.
+// Params has what this rank sends: `header`; `counts`, counts_bytes() in device memory that travel
+// behind it (null: none); `table`, table_bytes for the rail peers alone; and `phase`, which errors
+// name, and layer(), the LayerView. A row is what one rank sends: its header and counts.
 template <class Fabric, class Params>
 class ExchangeBase {
  public:
@@ -28,8 +28,8 @@ class ExchangeBase {
 
  protected:
   __device__ std::byte* own(std::int64_t offset) const { return view_.control.local + offset; }
-  // This rank's row, to its places at the ranks of the node or to the one that the rail's puts
-  // read.
+  // Writes this rank's row to to_of(0), ..., to_of(count - 1): its places at the ranks of the node,
+  // or the one in its own memory that the puts to the rail peers read.
   template <class ToOf>
   __device__ void write_row(int count, const ToOf& to_of) const {
     const Header& header = params_.header;
@@ -41,7 +41,7 @@ class ExchangeBase {
         reinterpret_cast<const std::byte*>(params_.counts), params_.counts_bytes());
   }
 
-  // The row of `rank` has been written to all ranks of the node.
+  // Tells all ranks of the node that the row of `rank` has been written to them. The whole block.
   __device__ void signal_received(int rank) const {
     __syncthreads();
     for (int to = threadIdx.x; to < topology_.locals; to += blockDim.x) {
@@ -61,7 +61,7 @@ class ExchangeBase {
       copy_by_block(own(at + layout_.row_bytes), params_.table, params_.table_bytes);
       __threadfence_system();
       __syncthreads();
-      for (int step = 1; step < nodes; ++step) {  // no rank is everyone's first
+      for (int step = 1; step < nodes; ++step) {  // nodes begin with different peers
         const int to = topology_.rank_at((topology_.node + step) % nodes, topology_.local);
         Fabric::put(view_.control, to, at, own(at), bytes);
         Fabric::signal(view_.control, to, layout_.rail + topology_.node * kWord, epoch_);
@@ -72,7 +72,8 @@ class ExchangeBase {
     signal_received(topology_.rank);
   }
 
-  // The rows of the other nodes, to the ranks of this one, in the order in which they are posted.
+  // Waits for the rows of the rail peers, in the order in which they are posted, and copies each to
+  // the ranks of this node. False: the layer is broken.
   __device__ bool pass_on() const {
     const int nodes = topology_.nodes;
     for (int step = nodes - 1; step > 0; --step) {
@@ -94,7 +95,8 @@ class ExchangeBase {
     return true;
   }
 
-  // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
+  // Waits for all rows. The ranks of this node come first: if one is missing, so are the rows that
+  // it passes on, and the error has to name that rank.
   __device__ bool read() const {
     const auto rank = [&](int i) {
       return (topology_.node * topology_.locals + i) % topology_.world;

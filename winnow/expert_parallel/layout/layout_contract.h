@@ -1,4 +1,6 @@
-// What layout() takes. Internal.
+// What layout() takes.
+// In a shape, "topk=8" says which size winnow.supports() assumes unless it is given one
+// (core/contract_table.h); a call may have any. Internal.
 #pragma once
 
 #include <tuple>

@@ -23,7 +23,7 @@ nb::object backward(const Arguments<kBackward>& given) {
   const DType dtype = args.q.dtype() == DType::f8_e4m3 ? DType::f32 : args.q.dtype();
   nb::object dq = given.get<"dq">(), dk = given.get<"dk">(), d_weights = given.get<"d_weights">();
   given.output<&Args::dq>(call, args, dq, dtype);
-  given.output<&Args::dk>(call, args, dk);
+  given.output<&Args::dk>(call, args, dk);  // a new one has the first dtype of the contract, f32
   given.output<&Args::d_weights>(call, args, d_weights, DType::f32);
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
@@ -47,8 +47,8 @@ nothing, and its d_scores are ignored. A row that occurs several times in indice
 time.
 
 Args:
-    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; if it
+        is too small, the error says how many are needed. If None, it is allocated by torch for torch
         tensors, else from the stream's memory pool. The CPU does not use it.
     stream, backend: as in topk().
 
@@ -58,7 +58,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-const Operation<kBackward, backward, kDoc, indexer::backward, describe_scale> kRegistered;
+const Operation<kBackward, backward, kDoc, indexer::backward, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -41,7 +41,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-const Operation<kScores, scores, kDoc, indexer::scores, describe_scale> kRegistered;
+const Operation<kScores, scores, kDoc, indexer::scores, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -65,7 +65,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-const Operation<kTopk, topk, kDoc, indexer::topk, describe_scale> kRegistered;
+const Operation<kTopk, topk, kDoc, indexer::topk, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -65,13 +65,13 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-// A page has the keys and their scales.
-constexpr auto describe_pages = [](Shape& shape, indexer::TopkPagedArgs& args) {
+// Gives the call that winnow.supports() asks about its pages, which hold keys and their scales.
+constexpr auto pages_for_supports = [](Shape& shape, indexer::TopkPagedArgs& args) {
   const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
   args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});
 };
 
-const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, describe_pages> kRegistered;
+const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, pages_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

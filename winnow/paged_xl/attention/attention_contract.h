@@ -9,9 +9,9 @@
 
 namespace winnow::paged_xl {
 
-// Leaves the cache in `params`.
+// Checks both caches together and stores what they hold in params.cache.
 void check_caches(const Check& check, const AttentionArgs& args, AttentionParams& params);
-// Either matrix_bd, or pos_bias_v with r.
+// Requires either matrix_bd, whose shape it checks, or pos_bias_v with r.
 void check_position_term(const Check& check, const AttentionArgs& args);
 
 struct AttentionTable {

@@ -37,12 +37,12 @@ constexpr const char* kDoc =
     lse = log sum_j exp(x)                                       natural logarithm, without the sink
     out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]        lse' = log(exp(lse) + exp(sink))
 
-row(t) is slot t = block * block_size + offset of the cache, dequantised: bfloat16(f8 * scale). An
-entry is visible if j < topk_length and its slot is in the cache. A query without visible entries
-gets out = 0 and lse = -inf.
+row(t) is what slot t = block * block_size + offset of the cache holds: float8 values are multiplied
+by the scales stored beside them and rounded to bfloat16. An entry is visible if j < topk_length and
+its slot is in the cache. A query without visible entries gets out = 0 and lse = -inf.
 
 Args:
-    out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse) of which any may be
+    out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse), each a tensor or
         None. They must not overlap inputs or each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
         error for a smaller one gives the exact number. If None, it is allocated by torch for torch
@@ -56,7 +56,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-const Operation<kDecode, decode, kDoc, sparse_mla::decode, describe_cache> kRegistered;
+const Operation<kDecode, decode, kDoc, sparse_mla::decode, cache_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -78,7 +78,8 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
 testing::Operation forward_operation() {
   const std::vector<CaseShape> shapes = with_own_shapes(with_dense_shapes(case_shapes()));
   return {"sparse_mla::forward", "top-k sparse MLA attention",
-          testing::cases_of(shapes, run, on_gpu), forward_benchmarks(), testing::repeated(kForward, forward)};
+          testing::cases_of(shapes, run, on_gpu), forward_benchmarks(),
+          testing::repeated(kForward, forward)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -44,7 +44,7 @@ Raises:
         of the cache or named twice. Nothing was written.
     winnow.Error: no backend can run it here.)";
 
-const Operation<kStore, store, kDoc, sparse_mla::store, describe_cache> kRegistered;
+const Operation<kStore, store, kDoc, sparse_mla::store, cache_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python
