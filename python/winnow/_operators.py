@@ -154,8 +154,8 @@ def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -
 def calling(
     operator, signature: Signature, before: Before = None, after: After = None
 ) -> Callable[[Function], Function]:
-    """A decorator that replaces a declaration by a function of this signature that calls `operator`;
-    the function's attribute `declared` is the signature.
+    """A decorator that replaces a declaration by a function of this signature, its attribute
+    `declared`, that calls `operator`.
 
     Args:
         before: removes the keywords that only the function has, and returns the second argument of
@@ -208,8 +208,9 @@ def _refuse_tangents(operator, values):
 def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
-    Function.apply() would start the transforms of torch.func again. An operator's kernel already runs
-    inside them, so a call is recorded on their current level alone, as torch's own operators are.
+    Function.apply() would start the transforms of torch.func again. An operator's kernel already
+    runs inside them, so a call is recorded on their current level alone, as torch's own operators
+    are.
     """
     names = ("forward", "setup_context", "backward", "jvp")
     parts = {name: staticmethod(getattr(function, name)) for name in names}
@@ -225,23 +226,23 @@ def recorded_by(function):
 
 
 def recording(apply, leaves, follows=None):
-    """Makes the argument `autograd` of operator(): does what torch.library.register_autograd() does,
-    in half the time.
+    """Makes the argument `autograd` of operator(). It does what
+    torch.library.register_autograd() does, in half the time.
 
-    The kernel runs first and the call is recorded after it, so that the way to the kernel is the same
-    whether a gradient is recorded or not.
+    The kernel runs first and the call is recorded after it, so that the way to the kernel is the
+    same whether a gradient is recorded or not.
 
     Args:
-        apply: records one call, with a torch.autograd.Function, and returns its results. It is called
-            with the leaves, the kernel's results, the arguments (`values`, which may lack trailing
+        apply: records one call, with a torch.autograd.Function, and returns its results. It is
+            called with the leaves, the kernel's results, the arguments (which may lack trailing
             ones that have their default), and the operator's Arguments.
         leaves: the names of the arguments that have gradients.
-        follows: for an operator that all ranks must call in the same order: the name of an argument
-            that is None in eager mode. In a traced graph it becomes a result of the call before, since
-            compilers keep only an order that data dictates and would otherwise choose one by the sizes
-            of the rank, another on each. They are also kept from dropping such a call.
+        follows: for an operator that all ranks must call in the same order: the name of an
+            argument that is None in eager mode. In a traced graph it becomes a result of the call
+            before: compilers keep only an order that data dictates, and would otherwise choose one
+            by the sizes of each rank. They are also kept from dropping such a call.
     """
-    direct = {}  # by dispatch keys: whether the kernel comes next, so that it can be called directly
+    direct = {}  # by dispatch keys: whether the kernel comes next, so that it is called directly
 
     def make(operator, kernel, arguments):
         places = [arguments.places[name] for name in leaves]
@@ -332,8 +333,8 @@ def _casting(packet, device_type, names, casts):
 
 
 def _in_one_place(name, parameters, fake):
-    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not, this
-    is an error: the results would be in real memory, and uninitialised."""
+    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not,
+    this is an error: the results would be in real memory, and uninitialised."""
 
     def call(*values):
         meta = [isinstance(v, Tensor) and v.device.type == "meta" for v in values]

@@ -60,9 +60,8 @@ consteval Dtypes sums_of(std::string_view argument) { return follows(argument, a
 
 // A dimension, from its text: a number, or
 //   s_q        a size
-//   h_q=64     a size for which supports() assumes 64 unless it is given ("=name": another size, or
-//   a
-//              multiple of one, "=8*name"). This is neither a default nor a restriction of a call
+//   h_q=64     a size for which supports() assumes 64 unless it is given one; "=name": that of
+//              another size, "=8*name": a multiple of it. Calls are not restricted to it
 //   d_v:512    a number with a name
 //   a or b     size a, or b in a call without the tensor that gives a
 //   a/b        a quotient of sizes
@@ -196,8 +195,7 @@ struct Field {
   consteval Field or_as(Extents extents, std::string_view rank_text = {}) const {
     return with([&](Spec& s) { s.other = extents, s.rank_text = rank_text; });
   }
-  // Optional as far as the table goes (a rule decides), but supports() asks about a call that has
-  // it.
+  // Optional as far as the table goes: a rule decides. The call that supports() asks about has it.
   consteval Field described() const {
     return with([](Spec& s) { s.optional = s.described = true; });
   }

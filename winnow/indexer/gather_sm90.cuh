@@ -107,8 +107,8 @@ __device__ __forceinline__ Entries entries_of(const View& view, int query) {
   return entries;
 }
 
-// What an entry names, which may be no row that the query sees; -1 past the last. Nothing waits for
-// the load until the index is looked at.
+// The index of an entry, which need not be a row that the query sees; -1 past the last entry. A
+// thread waits for the load only where it uses the index.
 __device__ __forceinline__ int index_of_entry(const View& view, const Entries& entries, int entry) {
   if (entry >= entries.entries) return -1;
   if (view.indices == nullptr) return entries.first + entry;
@@ -122,12 +122,12 @@ __device__ __forceinline__ float weight_of(const View& view, int query, int head
              : __ldg(static_cast<const float*>(view.weights) + at);
 }
 
-// What the scores of a row are multiplied with.
+// The factor of the scores of a row.
 __device__ __forceinline__ float scale_of(const View& view, int row) {
   return view.k_scale == nullptr ? 1.0f : __ldg(view.k_scale + row * view.k_scale_stride);
 }
 
-// A number of a row of q or k.
+// The number in a column of a row of q or k.
 __device__ __forceinline__ float number_of(const View& view, const char* row, int column) {
   if (!view.is_f8) {
     return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[column]);

@@ -34,7 +34,7 @@ void check_keys(const Check& check, const ConstTensorView& k);
 void check_scaled(const Check& check, const ConstTensorView& q, const ConstTensorView& k_scale);
 void check_topk(const Check& check, const TensorView& indices);  // [..., topk]
 
-// That of arguments which the contract has checked.
+// The problem of arguments that the contract has checked.
 template <class Args>
 Problem problem_of(const Args& args) {
   Problem problem;
@@ -53,7 +53,7 @@ Problem problem_of(const Args& args) {
   return problem;
 }
 
-// What the sm90 kernels want beyond that.
+// What the sm90 kernels require beyond the contract.
 void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTensorView& k);
 
 }  // namespace winnow::indexer

@@ -41,14 +41,14 @@ class Scorer {
     }
   }
 
-  // Where a key lies, and its scale. Where there is no key, its score means nothing.
+  // Where a key is, and its scale. If it is not present, its score means nothing.
   struct Key {
     const void* data = nullptr;
     std::int64_t offset = 0;  // in elements
     float scale = 1;
     bool present() const { return data != nullptr; }
   };
-  // Row r of the block is key(r).
+  // Row r of the block is key_at(r).
   template <class KeyOf>
   void load_keys_at(DType dtype, const KeyOf& key_at) {
     for (std::int64_t r = 0; r < kBlock; ++r) {

@@ -31,7 +31,7 @@ ScoreParams score_params(const device::Runtime& runtime, const Problem& problem)
   const auto type = Shape::kElement == Element::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                      : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   const auto d = static_cast<std::uint64_t>(problem.d);
-  // A stride over one element alone is of no account, but must be one that can be described.
+  // The stride of a dimension of size 1 does not matter, but must be valid for a tensor map.
   const auto stride = [&](std::int64_t elements, std::int64_t size) {
     return size > 1 ? static_cast<std::uint64_t>(elements) * bytes : d * bytes;
   };

@@ -1,6 +1,6 @@
 // What the tables of attention() and position_term() have in common.
 // In a shape, "num_heads=16" says which size winnow.supports() assumes unless it is given one
-// (core/contract_table.h); a call may have any. Internal.
+// (core/contract_table.h). It does not restrict calls. Internal.
 #pragma once
 
 #include <tuple>

@@ -21,9 +21,9 @@ struct Cache {
   CacheFormat format = CacheFormat::fp8_656;
   Byte* data = nullptr;
   std::int64_t blocks = 0, block_size = 0;
-  std::int64_t columns = 0;       // that a row stands for: 576 or 512
+  std::int64_t columns = 0;       // what a row stands for: 576 or 512
   std::int64_t block_stride = 0;  // in bytes, of any sign
-  std::int64_t row_stride = 0;    // in bytes, of any sign; 576 in fp8_584, whose layout it follows
+  std::int64_t row_stride = 0;    // in bytes, of any sign; in fp8_584 always 576
 
   std::int64_t slots() const { return blocks * block_size; }
   bool holds(std::int64_t slot) const { return slot >= 0 && slot < slots(); }
@@ -42,12 +42,12 @@ struct Cache {
 // own.
 std::int64_t cache_columns(CacheFormat format, const ConstTensorView& cache);
 
-// Checks shape, dtype, device and strides of a cache; throws Error naming `argument`. One of
-// another row size is told the formats.
+// Checks shape, dtype, device and strides of a cache; throws Error naming `argument`, and
+// for another row size the formats.
 Cache<const std::uint8_t> check_cache(const Check& check, std::string_view argument,
                                       const ConstTensorView& view, CacheFormat format,
                                       Device device);
-// The same of an output, no two of whose rows share memory.
+// The same for an output, of which no two rows may share memory.
 Cache<std::uint8_t> check_cache_output(const Check& check, std::string_view argument,
                                        const TensorView& view, CacheFormat format, Device device);
 

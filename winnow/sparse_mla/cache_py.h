@@ -17,9 +17,9 @@ struct Choices<sparse_mla::CacheFormat> {
       {"fp8_656", Format::fp8_656}, {"fp8_584", Format::fp8_584}, {"bf16", Format::bf16}};
 };
 
-// Gives the call that winnow.supports() asks about its cache. For float8 or uint8 the format is
-// fp8_656 with 576 columns and fp8_584 with 512; otherwise the rows are plain, as only bfloat16 may
-// be.
+// Sets the cache in the call that winnow.supports() asks about. For float8 and uint8 its format is
+// fp8_656 with 576 columns, fp8_584 with 512. For other dtypes, of which only bfloat16 is right,
+// its rows are plain.
 constexpr auto cache_for_supports = [](Shape& shape, auto& args) {
   args.format = sparse_mla::CacheFormat::bf16;
   if (shape.dtype != DType::f8_e4m3 && shape.dtype != DType::u8) return;

@@ -1,8 +1,8 @@
-// The entries of a query in the order of their rows, for kernels whose blocks walk through the
-// cache together then: a row that one of them has read is still in L2 when another wants it.
+// Puts the entries of a query in the order of their rows. The blocks of a kernel then walk through
+// the cache together, so that a row that one of them has read is still in L2 when another wants it.
 //
-// Order is by ranges of rows, and within a range that of the list. So it depends on the list alone,
-// and sums in this order are the same in every run.
+// The order is by ranges of rows, and within a range that of the list. It depends on the list
+// alone, so that sums in this order are the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ struct EntrySegment {
   std::int32_t entries[kSegmentEntries];
 };
 
-// Lanes of a warp, by the range of the entry that each holds.
+// Finds the lanes of a warp whose entries are in a given range.
 class LanesByRange {
  public:
-  // Entries that are no rows come last.
+  // Entries that are not rows are in the last range.
   __device__ __forceinline__ LanesByRange(std::int32_t entry, bool exists, int shift)
       : range_(static_cast<int>(
             min(static_cast<std::uint32_t>(entry) >> shift, std::uint32_t{kOrderRanges - 1}))),
@@ -51,8 +51,9 @@ class LanesByRange {
   std::uint32_t exist_, bits_[5];
 };
 
-// Writes `count` entries, those of a segment, from list[0] on. The kGatherThreads threads of a
-// warpgroup call it together, done with the segment before; kBarrier: a named barrier of theirs.
+// Orders `count` entries, from list[0] on, into a segment. The kGatherThreads threads of a
+// warpgroup call it together, when they have read the segment before; kBarrier is a named barrier
+// of theirs.
 template <int kBarrier>
 __device__ __forceinline__ void order_segment(std::uint32_t segment, const std::int32_t* list,
                                               int count, int shift, int thread) {

@@ -5,8 +5,8 @@
 // [0, s_kv) or hidden by the causal limit are invalid: their rows are filled with zeros, nothing is
 // read for them, and their bit in the tile's mask is 0.
 //
-// Kernels for dense problems, in which a query has a range of rows and no list, make the entries
-// themselves; for the rest they are the same.
+// Kernels for dense problems, in which a query has a range of rows and no list, compute the entries
+// instead of loading them, and are the same otherwise.
 #pragma once
 
 #include <algorithm>
@@ -112,8 +112,8 @@ struct RowEntries {
   int first, begin;
 };
 
-// The entries of a tile, in the place of load_tile() of a list. Those from the range's end on are
-// for tile_mask() to hide.
+// The entries of a tile of a dense problem, like load_tile() for a list. tile_mask() hides those
+// from the range's end on.
 __device__ __forceinline__ TileEntries load_tile(const RowEntries& rows, int tile, int, int lane) {
   const int row = rows.first + tile * kTileRows + lane;
   return {row < rows.begin ? -1 : row, row + 32 < rows.begin ? -1 : row + 32};
@@ -146,8 +146,8 @@ struct GatherRows {
   std::uint32_t valid;  // bit `pass`
 };
 
-// Rows of a tile. `thread` is the thread's number in the gather warpgroup; row_of(entry) is where
-// the row of a valid entry begins, or that of 0, of which nothing is read.
+// The rows that a thread copies of a tile. `thread` is its number in the gather warpgroup;
+// row_of(entry) is where the row of a valid entry begins (or of entry 0, of which nothing is read).
 template <class RowOf>
 __device__ __forceinline__ GatherRows gather_rows(const TileEntries& entries, std::uint64_t mask,
                                                   int thread, const RowOf& row_of) {

@@ -22,8 +22,8 @@ class Check;
 namespace winnow::sparse_mla {
 
 // Queries, cache and the choice of rows: the inputs of forward, distribution and backward. Either
-// `indices` name the rows of each query, or, in a dense problem, these are all that it sees, and
-// entry j of a query is row j: topk is s_kv.
+// `indices` name the rows of each query, or the problem is dense: each query has all rows that it
+// may see, entry j is row j, and topk is s_kv.
 struct Problem : RowLimits {
   DType dtype = DType::f32;
   std::int64_t s_q = 0, h_q = 0, s_kv = 0, d_qk = 0, topk = 0;
@@ -44,7 +44,7 @@ struct Problem : RowLimits {
   RowRange visible_rows(std::int64_t i) const { return range_of(i, s_kv); }
 };
 
-// That of arguments which the contract has checked. backward() has no ranges.
+// The problem of arguments that the contract has checked. backward() has no ranges.
 template <class Args>
 Problem problem_of(const Args& args) {
   Problem problem;
@@ -71,8 +71,8 @@ void check_width(const Check& check, const ConstTensorView& q);
 void check_rows(const Check& check, const ConstTensorView& kv);
 void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q);
 
-// What the sm90 kernels want beyond that. Of q, kv and what is shaped like them: bf16, and rows
-// that begin at multiples of 16 bytes. Of the sizes: that 32 bits count them.
+// What the sm90 kernels require beyond the contract: q, kv and what is shaped like them are bf16
+// with rows that begin at multiples of 16 bytes, and the sizes fit into 32 bits.
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
 WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
 

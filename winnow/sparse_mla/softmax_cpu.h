@@ -49,7 +49,7 @@ struct RunningSoftmax {
     denominator.setZero();
   }
 
-  // Takes the first `count` of `rows` in, for the first `heads` of `q`.
+  // Adds the first `count` rows of `rows`, for the first `heads` rows of `q`.
   void accumulate(Index heads, Index count, Real scale) {
     auto block_weights = weights.topLeftCorner(heads, count);
     const auto block = rows.topRows(count);

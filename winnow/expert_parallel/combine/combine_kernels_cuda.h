@@ -58,8 +58,8 @@ struct ValueParams {
   RoutingTables routing;
   bool token_major = false;
   bool adds = false;  // adds up the values of all rows of a token; token-major
-  // kOwn tells the node that this rank has read its memory: no kernel of sums does, since there are
-  // no rows or they are pushed.
+  // The kernel of kOwn tells the node that this rank has read its memory, as no kernel of sums
+  // does: there are no rows, or rows or sums are pushed.
   bool finishes = false;
   DType dtype = DType::f32;
   std::int64_t max_tokens = 0;
@@ -86,7 +86,7 @@ struct WeightParams {
 int launch_weights(const WeightParams& params, int blocks, void* stream);
 
 // Pushes this rank's rows. launch_sums() follows at once and runs at the same time: the two share
-// the blocks.
+// the blocks of the layer.
 int launch_push_rows(Part part, const CudaSumParams& params, int blocks, void* stream);
 // Writes the sums of kOthers, rounded, to RailLayout::staged_row() and those of kOwn to `out`. When
 // those of kOwn end, no rank of the node reads this rank's rows any more.

@@ -7,10 +7,10 @@
 
 namespace winnow::expert_parallel {
 
-// All blocks of a kernel, which run side by side: what any wrote before can be read after.
-// `all_say(mine)` is the barrier of those threads of a block that meet, the first one among them:
-// whether all of them say so. False: the layer is broken, and some blocks may not come; so it is
-// when other work holds the SMs that they need until the deadline.
+// A barrier of all blocks of a kernel, which must run at the same time: each can read after it what
+// any wrote before it. `all_say(mine)` is a barrier of the threads of a block that take part,
+// thread 0 among them, and says whether `mine` is true in all of them. False: the layer is broken
+// and some blocks may not have come, as happens when other work holds their SMs until the deadline.
 template <class Barrier>
 __device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier& all_say) {
   std::uint64_t* arrived = &view.state->arrivals[kBlocksArrived];
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier
     arrive(arrived);
     met = met && wait_at_least(view, arrived, gridDim.x, Phase::blocks, view.topology.rank);
     __threadfence();
-    // Nobody looks any more when all have left.
+    // The last to leave clears the counters, which nobody reads any more.
     if (met && arrive(left) == gridDim.x - 1) *left = *arrived = 0;
   }
   return all_say(met);

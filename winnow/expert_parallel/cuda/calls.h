@@ -80,7 +80,7 @@ class CudaCalls {
   void wait_for(const std::uint64_t& call, std::uint64_t number);
   // Waits on the host until the call's stream has ended; `what` is what errors name.
   void wait_for_stream(const char* what);
-  // The call is enqueued completely.
+  // Ends a call whose work is all enqueued.
   void end();
   // Waits on the host until the last call has ended.
   void wait_for_last() const;
@@ -118,7 +118,7 @@ class CudaCalls {
     } read{deferred};
     signal(call);
   }
-  // This rank alone has no memory for the rest of its call: tells all ranks, breaks the calls for
+  // For a rank that has no memory for the rest of its call: tells all ranks, breaks the calls for
   // good and throws the error.
   [[noreturn]] void fail_without_memory();
   // Throws Error (internal or resource) if something was not enqueued, and breaks the calls.
@@ -153,7 +153,7 @@ class CudaCalls {
   // For telling other ranks of a fault: made early, since later there may be no memory for them.
   std::unique_ptr<CUstream_st, Destroy> fault_stream_;
   Event fault_signalled_;
-  // Of the call's stream and of the last one's: one handle may stand for several streams.
+  // The ids of the call's stream and of the last one's: one handle may stand for several streams.
   unsigned long long stream_id_ = 0, last_stream_ = 0;
   bool any_call_ = false;
   std::optional<FaultRecord> fault_;

@@ -1,4 +1,4 @@
-// How warps share work without equal parts. Device code only.
+// How warps share work that is not divided in advance. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace winnow::expert_parallel {
 
-// The numbers of a counter (CudaState::claims) in turn, by whole warps; each warp claims its next
-// one ahead, from begin() on.
+// Gives whole warps the numbers of a counter (CudaState::claims), each to one warp. A warp claims
+// its next number ahead, the first one in begin().
 class Claims {
  public:
   // The numbers below `from` are given out already.
@@ -22,7 +22,7 @@ class Claims {
   }
 
  private:
-  // Not an addition, for which the compiler gathers the warp's lanes and waits at once.
+  // Not atomicAdd(), for which the compiler combines the warp's lanes and waits at once.
   __device__ void claim() {
     if (threadIdx.x % 32 == 0) ahead_ = atomicInc(counter_, 0xfffffffeu);
   }

@@ -16,8 +16,8 @@
 
 namespace winnow::expert_parallel {
 
-// The same bytes to to_of(0), ..., to_of(count - 1). By all threads of the block, in the widest
-// words that everything is a multiple of.
+// Copies the same bytes to to_of(0), ..., to_of(count - 1), by all threads of the block.
+// copy_to_each() does it in the widest words of which all addresses and `bytes` are multiples.
 template <class Word, class ToOf>
 __device__ void copy_words(int count, const ToOf& to_of, const std::byte* from,
                            std::int64_t bytes) {
@@ -59,8 +59,8 @@ struct PointerFabric {
                              const std::byte* from, std::int64_t bytes) {
     copy_by_block(memory.peers[rank] + offset, from, bytes);
   }
-  // The word at `offset` of that rank becomes `value` when what this block put there before is
-  // complete.
+  // Sets the word at `offset` of that rank to `value` when all that this block has put there before
+  // is complete.
   static __device__ void signal(const SymmetricView& memory, int rank, std::int64_t offset,
                                 std::uint64_t value) {
     __syncthreads();

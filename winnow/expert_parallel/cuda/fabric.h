@@ -1,5 +1,5 @@
-// The table of the kernels that put across nodes: the device code of a transport's puts may be in a
-// library of its own. Internal.
+// A table of the kernels that put data across nodes, since the device code of a transport's puts
+// may be in a library of its own. Internal.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct FabricKernels {
                       void* stream) = nullptr;
 };
 
-// Copies through SymmetricView::peers: in_process.
+// The fabric of in_process, which copies through SymmetricView::peers.
 const FabricKernels& pointer_fabric();
 
 }  // namespace winnow::expert_parallel

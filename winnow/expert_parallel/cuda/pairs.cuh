@@ -8,7 +8,7 @@ __device__ __forceinline__ unsigned lanes_below(int lane) { return (1u << lane) 
 // A warp takes 32 / K tokens at a time, or fewer, and each lane one of their pairs.
 struct PairLane {
   int lane, topk, tokens, slot, k;
-  bool used;  // the last lanes are not
+  bool used;  // false in the last lanes, which have no pair
   __device__ PairLane(int topk, int lane, int at_most = 32)
       : lane(lane),
         topk(topk),

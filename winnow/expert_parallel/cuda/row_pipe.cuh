@@ -1,5 +1,5 @@
-// Rows on their way through the shared memory of a block: warps load them, one thread stores them,
-// both by bulk copies. Device code only.
+// Copies rows through the shared memory of a block: warps load them, one thread stores them, both
+// by bulk copies. Device code only.
 #pragma once
 
 #include <cstddef>
@@ -88,13 +88,14 @@ class RowPipe {
     }
   }
 
-  // By a warp: it sends nothing more. The last one says so to the storing thread.
+  // By a warp that sends nothing more. The last one tells the storing thread.
   __device__ void end() {
     if (is_last(shared_.producing)) signal(kEnd);
   }
 
-  // By a warp, of `warps` that do: it has sent what comes before the mark. When all have, and what
-  // they sent has been written, the storing thread is told. Without `warps`: this one alone.
+  // By a warp that has sent everything before the mark. When all `warps` have, and what they sent
+  // has been written, store() calls reached(which). Without `warps`: the mark is of this warp
+  // alone.
   __device__ void mark(std::int32_t& warps, int which) {
     if (is_last(warps)) signal(kMark - which);
   }
@@ -104,8 +105,8 @@ class RowPipe {
     signal(kMark - which);
   }
 
-  // By one thread: stores what the producers send, and calls reached(mark). When it returns all has
-  // been written. The stores read at most kReading stages at a time, fewer than there are.
+  // By one thread: stores what the producers send, and calls reached(mark). All has been written
+  // when it returns. The stores read at most kReading stages at a time, fewer than there are.
   template <int kReading = 6, class Reached>
   __device__ void store(const Reached& reached) {
     const std::uint64_t policy = device::policy_evict_normal();
@@ -154,7 +155,7 @@ class RowPipe {
  private:
   static constexpr int kEnd = -1, kMark = -2;
 
-  // Until all but the last `groups` of stores have been written.
+  // Waits until all but the last `groups` groups of stores have been written.
   static __device__ void wait_all_but(int groups) {
     switch (groups) {
       case 0:
@@ -182,7 +183,8 @@ class RowPipe {
   }
   __device__ std::uint32_t stage_address(int stage) const { return stages_ + stage * piece_; }
 
-  // Whether no other warp is left of those that `count` counts. Orders what they have done before.
+  // Whether this is the last of the warps that `count` counts; it then sees what the others have
+  // done.
   __device__ bool is_last(std::int32_t& count) {
     __syncwarp();
     bool last = false;

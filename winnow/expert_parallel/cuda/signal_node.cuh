@@ -9,8 +9,8 @@
 
 namespace winnow::expert_parallel {
 
-// Whether it is the last of `parties` that comes here: then it may tell others what all have
-// written. One thread each, after what its party has written. `arrivals` is 0 before and after.
+// Whether the caller is the last of `parties`: then it may tell others what all have written. By
+// one thread of each party, after what the party has written. `arrivals` is 0 before and after.
 __device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t parties) {
   __threadfence();
   if (arrive(arrivals) != parties - 1) return false;
@@ -19,8 +19,8 @@ __device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t par
   return true;
 }
 
-// Sets this rank's word of those at `words` (of the control memory, one for each rank of the node)
-// at one of them, behind last_to_signal().
+// Sets this rank's word in the control memory of local rank `local`, which has one for each rank of
+// the node from offset `words` on. After last_to_signal().
 __device__ __forceinline__ void signal(const LayerView& view, int local, std::int64_t words,
                                        std::uint64_t value) {
   device::st_relaxed_sys(
@@ -28,7 +28,7 @@ __device__ __forceinline__ void signal(const LayerView& view, int local, std::in
       value);
 }
 
-// The last of `parties` tells all of the node the same, and gets true.
+// The last of `parties` sets this rank's word at all ranks of the node, and gets true.
 __device__ inline bool signal_node(const LayerView& view, std::uint64_t* arrivals,
                                    std::uint32_t parties, std::int64_t words, std::uint64_t value) {
   if (!last_to_signal(arrivals, parties)) return false;
@@ -37,7 +37,7 @@ __device__ inline bool signal_node(const LayerView& view, std::uint64_t* arrival
 }
 
 // Whether all ranks of the node are done with this rank's memory, as ControlLayout::done says. By a
-// warp; `phase` is what expires.
+// warp; a wait that expires names `phase`.
 __device__ inline bool wait_for_node(const LayerView& view, Phase phase) {
   bool done = true;
   const auto* words =

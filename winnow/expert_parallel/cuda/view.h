@@ -40,13 +40,15 @@ struct FaultReport {
 
 // The counters of CudaState::arrivals.
 enum Arrival { kBlocksArrived, kBlocksLeft, kMoveDone, kSumsDone, kArrivals };
-// The counters of CudaState::claims, from which warps take work: in dispatch tokens to send, rows
-// to repeat, or to take, and tokens with rows of this rank; in combine tokens of other nodes and
-// then of this one, to push (or their rows together) and to sum.
+// The counters of CudaState::claims, from which warps take the number of their next piece of work.
+// In dispatch: tokens to send, rows to repeat or to take, tokens with rows of this rank. In
+// combine, for the tokens of other nodes and for those of this rank: what to push, and tokens to
+// sum.
 enum DispatchClaim { kSendClaims, kRepeatClaims, kOwnClaims };
 enum SumClaim { kPushOthersClaims, kSumOthersClaims, kPushOwnClaims, kSumOwnClaims, kClaims };
 
-// In the device memory of this rank, not symmetric. Zero-filled at first.
+// What the kernels of a layer keep from call to call, in device memory of this rank alone. Zero at
+// first.
 struct CudaState {
   std::uint64_t epoch = 0;       // of the last exchange: device time, also in replayed graphs
   std::uint64_t call = 0;        // the host's number of the last call
@@ -66,8 +68,8 @@ struct Findings;  // exchange_cuda.h
 struct CallReport {
   std::uint64_t call = 0;  // number of the last one whose report is complete; written last
   std::uint32_t refused = 0;
-  std::uint32_t overflow = 0;        // 1: `wanted` says how many rows there were
-  std::int64_t worst_case_rows = 0;  // that were there for them
+  std::uint32_t overflow = 0;        // 1: a rank wanted more rows than there were; see `wanted`
+  std::int64_t worst_case_rows = 0;  // how many there were
 };
 
 // Pointers to a report and its parts, for the host or for kernels.
@@ -89,7 +91,7 @@ struct LayerView {
   // number is 0 unless a kernel has written an error that the host has not read yet.
   FaultReport* fault = nullptr;
   ReportView report, deferred;
-  const std::uint32_t* gone = nullptr;  // [W], pinned too: 1 once the host knows that rank's end
+  const std::uint32_t* gone = nullptr;  // [W], pinned too: 1: that rank has ended, the host says
   std::uint64_t timeout_ns = 0;
   std::byte* const* segments =
       nullptr;  // [kMaxSegments, L], in device memory: arena segments of
@@ -106,11 +108,11 @@ WINNOW_HOST_DEVICE inline std::int64_t pushed_offset(const CudaTopology& topolog
 }
 
 #ifdef __CUDACC__
-// A kernel before the exchange begins with `if (broken(view)) return;`,
+// A kernel that runs before the exchange begins with `if (broken(view)) return;`.
 __device__ __forceinline__ bool broken(const LayerView& view) {
   return *const_cast<const volatile std::uint32_t*>(&view.state->broken) != 0;
 }
-// one behind it with `if (!runs(view)) return;`.
+// A kernel that runs after the exchange begins with `if (!runs(view)) return;`.
 __device__ __forceinline__ bool runs(const LayerView& view) {
   const volatile CudaState* state = view.state;
   return state->broken == 0 && state->refused == 0;
@@ -119,7 +121,7 @@ __device__ __forceinline__ bool runs(const LayerView& view) {
 __device__ __forceinline__ std::uint64_t epoch_of(const LayerView& view) {
   return *const_cast<const volatile std::uint64_t*>(&view.state->epoch);
 }
-// An extent of a rank of this node, as its header gave it.
+// The address of an extent that the header of a rank of this node gave.
 __device__ __forceinline__ std::byte* at_extent(const LayerView& view, int local,
                                                 const Extent& extent) {
   return view.segments[(extent.segment % kMaxSegments) * view.topology.locals + local] +

@@ -33,7 +33,7 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
   __threadfence_system();
 }
 
-// Whether some rank has told of a fault, which is reported then.
+// Whether some rank has told this one of a fault; if so, reports it.
 __device__ inline bool fault_signalled(const LayerView& view) {
   const std::byte* control = view.control.local;
   const std::uint64_t signalled = device::ld_acquire_sys(
@@ -46,22 +46,22 @@ __device__ inline bool fault_signalled(const LayerView& view) {
   return true;
 }
 
-// One more has come. Returns how many had before.
+// Counts one more arrival. Returns how many there were before.
 __device__ __forceinline__ std::uint64_t arrive(std::uint64_t* arrivals) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);
 }
 
-// Whether the rank that has to write what comes from `peer` has ended, as the host says: then it
-// writes no more. The words of the host are far away, so few of a wait's looks go there.
+// Whether the host says that the rank which writes what comes from `peer` has ended, so that it
+// writes no more. These words are in host memory, and slow to read: a wait looks at them seldom.
 inline constexpr unsigned kLooksBetweenPeers = 4096;  // some milliseconds
 __device__ __forceinline__ bool writer_gone(const LayerView& view, int peer) {
   const std::uint32_t* gone = view.gone + view.topology.writer_for(peer);
   return *const_cast<const volatile std::uint32_t*>(gone) != 0;
 }
 
-// Until there(word) of a word in this rank's memory. One thread; false: the layer is broken and the
-// kernel should end. `peer` is the rank that has to write the word, `value` what a report says it
-// should be.
+// Waits until there() is true of a word in this rank's memory. By one thread. False: the layer is
+// broken and the kernel should end. `peer` is the rank that has to write the word, `value` what a
+// report says it should be.
 template <class There>
 __device__ inline bool wait_until(const LayerView& view, const std::uint64_t* word,
                                   const There& there, std::uint64_t value, Phase phase, int peer) {
@@ -87,15 +87,16 @@ __device__ inline bool wait_until(const LayerView& view, const std::uint64_t* wo
   }
 }
 
-// Until the word is `value` or more.
+// Waits until the word is `value` or more.
 __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t* word,
                                      std::uint64_t value, Phase phase, int peer) {
   return wait_until(
       view, word, [value](std::uint64_t seen) { return seen >= value; }, value, phase, peer);
 }
 
-// The same for the words word_of(0), ..., word_of(count - 1), by all threads of the block, which
-// get the same answer. The first one missing is named, as rank peer_of(i).
+// Waits until the words word_of(0), ..., word_of(count - 1) are `value` or more. By all threads of
+// the block, which get the same answer. A fault names the first word that is missing as rank
+// peer_of(i).
 template <class WordOf, class PeerOf>
 __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& word_of,
                              std::uint64_t value, Phase phase, const PeerOf& peer_of) {

@@ -1,4 +1,4 @@
-// What stands beside rows, as kernels take it: rows without gaps. Internal.
+// Makes the tensors that belong to rows (scales, weights) dense, as kernels take them. Internal.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace winnow::expert_parallel {
 struct DenseRows {
   const std::byte* data = nullptr;
   std::int64_t stride = 0;       // bytes
-  std::shared_ptr<Region> copy;  // of the caller's, where theirs are not so
+  std::shared_ptr<Region> copy;  // of the caller's rows if they are not dense
 };
 
-// One row behind the other. The elements of each stand together.
+// Rows without gaps between them, nor between their elements.
 DenseRows dense_rows(CudaLayer& layer, const ConstTensorView& rows);
-// Rows of whole words of 4 bytes, of any strides.
+// Rows of whole words of 4 bytes; the caller's may have any strides.
 DenseRows rows_of_words(CudaLayer& layer, const ConstTensorView& rows);
 
 }  // namespace winnow::expert_parallel

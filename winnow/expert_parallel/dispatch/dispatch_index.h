@@ -7,8 +7,8 @@
 
 namespace winnow::expert_parallel {
 
-// As tables have them, in 32 bits: an index beyond these becomes the nearest, which names no expert
-// either.
+// The index in 32 bits, as tables have it. One that does not fit becomes the nearest that does,
+// which names no expert either.
 WINNOW_HOST_DEVICE constexpr std::int32_t narrow_index(std::int64_t index) {
   if (index < INT32_MIN) return INT32_MIN;
   return index > INT32_MAX ? INT32_MAX : static_cast<std::int32_t>(index);

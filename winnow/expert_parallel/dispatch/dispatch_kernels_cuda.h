@@ -11,12 +11,15 @@
 
 namespace winnow::expert_parallel {
 
-// What its waits wait for: the counts of a rank; a chunk of the rail; the end.
-inline constexpr Phase kCountsPhase{1}, kTokensPhase{3}, kRowsPhase{4};
+// What the waits of dispatch wait for.
+inline constexpr Phase kCountsPhase{1};  // the exchange, which brings the counts of all ranks
+inline constexpr Phase kTokensPhase{3};  // a chunk that another node sends over the rail
+inline constexpr Phase kRowsPhase{4};    // the rows that ranks of this node write
 
-// A rank's own pairs as they travel to its rail peers: indices [n, K], for a new routing ordinals
-// [n, K], weights [n, K]. The ordinal of a pair says how many pairs of its expert come before it at
-// this rank (expert-major), or how many tokens with a row on its expert's rank (token-major).
+// The table of a rank's own pairs that travels to its rail peers: indices [n, K], ordinals [n, K]
+// of a new routing, weights [n, K]. The ordinal of a pair says how many pairs of its expert come
+// before it at this rank (expert-major), or how many tokens with a row on its expert's rank
+// (token-major).
 struct PairTable {
   static WINNOW_HOST_DEVICE constexpr std::int64_t ordinals(std::int64_t pairs) {
     return 4 * pairs;
@@ -43,7 +46,8 @@ struct CountParams {
 std::int64_t count_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_count(const CountParams& params, int blocks, void* stream);
 
-// The words of the report: rows [W] i64, as the routing asks, then expert_counts, expert_offsets.
+// What place adds to the words of the report: the rows that the routing needs [W], i64, then
+// expert_counts and expert_offsets.
 struct PlaceReport {
   static WINNOW_HOST_DEVICE constexpr int counts(int world) { return 2 * world; }
   static WINNOW_HOST_DEVICE constexpr int offsets(int world, int per_rank) {
@@ -51,7 +55,7 @@ struct PlaceReport {
   }
 };
 
-// Finds the rows of this rank's rail sources from what the exchange has received.
+// Finds the rows of the rail sources' pairs from the counts that the exchange has brought.
 struct PlaceParams {
   LayerView view;
   bool token_major = false;
@@ -64,16 +68,16 @@ struct PlaceParams {
 std::int64_t place_scratch_bytes(const CudaTopology& topology, int blocks);
 int launch_place(const PlaceParams& params, int blocks, void* stream);
 
-// The caller's tables beside its rows, of a repeated routing; null: there is none. Those of a new
-// one are copied behind move, so that the host, which has waited for the counts, makes but the rows
-// before it.
+// With a repeated routing: the tables that the caller gets beside its rows (null: there is none).
+// With a new one they are copied after move, so that the host, which has waited for the counts,
+// allocates nothing but the rows before it launches move.
 struct TakenTables {
   std::byte* weights = nullptr;     // [R, K] of MoveParams::weight_dtype
   std::uint32_t* scales = nullptr;  // [R, scale_words]
   std::int32_t* ids = nullptr;      // [R, K]
 };
 
-// What move knows of the rows.
+// The parameters of move.
 struct MoveParams {
   LayerView view;
   bool token_major = false;
@@ -96,8 +100,8 @@ struct MoveParams {
   int element_bytes = 0;
   int scale_words = 0;  // of a row
   DType weight_dtype = DType::f32;
-  // Where the caller wants the rows of this rank, and what stands beside them: those of its own
-  // tokens go straight there. Null: all stay in the region.
+  // Where the caller wants the rows of this rank, and their tables: the rows of its own tokens are
+  // written straight there. Null: all stay in the region.
   std::byte* out = nullptr;
   std::int64_t out_stride = 0;
   TakenTables taken;
@@ -107,11 +111,12 @@ struct MoveParams {
   float* pair_weights = nullptr;     // [NN, T, K]
   float* weights_of_rows = nullptr;  // [R], expert-major; null: not wanted
 
-  // Set by launch_move(). Blocks [0, senders) send rows to other ranks, and the blocks behind them
-  // write those of this rank's own tokens, and take; as many as there are: each does all of it.
+  // Set by launch_move(). Blocks [0, senders) send rows to other ranks; the other blocks write
+  // those of this rank's own tokens, and take rows. If all blocks are senders, each does all of
+  // this.
   int senders = 0;
-  // Equal parts of this rank's tokens, after each of which the others are told: kSlices where rows
-  // are repeated meanwhile, at most kMostSlices where they are taken, else 0.
+  // The number of equal parts of this rank's tokens after each of which the other ranks are told:
+  // kSlices if rows are repeated meanwhile, at most kMostSlices if they are taken, else 0.
   int slices = 0;
 };
 // Moves this rank's tokens and those of its rail to their rows in this node, clears the rows of

@@ -16,7 +16,7 @@
 namespace winnow::expert_parallel {
 
 inline constexpr std::string_view kDispatch = "expert_parallel::dispatch";
-// That tables can count.
+// The most rows that tables can count.
 inline constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
 // What one rank's dispatch asks for, as check_request() found it.
@@ -30,8 +30,8 @@ struct Request {
   DType scale_dtype = DType::f32;
   bool weights = false, scatter = false, copy_out = false;
   std::shared_ptr<const Routing> cached;  // null: a new routing
-  // On the CPU, for the rail peers: indices [n, K] i32, which a repeat leaves out, then weights
-  // [n, K]. A snapshot: the caller's tensors are not looked at again.
+  // On the CPU: what travels to the rail peers, indices [n, K] i32 of a new routing, then weights
+  // [n, K]. A copy, so that the caller's tensors are not read again.
   std::vector<std::byte> table;
 
   const std::int32_t* indices() const {
@@ -47,16 +47,16 @@ struct Request {
 // The table is left empty.
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args);
-// What the other ranks learn of it.
+// What the other ranks learn of the request.
 Header make_header(const Request& request, const DispatchArgs& args);
 // A new routing with what is known of it before any count. `number`: of the dispatch.
 std::shared_ptr<Routing> make_routing(const Request& request, const Config& config,
                                       const ExpertMap& map, std::uint64_t number);
-// On the CPU.
+// Request::table.
 std::vector<std::byte> make_table(const Request& request, const DispatchArgs& args);
 // Throws, alike on every rank, where a rank gets more rows than tables can count. `rows` [W].
 void check_row_counts(std::span<const std::int64_t> rows, RowOrder order, std::int64_t topk);
-// The same where one gets more than its `out` has, which `header_of(rank)` says.
+// Throws likewise where a rank gets more rows than its `out` has (header_of(rank).out_rows).
 template <class HeaderOf>
 void check_room(std::span<const std::int64_t> rows, const HeaderOf& header_of) {
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
@@ -68,9 +68,9 @@ void check_room(std::span<const std::int64_t> rows, const HeaderOf& header_of) {
   }
 }
 
-// What a dispatch returns, on either backend. `arrived` are the rows of this rank where they lie,
-// null for what there is none of; tensor(data, dtype, shape) makes a tensor of one of them, empty
-// of null.
+// What a dispatch returns, on either backend. `arrived` has the tables of this rank's rows, null
+// for those that there are not; tensor(data, dtype, shape) makes a tensor of one, an empty one of
+// null.
 struct ArrivedRows {
   void* payload = nullptr;
   void* weights = nullptr;

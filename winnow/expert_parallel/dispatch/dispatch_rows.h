@@ -30,7 +30,8 @@ struct RegionLayout {
   RegionLayout(const Config& config, const Request& request, std::int64_t rows);
 };
 
-// What stands behind the tables without copy_out: combine_buffer(), and the values of its pairs.
+// What follows the tables in a region without copy_out: combine_buffer(), and the values of its
+// pairs.
 struct CombineRoom {
   std::int64_t values = 0;  // offset
   std::int64_t bytes = 0;   // of both; 0 with copy_out
@@ -50,11 +51,11 @@ struct RegionTables {
   RegionTables(std::byte* data, const RegionLayout& layout);
 };
 
-// For Untrusted<RowSource>: padding, or what find_copies() can look up.
+// For Untrusted<RowSource>: it has to be padding, or something that find_copies() can look up.
 void check_bounds(const RowSource& source, const Sender& by, std::int64_t world, std::int64_t rows,
                   std::int64_t topk);
 
-// One token on its way.
+// A token that is to be written.
 struct TokenRecord {
   int source = 0;  // rank
   std::int64_t token = 0;
@@ -72,11 +73,11 @@ class RowWriter {
             std::vector<RegionTables> ranks);  // [L]
   const RegionTables& rank(int local) const { return ranks_[static_cast<std::size_t>(local)]; }
 
-  // Each of the token's rows, straight to its place.
+  // Writes each row of the token straight to its place.
   void write(const TokenRecord& token) const;
 
-  // The rows of this rank that no token has: the padding behind each expert's rows, and in the
-  // worst case what follows the last row, from which only the small tables are cleared.
+  // Clears the rows of this rank that no token has: the padding after each expert's rows and, with
+  // worst_case_rows, what follows the last row, of which only the small tables are cleared.
   void write_padding(const Routing& routing, int local) const;
 
  private:

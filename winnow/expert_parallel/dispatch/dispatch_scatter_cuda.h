@@ -25,11 +25,11 @@ struct ScatterParams {
   std::int64_t stride = 0;
   RoutingTables tables;
   std::int32_t* rows = nullptr;  // [n, K] of this rank's pairs at their experts' ranks
-  NodePointers owners;  // of the ranks of this node: words of ones where nobody has claimed
+  NodePointers owners;  // [R] words of each rank of this node; all ones: nobody has the row
 };
-// What was given, as rows of the pairs' ranks.
+// Turns the numbers that were given into rows of the pairs' ranks.
 int launch_translate(const ScatterParams& params, void* stream);
-// Keeps the rows that lie on this node, and claims them: a row that two pairs claim is the finding.
+// Keeps the rows that are on this node and finds one that two pairs name.
 int launch_claim(const ScatterParams& params, void* stream);
 int load_scatter();
 

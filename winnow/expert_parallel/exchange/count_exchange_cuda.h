@@ -10,7 +10,7 @@
 
 namespace winnow::expert_parallel {
 
-// The phases of its waits.
+// What the waits of notify wait for.
 inline constexpr Phase kNotifyCountsPhase{11};
 
 // The statement of a rank about its call, and what its kernels found in its counts.
@@ -23,7 +23,7 @@ struct CheckedStatement {
 struct NotifyReport {
   std::uint64_t call = 0;      // number of the last call whose report is complete; written last
   std::uint32_t refused = 0;   // 1: the statements say why
-  std::uint32_t too_many = 0;  // 1: `count` tokens come to this rank, 2: pairs, 2^31 or more
+  std::uint32_t too_many = 0;  // `count`, 2^31 or more, tokens (1) or pairs (2) come to this rank
   std::int64_t count = 0;
 };
 struct NotifyReportView {
@@ -37,7 +37,7 @@ struct NotifyReportView {
 struct CountRow {
   static constexpr std::int64_t kIndex = sizeof(std::int32_t);
 
-  // Of the CountFinding.
+  // The offset of the CountFinding.
   WINNOW_HOST_DEVICE static std::int64_t found(const CudaTopology& topology) {
     return round_up((topology.experts + topology.world + topology.nodes) * kIndex);
   }

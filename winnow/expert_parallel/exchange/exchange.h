@@ -38,10 +38,10 @@ struct Options {
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
   std::int64_t channels = 0;                // of notify
   std::int64_t scale_bytes = 0;             // of a row of dispatch; 0: no scales
-  std::int64_t pair_values = 0;             // of combine: 1: values travel, 2: and no rows
+  std::int64_t pair_values = 0;             // of combine: 1: values travel, 2: without rows
   std::int64_t sm_count = 0;                // of this call
-  // On GPUs, where the host does not wait: a mark of the regions that were reserved since all ranks
-  // learned of the free extents. 0: they learn of them in this call.
+  // On GPUs, in calls for which the host does not wait: a digest of the regions that were reserved
+  // since all ranks learned of the free extents. 0: they learn of them in this call.
   std::int64_t regions = 0;
 };
 
@@ -52,7 +52,7 @@ struct Header {
   std::uint32_t refusal = 0;   // ErrorCode + 1 of what this rank finds wrong; 0: nothing
   std::uint32_t deferred = 0;  // 1: the call goes on and the next one fails
   std::int32_t subject = -1;   // the rank at fault; -1: the rank that reports it
-  std::uint32_t counts = 0;    // that stand behind the header; CPU only
+  std::uint32_t counts = 0;    // how many counts follow the header; CPU only
   Options options;
   std::int64_t tokens = 0;        // n
   std::int64_t scatter_rows = 0;  // of the table that was given
@@ -82,7 +82,7 @@ static_assert(std::is_trivially_copyable_v<Header>);
 struct HeaderBounds {
   std::int64_t world = 1, tokens = 0, counts = 0;  // counts: in a row
 };
-// For Untrusted<Header>: of all but the extents, which depend on the arena.
+// For Untrusted<Header>: checks all but the extents, which depend on the arena.
 void check_bounds(const Header& header, const Sender& by, const HeaderBounds& bounds);
 
 // GPUs copy what stands before the text, and behind the header, in words of 16 bytes.
@@ -94,7 +94,7 @@ static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 class Exchange {
  public:
   // Collective. `table_bytes`: the largest table that run() is given. `max_tokens`: of a rank.
-  // `deadline` is for this, and every run() has as long.
+  // `deadline` is that of the constructor; every run() has as much time.
   Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t max_tokens,
            std::int64_t table_bytes, const Deadline& deadline);
 
@@ -107,11 +107,11 @@ class Exchange {
   // What run() received, within its bounds, in memory of this rank alone; valid until the next
   // run().
   const Header& header(int rank) const;
-  // Of a call in which every rank posts counts.
+  // The counts of all ranks, in a call in which every rank posts counts.
   WorldCounts counts() const;
   // Copies a part of the table of the rail source on another node, which may hold anything.
   void copy_table(int node, std::size_t offset, void* to, std::size_t bytes) const;
-  // For what else a rank has said in this call.
+  // Names a rank in errors about what else it has said in this call.
   Sender sender(int rank) const { return {operation_, phase_, rank}; }
 
   // throw_refusals() of the headers that were received.

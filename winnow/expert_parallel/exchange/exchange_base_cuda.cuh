@@ -14,8 +14,8 @@ namespace winnow::expert_parallel {
 inline constexpr int kExchangeThreads = 512;
 
 // Params has what this rank sends: `header`; `counts`, counts_bytes() in device memory that travel
-// behind it (null: none); `table`, table_bytes for the rail peers alone; and `phase`, which errors
-// name, and layer(), the LayerView. A row is what one rank sends: its header and counts.
+// behind it (null: none); `table`, table_bytes for the rail peers alone. It also has `phase`, which
+// errors name, and layer(), the LayerView. A row is the header and the counts of one rank.
 template <class Fabric, class Params>
 class ExchangeBase {
  public:

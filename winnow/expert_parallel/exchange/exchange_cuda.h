@@ -9,10 +9,10 @@
 
 namespace winnow::expert_parallel {
 
-// What the kernels of this rank found in its indices; sent after the counts.
+// What the kernels of this rank found wrong in its indices; sent after the counts.
 struct Findings {
-  std::int32_t bad = 0;  // 1: an index is out of range, the first one:
-  std::int32_t token = 0, k = 0, value = 0;
+  std::int32_t bad = 0;                      // 1: an index is out of range
+  std::int32_t token = 0, k = 0, value = 0;  // of the first one
 };
 
 // One block. Posts header, counts and table, receives from all ranks, decides. See
@@ -27,7 +27,7 @@ struct ExchangeParams {
   std::uint64_t call = 0;  // the host's number of this call
   bool reports = false;    // the host reads a report,
   bool waits = false;      // and waits for it
-  bool completes = false;  // this kernel makes it; else a later one, unless the call is refused
+  bool completes = false;  // this kernel completes it; else a later one, unless the call is refused
 
   WINNOW_HOST_DEVICE const LayerView& layer() const { return view; }
   WINNOW_HOST_DEVICE std::int64_t counts_bytes() const {

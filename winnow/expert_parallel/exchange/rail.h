@@ -21,7 +21,7 @@ class Rail {
   Rail(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
        std::int64_t scale_bytes, std::chrono::nanoseconds timeout);
 
-  // Every wait until the next begin() belongs to this call.
+  // Begins a call, to which every wait until the next begin() belongs.
   void begin(std::uint64_t epoch, std::string_view operation);
 
   // Writes rows of consecutive tokens, back to back, to this rank's rail peer on `node`, at the
@@ -30,11 +30,11 @@ class Rail {
                 std::int64_t row_bytes);
   void put_scales(int node, std::int64_t token, const void* scales, std::int64_t count,
                   std::int64_t scale_bytes);
-  // The rows and scales of the chunk are written.
+  // Tells the peer that the rows and scales of the chunk are written.
   void send_chunk(int node, std::int64_t chunk);
   // Waits until the rail peer on `node` has sent the chunk.
   void wait_chunk(int node, std::int64_t chunk, std::string_view phase);
-  // What the rail peer on `node` wrote.
+  // The row and the scales of a token, as the rail peer on `node` wrote them.
   const std::byte* row(int node, std::int64_t token, std::int64_t row_bytes) const;
   const std::byte* scale(int node, std::int64_t token, std::int64_t scale_bytes) const;
 

@@ -32,8 +32,8 @@ class CollectiveBackend {
   Backend backend_;
 };
 
-// As choose_backend() does: cuda, whose kernels need compute capability 9.0, or cpu. `forced` is
-// Config::backend. Throws Error naming `operation`.
+// Chooses, as choose_backend() does, between cuda, whose kernels need compute capability 9.0, and
+// cpu. `forced` is Config::backend. Throws Error naming `operation`.
 WINNOW_EXPORT Backend choose_layer_backend(std::string_view operation, Device device,
                                            std::optional<Backend> forced);
 
@@ -61,7 +61,7 @@ auto make_collective(const CollectiveSetup& setup, const Fields& fields, const C
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, operation, "out of memory");
   }
-  // After the collective allocations, unless these were agreements themselves.
+  // Only after the collective allocations, and only if these were no agreements themselves.
   if (setup.transport.agreements() == agreed) {
     forget_agreement(setup.transport, setup.store);
   }

@@ -24,7 +24,7 @@ enum class Report {
   none,     // nothing: it does not wait
   later,    // what the ranks offered, when a later call asks: Handshake::read_offers()
   headers,  // the same at once: it waits
-  more,     // and what a later kernel of the call adds before it calls complete()
+  more,     // the same, and what a later kernel of the call adds before it calls complete()
 };
 
 class Handshake {
@@ -34,7 +34,7 @@ class Handshake {
   Handshake(const Place& place, LayerView& view, const FabricKernels& fabric, Regions& regions,
             CudaCalls& calls);
 
-  // A call begins, on the calls' stream.
+  // Begins a call on the stream of the CudaCalls.
   void begin();
   // Enqueues the exchange: posts header, counts ([E + W] i32 and Findings behind them, in device
   // memory; null: none) and table (device memory, to the rail peers; stays as it is until the call
@@ -51,9 +51,9 @@ class Handshake {
     return {host_report_.headers, static_cast<std::size_t>(place_.world())};
   }
   std::span<const std::int32_t> report_words() const { return {host_report_.words, report_words_}; }
-  // Whether this call's exchange is enqueued: the other ranks go on, as this rank must.
+  // Whether this call's exchange is enqueued: then the other ranks go on, and this one has to.
   bool others_go_on() const { return others_go_on_; }
-  // Reads the report of the call for which regions await it: what its ranks offered is kept.
+  // Reads the report of the call for which the Regions wait, which keep what its ranks offered.
   void read_offers();
   // Throws the errors that earlier calls left for this one: faults, and the refusals and overflows
   // of calls for which the host did not wait.

@@ -70,12 +70,13 @@ struct Layer {
     });
   }
 
-  // Throws unless a stretch of which a rank has told in this call lies in the arena.
+  // Throws unless the extent that a rank has sent in this call lies in the arena.
   void check_extent(int rank, const Extent& extent, std::string_view what) const;
 
-  // A region of the arena at every rank. `bytes` are what each needs, `free extents` what each
-  // offered, for all ranks alike; ranks whose free extent is too small get the beginning of one new
-  // segment. Collective if there is one. `releasable` on every rank: given back.
+  // Reserves a region of the arena at every rank, alike on all of them: `bytes` [W] are what each
+  // needs, `free_extents` what each offered. Ranks whose extent is too small get the beginning of
+  // one new segment, which makes the call collective. Segments that are `releasable` are given
+  // back.
   std::vector<Extent> reserve(std::vector<Extent> free_extents, std::span<const std::int64_t> bytes,
                               std::uint64_t releasable);
 };

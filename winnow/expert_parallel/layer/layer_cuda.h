@@ -56,8 +56,8 @@ class CudaLayer {
   // Represents this layer in descriptors, which must not keep the rest of it alive.
   const std::shared_ptr<const char>& identity() const { return identity_; }
 
-  // At most config.sm_count, and so few that the blocks of all ranks on this GPU run side by side.
-  // In a call at most as many as it asked for.
+  // The blocks of a kernel: at most config.sm_count, in a call at most as many as it asked for, and
+  // so few that the blocks of all ranks on this GPU run at the same time.
   int blocks() const { return call_blocks_; }
   // pushes_rows() of layouts.h, but where all ranks share one GPU there are no links: then only
   // enable_local_combine makes them push.
@@ -66,8 +66,8 @@ class CudaLayer {
   // OwnMemory::keep(). Where there is none, Error (resource) breaks the layer on every rank after
   // the exchange of a call.
   std::shared_ptr<Region> keep(std::int64_t bytes) { return own_->keep(bytes); }
-  // The same memory in every call, of [NN, T, K] floats and as many behind them: a combine's
-  // weights.
+  // Memory for the weights of a combine, the same in every call: [NN, T, K] floats, and as many
+  // again after them.
   float* combine_weights();
 
   // ---- A call, in this order on every rank, as the body of CudaCalls::run().
@@ -77,16 +77,16 @@ class CudaLayer {
   std::uint64_t begin(std::string_view operation, Stream stream, int sm_count = 0);
   // Regions::reserve().
   std::vector<Extent> reserve(std::span<const std::int64_t> bytes, std::int64_t room);
-  // The regions' beginnings at the ranks of this node, as `extents` [W] say.
+  // Where the regions begin that `extents` [W] name, at the ranks of this node.
   NodePointers node_pointers(std::span<const Extent> extents) const;
-  // Enqueues the rows' journey to or from other nodes: fabric::rail_send().
+  // Enqueues FabricKernels::rail_send(), which sends rows to other nodes.
   void rail_send(const RailSendParams& params);
-  // Behind rail_send() and what may run while its puts are under way: enqueues the wait for them.
+  // Enqueues the wait for the puts of rail_send(), after what may run while they are under way.
   void quiet();
   // After everything is enqueued: Handshake::throw_deferred().
   void end();
 
-  // A call of its own that waits for all ranks (of this node).
+  // A call of its own that waits for all ranks, or for those of this node.
   void barrier(bool node_only, Stream stream);
 
  private:
@@ -114,7 +114,8 @@ class CudaLayer {
   std::shared_ptr<Region> combine_weights_;
   LayerView view_;
   std::optional<Handshake> handshake_;
-  CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
+  // The last member, so destroyed first: then what the others release is freed after the last call.
+  CudaCalls calls_;
 };
 
 }  // namespace winnow::expert_parallel

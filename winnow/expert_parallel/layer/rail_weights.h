@@ -12,11 +12,12 @@
 
 namespace winnow::expert_parallel {
 
-// Behind `to`: the rows of a view [n, K], one after the other.
+// Appends the rows of a view [n, K] to `to`, one after the other.
 void append_rows(std::vector<std::byte>& to, const ConstTensorView& view);
 
-// [NN, T, K] of the layer's weight_dtype, copied: the mailboxes serve later exchanges. `own` is the
-// table that this rank posted; `skip(tokens)` bytes of a table stand before its weights.
+// The weights [NN, T, K], of the layer's weight_dtype; a copy, since later exchanges overwrite the
+// mailboxes. `own` is the table that this rank posted. In every table the weights follow
+// skip(tokens) bytes.
 std::vector<std::byte> rail_weights(const Layer& layer, const Routing& routing,
                                     const RailSources& sources, const std::byte* own,
                                     const std::function<std::size_t(std::int64_t tokens)>& skip);

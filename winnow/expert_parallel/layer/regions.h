@@ -27,14 +27,14 @@ class WINNOW_EXPORT Regions {
   // After the first segment was added, all of which is free at each of `world` ranks.
   void start(int world) { free_.assign(static_cast<std::size_t>(world), arena_.largest_free()); }
 
-  // A call begins.
+  // Begins a call.
   void begin();
   // `bytes` [W]: what each rank needs. False: not every rank is known to have so much.
   bool fits(std::span<const std::int64_t> bytes) const;
-  // Takes the offers that were kept if all of `bytes` fits there.
+  // Uses the offers that were kept if all of `bytes` fits into them. Returns whether it does.
   bool use_kept(std::span<const std::int64_t> bytes);
-  // Where the regions lie, by rank. The caller takes its own from arena(). Calls `grow` where a
-  // rank has too little, which is allowed after learn() in the same call; then for `room` bytes
+  // Returns where the regions are, by rank; the caller takes its own from arena(). Calls `grow` if
+  // a rank has too little, which is allowed after learn() in the same call; then for `room` bytes
   // rather than for what is needed, unless that were more than twice as much.
   std::vector<Extent> reserve(std::string_view operation, std::span<const std::int64_t> bytes,
                               std::int64_t room, const Grow& grow);
@@ -48,7 +48,7 @@ class WINNOW_EXPORT Regions {
   // Ranks compare what they have reserved since they learned: one that refused a call which the
   // others have made, or made it with other sizes, has other free memory than they do.
   void sign(Options& options) const;
-  // All headers of this call were received.
+  // Takes the offers of a call whose headers have all been received.
   void learn(std::uint64_t call, std::span<const Header> received);
   // The headers of `call` are received later, once a call asks for them: take_awaited() is that
   // call's number, or 0, once; keep() keeps what its headers offered.

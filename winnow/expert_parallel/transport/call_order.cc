@@ -51,7 +51,7 @@ void CallOrder::begin_call(int layer, std::string_view operation) {
   // This allocates nothing: the other ranks would wait for one that has run out of memory here.
   std::snprintf(own.text, Slot::kTextBytes, "%.*s of layer %d", static_cast<int>(operation.size()),
                 operation.data(), layer);
-  // The count goes from 1 to 65535 and begins again at 1, so that the word is never 0.
+  // The count of layers begins again at 1 after 65535, so that the word is never 0.
   const std::uint64_t layers = (static_cast<std::uint64_t>(made_) - 1) % 0xffff + 1;
   store_release(&own.word, layers << kLayersShift |
                                std::uint64_t{++calls_ & kLowBits} << kCallsShift |

@@ -47,8 +47,8 @@ nothing, and its d_scores are ignored. A row that occurs several times in indice
 time.
 
 Args:
-    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; if it
-        is too small, the error says how many are needed. If None, it is allocated by torch for torch
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
+        error for a smaller one says how many it takes. If None, it is allocated by torch for torch
         tensors, else from the stream's memory pool. The CPU does not use it.
     stream, backend: as in topk().
 

@@ -53,14 +53,14 @@ class Selection {
       if (key >= bar_) candidates_.push_back({key, static_cast<std::int32_t>(first + r)});
     }
   }
-  // Those of a stream of later rows.
+  // Adds what `other` has chosen of later rows of the stream.
   void take(Selection& other) {
     for (const Candidate& candidate : other.finish()) {
       if (candidates_.size() == candidates_.capacity()) drop();
       if (candidate.key >= bar_) candidates_.push_back(candidate);
     }
   }
-  // The chosen ones by their rows.
+  // The chosen candidates in ascending order of their rows.
   const std::vector<Candidate>& finish() {
     drop();
     std::sort(candidates_.begin(), candidates_.end(),

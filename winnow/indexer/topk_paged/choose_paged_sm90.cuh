@@ -10,7 +10,7 @@
 
 namespace winnow::indexer::sm90_detail {
 
-// Query n of the launch is number first_query + n of those of [b, s_q] from sequence first_sequence
+// Query n of the launch is query first_query + n of [b, s_q], counted from sequence first_sequence
 // on.
 struct PagedChooseParams {
   static constexpr bool kKeys = true;
@@ -77,8 +77,8 @@ struct PagedChooseParams {
   }
 };
 
-// Queues the choice of so many queries, each of up to `rows` rows, behind the kernel that stores
-// their keys.
+// Queues the choice for `queries` queries, each from up to `rows` rows, after the kernel that
+// stores their keys.
 inline void launch_paged_choice(const device::Runtime& runtime, PagedChooseParams params,
                                 std::int64_t queries, std::int64_t rows, cudaStream_t stream) {
   const std::int64_t multiprocessors = runtime.multiprocessors();

@@ -1,7 +1,7 @@
-// How the blocks of topk_paged share out a batch, sm90. Groups of queries of a sequence, and the
-// tiles of two pages that they see, stand behind each other on a line, which is cut into equal
-// ranges, one for each block: lengths are known on the device only, and however they differ, all
-// blocks end together. Where a range and a group overlap is a piece.
+// How the blocks of topk_paged share out a batch, sm90. A line has, one group of queries after the
+// other, the tiles of two pages that the group sees. It is cut into equal ranges, one for each
+// block, so that all blocks end together however lengths differ, which only the device knows. A
+// piece is where a range and a group overlap.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ inline constexpr int kLeastTiles = 4;    // of a block's range, where there are 
 struct PageLine {
   const std::int32_t* context_lens;  // [b], or [b, s_q]
   std::int64_t context_stride;
-  bool of_queries;                   // [b, s_q]: the rows that each query sees
+  bool of_queries;                   // it is [b, s_q]: the rows that each query sees
   std::int64_t first_group;          // of the launch, counted through all sequences
   int groups, groups_of_a_sequence;  // of the launch
   int queries;                       // of a group
   std::int64_t s_q;
-  int table;  // pages of a row of the table; 0 if there are no pages
+  int table;  // pages of a row of block_tables; 0 if there are no pages
 };
 
 // Queries [first, first + count) of a sequence.
@@ -49,7 +49,7 @@ __device__ __forceinline__ int rows_of_query(const PageLine& line, std::int64_t 
   return static_cast<int>(max(context - line.s_q + j + 1, std::int64_t{0}));
 }
 
-// The most that a query of a group sees.
+// The most rows that a query of a group sees.
 __device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGroup& group) {
   const int last = group.count - 1;
   int rows = rows_of_query(line, group.sequence, group.first + last);
@@ -62,7 +62,7 @@ __device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGr
 // In shared memory.
 struct LineShared {
   std::int32_t end[kMostGroups];   // tiles of this group and of those before
-  std::int32_t rows[kMostGroups];  // that a query of the group sees at most
+  std::int32_t rows[kMostGroups];  // the most that a query of the group sees
   std::int32_t warp_total[kMostGroups / 32];
 };
 

@@ -42,8 +42,9 @@ constexpr const char* kDoc =
 k[t] and k_scale[t] are row t % 64 of page block_tables[i, t // 64], as quantize() writes them.
 Query j of sequence i sees the positions t < context_lens[i] - s_q + j + 1: the queries are the last
 rows of their sequence. If context_lens is [b, s_q], it sees the positions t < context_lens[i,j], as
-where a row stands for several tokens. Lengths are clamped to those of the table; the rows of a page outside of
-[0, num_pages) are absent. The choice is exact and does not depend on the rest of the batch.
+where a row stands for several tokens. Lengths are clamped to those of the table; the rows of a page
+outside of [0, num_pages) are absent. The choice is exact and does not depend on the rest of the
+batch.
 
 Args:
     topk: rows to choose, 1 or more.
@@ -65,7 +66,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-// Gives the call that winnow.supports() asks about its pages, which hold keys and their scales.
+// Sets the pages, which hold keys and their scales, in the call that winnow.supports() asks about.
 constexpr auto pages_for_supports = [](Shape& shape, indexer::TopkPagedArgs& args) {
   const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
   args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});

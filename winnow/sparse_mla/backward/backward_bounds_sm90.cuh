@@ -1,9 +1,9 @@
 // Backward of top-k sparse MLA attention, sm90, deterministic with up to 64 heads: bounds of what
 // the fused kernel (backward_fused_sm90.cuh) will add to the rows of dkv, before it adds anything.
 //
-// An addend of query i to row j is sum over heads h of P d_out + dS q. P is formed here as it is
-// there. For dS the lengths of d_out and of the row's values do (Cauchy and Schwarz), so that half
-// of the products are enough and nothing is stored:
+// An addend of query i to row j is sum over heads h of P d_out + dS q. P is computed here as it is
+// there. dS is bounded by the lengths of d_out and of the row's values (Cauchy and Schwarz), so
+// that half of the products are enough and nothing is stored:
 //
 //   |addend| <= sum over h of P[h,j] (A[h] + B[h] |v[j]|)
 //   A = max |d_out[h]| + scale max |q[h]| |delta[h]|,  B = scale max |q[h]| |d_out[h]|
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint4 bound_sums(const Params& p, const BoundHeads& h
           __float_as_uint(b[1])};
 }
 
-// The bounds of its tiles, every other one, and how often rows are chosen.
+// A warpgroup bounds its tiles, every other one, and counts how often rows are chosen.
 template <class Plan>
 __device__ __forceinline__ void bound_tiles(const Params& p, Plan shared, int warpgroup) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kScoresThreads, 1)
   }
 }
 
-// |v| of every row of the cache. A warp for each.
+// Computes |v| of every row of the cache, each in one warp.
 static __global__ void __launch_bounds__(kRowThreads)
     row_sizes_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
   const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;

@@ -16,7 +16,7 @@
 
 namespace winnow::sparse_mla::backward_fixed_detail {
 
-// Of a row of dkv: its sums as integers.
+// The state of a row of dkv whose sums are integers.
 struct RowState {
   float scale;            // from values to units, a power of two; 0: nothing was added yet
   float units;            // not less than the magnitude of a sum, whatever the order

@@ -10,7 +10,7 @@ struct BackwardParams {
   Problem problem;
   Rows<const void*> out;    // [s_q, h_q, 512], dtype of the problem; null where delta is given
   Rows<const void*> d_out;  // [s_q, h_q, 512], dtype of the problem
-  // Of accumulator_of() that dtype; the last two and d_sink may be null.
+  // In accumulator_of(dtype of the problem); attn_sink, delta and d_sink may be null.
   Rows<const void*> lse;        // [s_q, h_q]
   Rows<const void*> attn_sink;  // [h_q]
   Rows<const void*> delta;      // [s_q, h_q]
@@ -24,9 +24,9 @@ struct BackwardParams {
 void backward_cpu(const BackwardParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants what the checks for sm90 ask for. Does not wait, so the stream may be in capture.
-// `workspace`: backward_sm90_workspace_bytes() of that device, aligned to 256 bytes, in use until
-// the stream has passed; null: had from the stream's memory pool and given back.
+// Requires what the checks for sm90 ask for. Does not wait, so the stream may be in capture.
+// `workspace`: backward_sm90_workspace_bytes() on that device, aligned to 256 bytes, in use until
+// the kernels have ended; null: it is taken from the stream's memory pool and given back.
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params);
 

@@ -40,7 +40,7 @@ struct KernelParams {
   std::int64_t dq_stride0, dq_stride1;  // bytes
   bool dq_f32;
   float* dq_parts;  // [2 * blocks, kHeads, kDim]: dq of the tail's parts
-  // [waste_row + blocks, kDim], columns permuted; the last rows take what nobody wants.
+  // [waste_row + blocks, kDim], columns permuted; the last rows take what absent entries add.
   float* dkv;
   // With FixedDrain, in the place of lse and dkv.
   const float* lse2;  // [s_q, kHeads]: base 2, with the sink; +inf: no gradient

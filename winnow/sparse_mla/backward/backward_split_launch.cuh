@@ -1,7 +1,8 @@
 // Backward of top-k sparse MLA attention through P and dS in memory: what the launches of sm90 and
-// of sm100 share. That is how the work is cut, the workspace, the kernels' view of a chunk of
-// queries, and what comes before and after their own kernels. Host code of .cu files, each of which
-// has kernels for its architecture; so what launches some by name is static, as they are.
+// sm100 share, which is how the work is cut, the workspace, the kernels' view of a chunk of
+// queries, and what runs before and after their own kernels. Host code of .cu files. Each of these
+// compiles the kernels for its architecture, so functions that launch some of them by name are
+// static.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +27,13 @@ struct SplitTarget {
   int range_shift;
 };
 
-// What the images of one chunk of queries may take.
+// The most bytes of the images of one chunk of queries.
 inline constexpr std::int64_t kImageBytes = (std::int64_t{1} << 30) + (std::int64_t{64} << 20);
-// Up to so many rows their sums leave room in L2 for P and dS.
+// Up to so many rows, the sums of the cache leave room in L2 for P and dS.
 inline constexpr std::int64_t kRowsBesideImages = 8192;
 inline constexpr std::int64_t kAlignment = 256;
 
-// In the deterministic mode, of each row: its state, bound and count.
+// In the deterministic mode, the bytes for each row's state, bound and count.
 inline constexpr std::int64_t kRowBytes = sizeof(RowState) + 8;
 
 // How the work is cut, and where things are in the workspace.
@@ -43,7 +44,7 @@ struct SplitLayout {
   std::int64_t images, lists, offsets, lse2, delta, sums, taken;
   // With `deterministic`; rows: states, bounds and counts of the rows.
   std::int64_t head_norms, tile_norms, rows, fixed;
-  std::int64_t waste_rows;  // behind those of the cache: what nobody wants is added to them
+  std::int64_t waste_rows;  // after those of the cache: they take what absent entries add
   std::int64_t bytes;
 
   std::int64_t place(std::int64_t wanted) {
@@ -67,7 +68,7 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
   const std::int64_t per_query =
       std::max<std::int64_t>(layout.blocks * layout.tiles * kImagePair, 1);
   layout.chunk = std::max<std::int64_t>(kImageBytes / per_query, 1);
-  // Whole rounds of a full GPU, where there are some.
+  // If a chunk is larger than the GPU, it is whole rounds of it.
   if (layout.chunk > target.multiprocessors) layout.chunk -= layout.chunk % target.multiprocessors;
   layout.chunk = std::min<std::int64_t>({layout.chunk, problem.s_q, 1 << 16});
   layout.cut_keys(problem.s_kv, target.range_shift + (problem.s_kv <= target.rows_in_l2 ? 1 : 0));
@@ -170,7 +171,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
   return kernel;
 }
 
-// A thread for each of `count` things.
+// Launches a thread for each of `count` items.
 template <class... Arguments>
 inline void launch_flat(const Runtime& runtime, void (*kernel)(Arguments...), std::int64_t count,
                         cudaStream_t stream, const std::type_identity_t<Arguments>&... arguments) {
@@ -178,7 +179,7 @@ inline void launch_flat(const Runtime& runtime, void (*kernel)(Arguments...), st
   runtime.launch(kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream, arguments...);
 }
 
-// A warp for each row.
+// Launches a warp for each row.
 inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int64_t),
                         const Params& params, std::int64_t s_kv, cudaStream_t stream) {
   if (s_kv == 0) return;
@@ -186,7 +187,7 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
                  kRowThreads, 0, stream, params, s_kv);
 }
 
-// Before the additions of a chunk of queries in fixed point.
+// Launches what comes before the fixed-point additions of a chunk of queries.
 [[maybe_unused]] static void launch_settle(const Runtime& runtime, const Params& params,
                                            std::int64_t s_kv, cudaStream_t stream) {
   runtime.launch(bound_kernel, static_cast<unsigned>(params.queries), kBoundThreads, 0, stream,

@@ -1,7 +1,7 @@
 // Decode, sm90: the kernels that add up the parts of queries.
 //
-// The order of a sum hangs on the kernel and the number of parts. Which kernel it is hangs on the
-// most parts of a query, so with batch_invariant on the number of entries alone.
+// The order of a sum depends on the kernel and the number of parts, and the kernel on the most
+// parts of a query: with batch_invariant on the number of entries alone.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeQuarters = 4;          // of the threads, which take parts in turn
 inline constexpr std::uint32_t kMergeParts = 16;  // whose rows are under way at once
 
-// The partials of a query: `count` of them from `first` on, a group where queries are cut, or a
-// segment. `second`: the first of them is the second one of its group.
+// The partials of a query: those of `count` groups (where queries are cut) or segments, from
+// `first` on. `second`: the first of them is the second one of its group.
 struct Parts {
   std::uint32_t query, first, count;
   bool second;
 };
-// Of the `number`th query that is merged.
+// The parts of the `number`th query that is merged.
 __device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t number) {
   if (params.cut_tiles == 0) return {number, number * params.segments, params.segments, false};
   const std::uint32_t begin = number * params.query_tiles, last = begin + params.query_tiles - 1;
@@ -30,7 +30,7 @@ __device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint3
           first * params.cut_tiles / params.query_tiles < number};
 }
 
-// Where partial n of them has the row of a head of a block of heads.
+// Where the row of a head of a block of heads is in partial n of `parts`.
 __device__ __forceinline__ std::int64_t row_of_partial(const KernelParams& params,
                                                        const Parts& parts, std::uint32_t n,
                                                        std::uint32_t head_block,
@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_partial(float (&sum)[8], const uint4& row, f
   }
 }
 
-// Adds up the partials of a query and a head, a block for each, heads first.
+// Adds up the partials of one query and head in each block; blocks count heads first.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ KernelParams params) {
   const auto heads = static_cast<std::uint32_t>(params.h_q);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     for (float& value : all) value *= factor;
 #pragma unroll
     for (std::uint32_t k = 0; k < kMergeParts / kMergeQuarters; ++k) {
-      // 0 of parts that are none.
+      // 0 past the last part.
       const float weight =
           __shfl_sync(kFullWarp, scaled, static_cast<int>(quarter + kMergeQuarters * k));
       add_partial(all, rows[k], weight);
@@ -131,8 +131,8 @@ inline constexpr std::uint32_t kFewParts = kMergeQuarters;
 inline constexpr std::uint32_t kFewHeadsAtOnce = 2;                               // of a thread
 inline constexpr std::uint32_t kFewHeads = kMergeThreads / 64 * kFewHeadsAtOnce;  // of a block
 
-// The same of queries that have up to kFewParts parts, for which a block with one head would begin,
-// wait for memory once and end. A block has kFewHeads heads of a query; heads first.
+// The same for queries with up to kFewParts parts, for which a block with one head would begin,
+// wait for memory once and end. A block has kFewHeads heads of a query; blocks count heads first.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_few_kernel(const __grid_constant__ KernelParams params) {
   const auto heads = static_cast<std::uint32_t>(params.h_q);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     float total[8] = {};
 #pragma unroll
     for (std::uint32_t n = 0; n < kFewParts; ++n) {
-      const float weight = of_lane(scaled, n);  // 0 of parts that are none
+      const float weight = of_lane(scaled, n);  // 0 past the last part
       add_partial(total, rows[k][n], weight);
     }
     if (head_of(k) >= heads) return;

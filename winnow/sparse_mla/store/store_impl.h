@@ -20,7 +20,7 @@ struct StoreParams {
 void store_cpu(const StoreParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants n of at least 1, what check_cache_for_gpu() asks for, and `workspace` of
+// Requires n of at least 1, what check_cache_for_gpu() asks for, and `workspace` of
 // store_cuda_workspace_bytes(). Skips slots beyond the cache. Allocates nothing and does not wait,
 // so the stream may be in capture.
 void store_cuda(const StoreParams& params, void* workspace, void* stream);
