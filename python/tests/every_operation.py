@@ -153,6 +153,19 @@ def _compressor():
             {"rows": (rows, "f32")},
         ),
     )
+    yield (
+        "compressor::backward",
+        _operation(
+            compressor.backward,
+            {**inputs, "d_rows": (rows, "f32")},
+            {
+                "d_kv": (tokens.copy(), "f32"),
+                "d_gate": (tokens.copy(), "f32"),
+                "d_position_bias": (np.ones((2, 16), np.float32), "f32"),
+                "d_norm_weight": (np.ones(16, np.float32), "f32"),
+            },
+        ),
+    )
 
 
 def _paged_xl():

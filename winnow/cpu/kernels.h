@@ -30,7 +30,8 @@ namespace winnow {
   X(paged_xl, attention, AttentionParams)         \
   X(paged_xl, append, AppendParams)               \
   X(paged_xl, position_term, PositionTermParams)  \
-  X(compressor, forward, ForwardParams)
+  X(compressor, forward, ForwardParams)           \
+  X(compressor, backward, BackwardParams)
 
 #define WINNOW_DECLARE_(family, operation, params)                     \
   namespace family {                                                   \

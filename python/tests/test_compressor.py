@@ -1,0 +1,126 @@
+"""winnow.compressor against the formula in torch, float64, and its autograd."""
+
+import numpy as np
+import pytest
+
+import winnow
+
+torch = pytest.importorskip("torch")
+
+LENGTHS = (23, 0, 3, 8)
+
+
+def problem(ratio=4, d=64, overlap=True, dtype=torch.float64, lengths=LENGTHS, pairs=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, of=dtype):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(of)
+
+    columns, real = d * (1 + overlap), torch.promote_types(dtype, torch.float32)
+    ends = np.cumsum([0, *lengths]).astype(np.int32)
+    rows = np.cumsum([0, *(length // ratio for length in lengths)]).astype(np.int32)
+    angles = torch.arange(200)[:, None] * 0.5 ** torch.arange(pairs)
+    return {
+        "kv": normal(sum(lengths), columns),
+        "gate": normal(sum(lengths), columns),
+        "position_bias": normal(ratio, columns, of=real),
+        "cu_seqlens": torch.from_numpy(ends),
+        "cu_rows": torch.from_numpy(rows),
+        "norm_weight": 1 + normal(d, of=real) / 4,
+        "cos": angles.cos().to(real),
+        "sin": angles.sin().to(real),
+        "first_position": torch.tensor([7 * i for i in range(len(lengths))], dtype=torch.int32),
+        "overlap": overlap,
+    }
+
+
+def windows(x, ratio, overlap, absent):
+    """[tokens, columns] to [windows, slots, d], as DeepSeek's own code arranges them."""
+    x = x[: len(x) // ratio * ratio].reshape(-1, ratio, x.shape[1])
+    if not overlap:
+        return x
+    d = x.shape[2] // 2
+    before = torch.cat([torch.full_like(x[:1, :, :d], absent), x[:-1, :, :d]])
+    return torch.cat([before, x[:, :, d:]], dim=1)
+
+
+def formula(kv, gate, position_bias, cu_seqlens, cu_rows, norm_weight, cos, sin, first_position,
+            overlap, hadamard=False, eps=1e-6):  # fmt: skip
+    ratio, result = len(position_bias), []
+    ends = cu_seqlens.tolist()
+    for begin, end, first in zip(ends, ends[1:], first_position.tolist(), strict=False):
+        if end - begin < ratio:
+            continue
+        bias = position_bias.repeat((end - begin) // ratio + 1, 1)[: end - begin]
+        weights = windows(gate[begin:end] + bias, ratio, overlap, -torch.inf).softmax(dim=1)
+        rows = (weights * windows(kv[begin:end], ratio, overlap, 0)).sum(dim=1)
+        rows = rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt() * norm_weight
+        at = first + ratio * torch.arange(len(rows))
+        width = 2 * cos.shape[1]
+        plain, (a, b) = rows[:, :-width], rows[:, -width:].unflatten(1, (-1, 2)).unbind(-1)
+        turned = torch.stack([a * cos[at] - b * sin[at], a * sin[at] + b * cos[at]], dim=-1)
+        rows = torch.cat([plain, turned.flatten(1)], dim=1)
+        if hadamard:
+            matrix = torch.ones(1, 1, dtype=rows.dtype)
+            while len(matrix) < rows.shape[1]:
+                matrix = torch.cat([torch.cat([matrix, matrix]), torch.cat([matrix, -matrix])], 1)
+            rows = rows @ matrix / rows.shape[1] ** 0.5
+        result.append(rows)
+    return torch.cat(result)
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize(("ratio", "overlap"), [(4, True), (4, False), (3, True), (1, False)])
+def test_rows_and_gradients(ratio, overlap, hadamard):
+    given = problem(ratio, overlap=overlap)
+    learned = [given[n].requires_grad_() for n in ("kv", "gate", "position_bias", "norm_weight")]
+    want = formula(**given, hadamard=hadamard)
+    d_rows = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad(want, learned, d_rows)
+    with torch.no_grad():
+        rows = winnow.compressor.forward(**given, hadamard=hadamard, num_rows=len(want))
+        got = winnow.compressor.backward(**given, hadamard=hadamard, d_rows=d_rows)
+    torch.testing.assert_close(rows, want.detach(), rtol=0, atol=1e-12)
+    for ours, theirs in zip(got, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_one_sequence_of_the_models_sizes(dtype, error):
+    """Rows of the compressed sparse attention and of the heavily compressed one; numpy agrees."""
+    for ratio, overlap in ((4, True), (128, False)):
+        given = problem(ratio, 512, overlap, dtype, lengths=(300,), pairs=32)
+        wide = {n: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+                for n, t in given.items()}  # fmt: skip
+        rows = winnow.compressor.forward(**given)
+        assert rows.dtype == dtype and rows.shape == (300 // ratio, 512)
+        torch.testing.assert_close(rows.double(), formula(**wide), rtol=error, atol=error)
+        in_f32 = winnow.compressor.forward(**given, out=torch.empty(rows.shape))
+        torch.testing.assert_close(in_f32.to(dtype), rows, rtol=0, atol=0)
+        if dtype == torch.float32:
+            arrays = {n: t.numpy() if torch.is_tensor(t) else t for n, t in given.items()}
+            np.testing.assert_array_equal(winnow.compressor.forward(**arrays), rows.numpy())
+
+
+def test_without_what_is_optional():
+    given = problem()
+    names = ("kv", "gate", "position_bias", "cu_seqlens", "cu_rows", "overlap")
+    plain = {name: given[name] for name in names}
+    rows = winnow.compressor.forward(**plain, num_rows=7)
+    d_kv, d_gate, d_bias = winnow.compressor.backward(**plain, d_rows=torch.ones_like(rows))
+    # Weights add up to 1 in each column of each window, and so do gradients of kv.
+    torch.testing.assert_close(d_kv.sum(), torch.tensor(7.0 * 64, dtype=torch.float64))
+    torch.testing.assert_close(d_gate.sum(0), d_bias.sum(0), rtol=0, atol=1e-12)
+
+
+def test_refusals():
+    given = problem()
+    with pytest.raises(ValueError, match=r"rows: want 7 rows, the last of cu_rows, got 8"):
+        winnow.compressor.forward(**given)
+    with pytest.raises(ValueError, match=r"d_norm_weight: want none, where norm_weight is absent"):
+        winnow.compressor.backward(
+            **{**given, "norm_weight": None},
+            d_rows=torch.zeros(7, 64, dtype=torch.float64),
+            d_norm_weight=torch.zeros(64, dtype=torch.float64),
+        )
+    assert not winnow.supports("compressor.forward", device="cuda")
