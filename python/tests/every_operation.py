@@ -132,7 +132,7 @@ def _decode():
 
 def _compressor():
     """Sequences of 5 and 4 tokens by 2."""
-    tokens, turns = np.ones((9, 16), np.float32), np.ones((6, 2), np.float32)
+    tokens, turns = np.ones((9, 16), np.float32), np.ones((8, 2), np.float32)
     inputs = {
         "kv": (tokens, _FLOATS),
         "gate": (tokens.copy(), "f32"),
@@ -163,6 +163,18 @@ def _compressor():
                 "d_gate": (tokens.copy(), "f32"),
                 "d_position_bias": (np.ones((2, 16), np.float32), "f32"),
                 "d_norm_weight": (np.ones(16, np.float32), "f32"),
+            },
+        ),
+    )
+    del inputs["cu_rows"]
+    yield (
+        "compressor::step",
+        _operation(
+            lambda rows, **tensors: compressor.step(**tensors, out=rows),
+            {**inputs, "state_slots": (np.array([1, 0], np.int32), "i32")},
+            {
+                "state": (np.ones((3, 2, 32), np.float32), "f32"),
+                "rows": (tokens.copy(), "f32"),
             },
         ),
     )

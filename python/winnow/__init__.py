@@ -2,9 +2,9 @@
 
 ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.compressor`` and ``winnow.paged_xl`` take numpy
 arrays, torch tensors, or anything with ``__dlpack__``, and return the kind that came in.
-``winnow.expert_parallel`` carries tokens between the ranks of a mixture of experts. ``winnow.torch``
-has the operations for ``torch.compile`` and autograd, ``winnow.compat`` functions with the
-signatures of other libraries.
+``winnow.expert_parallel`` carries tokens between the ranks of a mixture of experts.
+``winnow.torch`` has the operations for ``torch.compile`` and autograd, ``winnow.compat`` functions
+with the signatures of other libraries.
 """
 
 from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla

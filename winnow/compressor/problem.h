@@ -26,6 +26,7 @@ struct Sequence {
   std::int64_t token = 0, tokens = 0;
   std::int64_t row = 0, rows = 0;
   std::int64_t position = 0;
+  std::int64_t state = -1;  // of step()
 };
 
 struct Problem {

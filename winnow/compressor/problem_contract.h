@@ -55,11 +55,19 @@ consteval auto finish() {
       optional_input<&Args::cos>("[positions, pairs]", sums_of("kv"), contract::kWithNext),
       optional_input<&Args::sin>("[positions, pairs]", sums_of("kv"),
                                  "rotate the last 2 * pairs columns"),
-      optional_input<&Args::first_position>("[n]", any_of(DType::i32),
-                                            "of the first token of each sequence; 0 if None")
-          .by_rule(),
-      rule<check_first_position<Args>>,
       value<&Args::hadamard>("transform the rows; d is a power of two"), rule<check_finish<Args>>);
+}
+
+// Where the positions of each sequence begin, and its rows.
+template <class Args>
+consteval auto places() {
+  using namespace contract;
+  return std::tuple(optional_input<&Args::first_position>(
+                        "[n]", any_of(DType::i32), "of the first token of each sequence; 0 if None")
+                        .by_rule(),
+                    rule<check_first_position<Args>>,
+                    input<&Args::cu_rows>("[n + 1]", any_of(DType::i32),
+                                          "where the rows of each sequence begin"));
 }
 
 }  // namespace winnow::compressor

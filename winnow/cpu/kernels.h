@@ -31,7 +31,8 @@ namespace winnow {
   X(paged_xl, append, AppendParams)               \
   X(paged_xl, position_term, PositionTermParams)  \
   X(compressor, forward, ForwardParams)           \
-  X(compressor, backward, BackwardParams)
+  X(compressor, backward, BackwardParams)         \
+  X(compressor, step, StepParams)
 
 #define WINNOW_DECLARE_(family, operation, params)                     \
   namespace family {                                                   \

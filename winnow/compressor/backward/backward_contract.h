@@ -24,10 +24,8 @@ struct BackwardTable {
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(
-        tokens<Args>(),
-        std::tuple(input<&Args::cu_rows>("[n + 1]", any_of(DType::i32),
-                                         "where the rows of each sequence begin"),
-                   input<&Args::d_rows>("[rows, d=512]", follows("kv", same, accumulator_of),
+        tokens<Args>(), places<Args>(),
+        std::tuple(input<&Args::d_rows>("[rows, d=512]", follows("kv", same, accumulator_of),
                                         "the gradient of rows"),
                    rule<check_d_rows>),
         finish<Args>(),

@@ -18,10 +18,8 @@ struct ForwardTable {
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(
-        tokens<Args>(),
-        std::tuple(input<&Args::cu_rows>("[n + 1]", any_of(DType::i32),
-                                         "where the rows of each sequence begin"),
-                   output<&Args::rows>("[rows, d=512]", follows("kv", same, accumulator_of),
+        tokens<Args>(), places<Args>(),
+        std::tuple(output<&Args::rows>("[rows, d=512]", follows("kv", same, accumulator_of),
                                        "to write into; new, as kv, if None"),
                    rule<check_rows_of>),
         finish<Args>());
