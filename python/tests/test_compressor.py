@@ -6,6 +6,7 @@ import pytest
 import winnow
 
 torch = pytest.importorskip("torch")
+import winnow.torch  # noqa: E402
 
 LENGTHS = (23, 0, 3, 8)
 
@@ -19,7 +20,7 @@ def problem(ratio=4, d=64, overlap=True, dtype=torch.float64, lengths=LENGTHS, p
     columns, real = d * (1 + overlap), torch.promote_types(dtype, torch.float32)
     ends = np.cumsum([0, *lengths]).astype(np.int32)
     rows = np.cumsum([0, *(length // ratio for length in lengths)]).astype(np.int32)
-    angles = torch.arange(200)[:, None] * 0.5 ** torch.arange(pairs)
+    angles = torch.arange(300)[:, None] * 0.5 ** torch.arange(pairs)
     return {
         "kv": normal(sum(lengths), columns),
         "gate": normal(sum(lengths), columns),
@@ -111,6 +112,72 @@ def test_without_what_is_optional():
     # Weights add up to 1 in each column of each window, and so do gradients of kv.
     torch.testing.assert_close(d_kv.sum(), torch.tensor(7.0 * 64, dtype=torch.float64))
     torch.testing.assert_close(d_gate.sum(0), d_bias.sum(0), rtol=0, atol=1e-12)
+
+
+def test_steps_give_the_rows_and_drafts_are_undone():
+    given = problem(lengths=(23,), dtype=torch.bfloat16)
+    want = winnow.compressor.forward(**{**given, "first_position": None})
+    fixed = {n: given[n] for n in ("position_bias", "norm_weight", "cos", "sin", "overlap")}
+    state = torch.full((5, 10, 2 * given["kv"].shape[1]), torch.nan)
+    slot, rows, position = torch.tensor([3], dtype=torch.int32), [], 0
+    for taken, undone in ((9, 0), (1, 0), (3, 2), (3, 3), (4, 1), (2, 0), (6, 0)):
+        new = slice(position, position + taken)
+        got = winnow.compressor.step(
+            given["kv"][new],
+            given["gate"][new],
+            cu_seqlens=torch.tensor([0, taken], dtype=torch.int32),
+            first_position=torch.tensor([position], dtype=torch.int32),
+            state=state,
+            state_slots=slot,
+            **fixed,
+        )
+        position += taken - undone
+        rows = [*rows[: new.start], *got]
+    assert position == 22
+    torch.testing.assert_close(torch.stack(rows[3:22:4]), want, rtol=0, atol=0)
+    assert torch.isnan(state[[0, 1, 2, 4]]).all()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_operators(norm):
+    given = problem(3, 16, pairs=3)
+    tokens = ("cu_seqlens", "cu_rows")
+    leaves = [given[n].requires_grad_() for n in ("kv", "gate", "position_bias", "norm_weight")]
+    options = {n: given[n] for n in ("cos", "sin", "first_position", "overlap")}
+    rows = sum(length // 3 for length in LENGTHS)
+
+    def call(kv, gate, bias, weight):
+        return winnow.torch.compressor_forward(
+            kv, gate, bias, *(given[n] for n in tokens), norm_weight=weight if norm else None,
+            num_rows=rows, hadamard=True, **options,
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(call, leaves)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for function in (call, compiled):
+        got = torch.autograd.grad(function(*leaves).sum(), leaves[: 3 + norm])
+        for gradient, leaf in zip(got, leaves, strict=False):
+            assert gradient.shape == leaf.shape and gradient.dtype == leaf.dtype
+    arguments = [t.detach() for t in leaves[:3]] + [given[n] for n in tokens]
+    options["norm_weight"] = leaves[3].detach() if norm else None
+    torch.library.opcheck(
+        torch.ops.winnow.compressor_forward.default, tuple(arguments), {**options, "num_rows": rows}
+    )
+    d_rows = torch.ones(rows, 16, dtype=torch.float64)
+    torch.library.opcheck(
+        torch.ops.winnow.compressor_backward.default, (*arguments, d_rows), options
+    )
+
+
+def test_the_operator_of_steps():
+    given = problem(lengths=(23,))
+    state = torch.zeros(1, 8, 256, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.int32)
+    names = ("kv", "gate", "position_bias", "cu_seqlens")
+    arguments = (*(given[n] for n in names), zero, state, zero)
+    torch.library.opcheck(torch.ops.winnow.compressor_step.default, arguments, {"overlap": True})
+    rows = winnow.torch.compressor_step(*arguments, overlap=True)
+    assert state.any() and rows[3::4].all() and not rows[4::4].any()
 
 
 def test_refusals():

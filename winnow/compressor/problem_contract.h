@@ -27,6 +27,10 @@ void check_first_position(const Check& check, const Args& args) {
   check.input("first_position", args.first_position, {{"n", args.cu_seqlens.size(0) - 1}},
               {DType::i32}, args.kv.device());
 }
+template <class Args, auto kRows>
+void check_row_columns(const Check& check, const Args& args) {
+  check_row_columns(check, contract::name_of<kRows>(), args.*kRows, args.kv, args.overlap);
+}
 
 // The tokens, and where their sequences are.
 template <class Args>

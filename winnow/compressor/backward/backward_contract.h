@@ -8,9 +8,6 @@
 
 namespace winnow::compressor {
 
-inline void check_d_rows(const Check& check, const BackwardArgs& args) {
-  check_row_columns(check, "d_rows", args.d_rows, args.kv, args.overlap);
-}
 inline void check_d_norm_weight(const Check& check, const BackwardArgs& args) {
   const bool norm = args.norm_weight.present(), given = args.d_norm_weight.present();
   check.that(norm == given, "d_norm_weight",
@@ -27,7 +24,7 @@ struct BackwardTable {
         tokens<Args>(), places<Args>(),
         std::tuple(input<&Args::d_rows>("[rows, d=512]", follows("kv", same, accumulator_of),
                                         "the gradient of rows"),
-                   rule<check_d_rows>),
+                   rule<check_row_columns<Args, &Args::d_rows>>),
         finish<Args>(),
         std::tuple(output<&Args::d_kv>("[tokens, columns]", follows("kv", same, accumulator_of),
                                        "to write into; new, as kv, if None"),

@@ -13,21 +13,19 @@ namespace winnow::compressor {
 // Arguments of forward(). A default-constructed optional tensor is absent. c is 2 with `overlap`,
 // else 1; R is f64 for f64, else f32.
 struct ForwardArgs {
-  ConstTensorView kv{};             // [tokens, c * d], f32, f16, bf16 or f64
-  ConstTensorView gate{};           // as kv
-  ConstTensorView position_bias{};  // [ratio, c * d], R; ratio is 1 to 128
-  ConstTensorView
-      cu_seqlens{};           // [n + 1], i32: where each packed sequence begins; the last: tokens
-  ConstTensorView cu_rows{};  // [n + 1], i32: where its rows begin; the last: rows
-  bool overlap = false;       // windows are twice as wide as their distance
-  ConstTensorView norm_weight{};  // optional [d], R: rows are normalised
-  std::optional<double> eps{};    // of the norm; 1e-6 if absent
-  ConstTensorView cos{};          // optional [positions, pairs], R: the last 2 * pairs columns
-  ConstTensorView sin{};          // as cos, with it              of the rows are rotated
-  ConstTensorView
-      first_position{};   // optional [n], i32: of the first token of each sequence; else 0
-  bool hadamard = false;  // rows are transformed; d is a power of two
-  TensorView rows{};      // [rows, d], as kv or R
+  ConstTensorView kv{};              // [tokens, c * d], f32, f16, bf16 or f64
+  ConstTensorView gate{};            // as kv
+  ConstTensorView position_bias{};   // [ratio, c * d], R; ratio is 1 to 128
+  ConstTensorView cu_seqlens{};      // [n + 1], i32: where each packed sequence begins; then tokens
+  ConstTensorView cu_rows{};         // [n + 1], i32: where its rows begin; then their number
+  bool overlap = false;              // windows are twice as wide as their distance
+  ConstTensorView norm_weight{};     // optional [d], R: rows are normalised
+  std::optional<double> eps{};       // of the norm; 1e-6 if absent
+  ConstTensorView cos{};             // optional [positions, pairs], R: the last 2 * pairs
+  ConstTensorView sin{};             // columns of the rows are rotated; both or neither
+  ConstTensorView first_position{};  // optional [n], i32: of each sequence's first token; else 0
+  bool hadamard = false;             // rows are transformed; d is a power of two
+  TensorView rows{};                 // [rows, d], as kv or R
 };
 
 // A sequence of S tokens has floor(S / ratio) rows; the tokens behind them have none. Window w has

@@ -8,10 +8,6 @@
 
 namespace winnow::compressor {
 
-inline void check_rows_of(const Check& check, const ForwardArgs& args) {
-  check_row_columns(check, "rows", args.rows, args.kv, args.overlap);
-}
-
 struct ForwardTable {
   using Args = ForwardArgs;
   static constexpr const char* kOperation = "compressor::forward";
@@ -21,7 +17,7 @@ struct ForwardTable {
         tokens<Args>(), places<Args>(),
         std::tuple(output<&Args::rows>("[rows, d=512]", follows("kv", same, accumulator_of),
                                        "to write into; new, as kv, if None"),
-                   rule<check_rows_of>),
+                   rule<check_row_columns<Args, &Args::rows>>),
         finish<Args>());
   }
 };

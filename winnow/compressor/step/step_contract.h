@@ -8,9 +8,6 @@
 
 namespace winnow::compressor {
 
-inline void check_step_rows(const Check& check, const StepArgs& args) {
-  check_row_columns(check, "rows", args.rows, args.kv, args.overlap);
-}
 void check_state(const Check& check, const StepArgs& args);
 
 struct StepTable {
@@ -35,7 +32,7 @@ struct StepTable {
             rule<check_state>,
             output<&Args::rows>("[tokens, d=512]", follows("kv", same, accumulator_of),
                                 "to write into; new, as kv and of zeros, if None"),
-            rule<check_step_rows>),
+            rule<check_row_columns<Args, &Args::rows>>),
         finish<Args>());
   }
 };
