@@ -41,7 +41,8 @@ struct StepArgs {
 // state then.
 //
 // Sizes: any tokens and n, including 0, and sequences without new tokens. No two sequences have the
-// same state. Strides, memory, streams and errors: as forward(). Returns the backend that ran.
+// same state. Strides, memory, streams and errors: as forward(); a state or rows that overlap each
+// other or an input are refused. Returns the backend that ran.
 WINNOW_EXPORT Backend step(const StepArgs& args, const RunOptions& options = {});
 
 }  // namespace winnow::compressor
