@@ -103,6 +103,37 @@ def test_one_sequence_of_the_models_sizes(dtype, error):
             np.testing.assert_array_equal(winnow.compressor.forward(**arrays), rows.numpy())
 
 
+@pytest.mark.parametrize("kind", ["CSA", "HCA"])
+def test_rows_are_those_of_transformers(kind):
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    settings = modeling.DeepseekV4Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, q_lora_rank=32
+    )
+    module = getattr(modeling, f"DeepseekV4{kind}Compressor")(settings)
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    if kind == "CSA":  # which chooses rows that this does not look at
+        module.indexer.forward = lambda *_: torch.zeros(1, 300, 1, dtype=torch.long)
+    x, positions, ratio = torch.randn(1, 300, 64), torch.arange(300)[None], module.compress_rate
+    with torch.no_grad():
+        want = module(x, None, positions, None, 0)[0][0, 0]
+        cos, sin = module.rotary_emb(x, position_ids=positions, layer_type="compress")
+        rows = winnow.compressor.forward(
+            module.kv_proj(x)[0],
+            module.gate_proj(x)[0],
+            module.position_bias,
+            torch.tensor([0, 300], dtype=torch.int32),
+            torch.tensor([0, 300 // ratio], dtype=torch.int32),
+            overlap=kind == "CSA",
+            norm_weight=module.kv_norm.weight,
+            eps=settings.rms_norm_eps,
+            cos=cos[0].contiguous(),
+            sin=sin[0].contiguous(),
+        )
+    torch.testing.assert_close(rows, want, rtol=0, atol=1e-6 * want.abs().max().item())
+
+
 def test_without_what_is_optional():
     given = problem()
     names = ("kv", "gate", "position_bias", "cu_seqlens", "cu_rows", "overlap")
