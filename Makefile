@@ -180,14 +180,14 @@ sources = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 format:
 	@tools/setup wheels
 	.venv/bin/clang-format -i $(sources)
-	.venv/bin/ruff format -q python docs
+	.venv/bin/ruff format -q python docs tools/compare
 
 check-format:
 	@tools/setup wheels
 	@echo "clang-format --dry-run -Werror <$(words $(sources)) files>"
 	@.venv/bin/clang-format --dry-run -Werror $(sources)
-	.venv/bin/ruff format -q --check python docs
-	.venv/bin/ruff check -q python docs
+	.venv/bin/ruff format -q --check python docs tools/compare
+	.venv/bin/ruff check -q python docs tools/compare
 
 install:
 	@tools/setup

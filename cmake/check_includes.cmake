@@ -2,11 +2,11 @@
 #   cmake -DROOT=<the repository> -P cmake/check_includes.cmake
 cmake_minimum_required(VERSION 3.25)
 
-# The rooms, floor by floor from the ground. A file may include its own room and the floors below:
+# The rooms, level by level from the lowest. A file may include its own room and the levels below:
 # of its own family (the first folder of its room) and of the shared families. A room that is not
-# listed stands on the first floor above its family's own files.
+# listed stands on the first level above its family's own files.
 set(shared core cpu device)
-set(floors
+set(levels
   "core"
   "cpu device/common"
   "device/sm90 simulator/instructions"
@@ -22,25 +22,25 @@ set(floors
   "expert_parallel/low_latency"
   "expert_parallel/all_to_all")
 # These know every operation: the table of a CPU module, and the header that includes all others.
-set(roofs cpu/module.cc winnow.h)
-# Tests, what they and benchmarks share, the simulator, and the Python bindings. They may include every floor of
+set(exempt cpu/module.cc winnow.h)
+# Tests, what they and benchmarks share, the simulator, and the Python bindings. They may include every level of
 # their family, and no file of the library may include them.
 set(harness "(^|/)(testing|python|simulator)/|(^|/)test_[a-z_]+\\.h$|(^|/|_)(bench|cases|oracle|py|soak|test)\\.(cc|h)$")
 
-set(floor 0)
-foreach(rooms IN LISTS floors)
-  math(EXPR floor "${floor} + 1")
+set(level 0)
+foreach(rooms IN LISTS levels)
+  math(EXPR level "${level} + 1")
   separate_arguments(rooms)
   foreach(room IN LISTS rooms)
-    set(floor_of_${room} ${floor})
+    set(level_of_${room} ${level})
   endforeach()
 endforeach()
 
-# A room of a family that is not listed: the floor above the family.
+# A room of a family that is not listed: the level above the family.
 macro(place room)
-  if(NOT DEFINED floor_of_${room})
+  if(NOT DEFINED level_of_${room})
     string(REGEX REPLACE "/.*" "" family_of_room ${room})
-    math(EXPR floor_of_${room} "${floor_of_${family_of_room}} + 1")
+    math(EXPR level_of_${room} "${level_of_${family_of_room}} + 1")
   endif()
 endmacro()
 
@@ -49,7 +49,7 @@ set(count 0)
 file(GLOB_RECURSE files RELATIVE ${ROOT}/winnow ${ROOT}/winnow/*.h ${ROOT}/winnow/*.cuh
      ${ROOT}/winnow/*.cc ${ROOT}/winnow/*.cu)
 foreach(file IN LISTS files)
-  if(file IN_LIST roofs)
+  if(file IN_LIST exempt)
     continue()
   endif()
   get_filename_component(room ${file} DIRECTORY)
@@ -73,7 +73,7 @@ foreach(file IN LISTS files)
     elseif(room STREQUAL other_room)
     elseif(NOT other STREQUAL family AND NOT other IN_LIST shared)
       set(why "is of another family")
-    elseif(NOT floor_of_${other_room} LESS floor_of_${room})
+    elseif(NOT level_of_${other_room} LESS level_of_${room})
       set(why "does not stand below it")
     endif()
     if(why)

@@ -27,15 +27,16 @@ def _annotation(text):
 
 
 def _definition(signature):
-    lines = [f"def {signature.name}("]
+    """On one line, as nanobind writes the stubs of the extension."""
+    parameters = []
     for parameter in signature.parameters:
-        if parameter.by_keyword and "    *," not in lines:
-            lines.append("    *,")
+        if parameter.by_keyword and "*" not in parameters:
+            parameters.append("*")
         default = "" if parameter.default is None else f" = {parameter.default}"
         default = default.replace("'", '"')
-        lines.append(f"    {parameter.name}: {_annotation(parameter.annotation)}{default},")
+        parameters.append(f"{parameter.name}: {_annotation(parameter.annotation)}{default}")
     result = re.sub(r"\bT\b", "Tensor", signature.result)
-    return "\n".join([*lines, f") -> {result}: ..."])
+    return f"def {signature.name}({', '.join(parameters)}) -> {result}: ..."
 
 
 def stub():

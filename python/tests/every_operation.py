@@ -12,6 +12,10 @@ from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 _FLOATS = "f32 or f16 or bf16 or f64"
 
 
+def _normal(*shape):
+    return np.random.default_rng(9).standard_normal(shape).astype(np.float32)
+
+
 @dataclass
 class Operation:
     call: Callable[..., Any]
@@ -47,8 +51,8 @@ _BRAIN = (torch.bfloat16, "uint16")
 
 def _sparse_mla():
     q, kv, indices, _ = problems.sparse_mla(invalid=0)
-    heads, length = np.zeros((3, 4), np.float32), np.full(3, 7, np.int32)
-    sink, values = np.zeros(4, np.float32), np.zeros((3, 4, 512), np.float32)
+    heads, length = _normal(3, 4), np.full(3, 7, np.int32)
+    sink, values = _normal(4), _normal(3, 4, 512)
     rows = {"q": (q, _FLOATS), "kv": (kv, "f32"), "indices": (indices, "i32")}
     rows["topk_length"] = (length, "i32")
     yield (
@@ -92,8 +96,8 @@ def _decode():
         rows = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16()
         return rows.view(torch.uint16).numpy()
 
-    cache = np.zeros((3, 4, 1, 656), np.uint8)
-    extra = np.zeros((2, 2, 1, 656), np.uint8)
+    cache = rng.integers(0, 100, (3, 4, 1, 656)).astype(np.uint8)
+    extra = rng.integers(0, 100, (2, 2, 1, 656)).astype(np.uint8)
     chosen = rng.integers(0, 12, (2, 1, 7)).astype(np.int32)
     length = np.full(2, 3, np.int32)
     yield (
@@ -110,7 +114,7 @@ def _decode():
                 "indices": (chosen, "i32"),
                 "topk_length": (length, "i32"),
                 "extra_cache": (extra, "u8 or f8_e4m3"),
-                "extra_indices": (chosen, "i32"),
+                "extra_indices": (chosen % 4, "i32"),
                 "extra_topk_length": (length, "i32"),
                 "attn_sink": (np.zeros(4, np.float32), "f32"),
             },
@@ -182,6 +186,8 @@ def _compressor():
 
 def _paged_xl():
     step = problems.paged_xl()
+    for name in ("key_cache", "value_cache"):
+        step[name] = _normal(*step[name].shape)
     tables = {name: (step[name], "i32") for name in ("block_tables", "context_lens")}
     common = {
         "query": (step["query"], _FLOATS),
@@ -190,7 +196,7 @@ def _paged_xl():
     }
     heads = np.zeros(step["query"].shape[:2], np.float32)
     outputs = {"out": (step["query"], "f32"), "lse": (heads, "f32")}
-    term = np.zeros((*heads.shape, step["r"].shape[1]), np.float32)
+    term = _normal(*heads.shape, step["r"].shape[1])
 
     def attention(function):
         return lambda out, lse, **inputs: function(**inputs, scale=None, out=(out, lse))
@@ -240,7 +246,7 @@ def _indexer():
         "key_start": (first, "i32"),
         "key_end": (last, "i32"),
     }
-    chosen = np.zeros((3, 5), np.int32)
+    chosen = rng.integers(0, 20, (3, 5)).astype(np.int32)
     yield (
         "indexer::topk",
         _operation(
@@ -255,7 +261,7 @@ def _indexer():
             },
         ),
     )
-    pages = np.zeros((3, 64 * 68), np.uint8)
+    pages = rng.integers(0, 100, (3, 64 * 68)).astype(np.uint8)
     yield (
         "indexer::topk_paged",
         _operation(
@@ -268,7 +274,7 @@ def _indexer():
             {
                 "q": (rng.integers(0, 100, (2, 1, 3, 64)).astype(np.uint8), "f8_e4m3"),
                 "pages": (pages, "u8"),
-                "weights": (np.ones((2, 1, 3), np.float32), "f32 or bf16"),
+                "weights": (_normal(2, 1, 3), "f32 or bf16"),
                 "block_tables": (np.array([[0, 1], [2, 0]], np.int32), "i32"),
                 "context_lens": (np.array([70, 3], np.int32), "i32"),
             },
@@ -331,7 +337,7 @@ def _layout():
             lambda expert_indices, **outputs: expert_parallel.layout(
                 expert_indices, 4, 2, 2, out=tuple(outputs.values())
             ),
-            {"expert_indices": (np.zeros((3, 2), np.int32), "i32")},
+            {"expert_indices": (np.arange(6, dtype=np.int32).reshape(3, 2) % 4, "i32")},
             {
                 **{name: (counts[:size], "i32") for name, size in zip(names, sizes, strict=True)},
                 "is_token_in_rank": (np.zeros((3, 2), np.uint8), "u8"),
@@ -347,7 +353,7 @@ def _all_to_all():
         world.transport(0), world.store(), max_tokens=3, hidden=16, topk=2, experts=4,
         dtype="float32", timeout=20,
     )  # fmt: skip
-    tokens, experts = np.ones((3, 16), np.float32), np.zeros((3, 2), np.int32)
+    tokens, experts = _normal(3, 16), np.arange(6, dtype=np.int32).reshape(3, 2) % 4
     yield (
         "expert_parallel::dispatch",
         _operation(
@@ -355,7 +361,7 @@ def _all_to_all():
             {
                 "input": (tokens, "f32 or f8_e4m3"),
                 "expert_indices": (experts, "i32 or i64"),
-                "weights": (experts.astype(np.float32), "f32"),
+                "weights": (_normal(3, 2), "f32"),
                 "scatter_indices": (np.arange(6, dtype=np.int32).reshape(3, 2), "i32"),
             },
             {"out": (np.zeros((6, 16), np.float32), "f32")},
@@ -367,7 +373,7 @@ def _all_to_all():
         _operation(
             lambda **tensors: layer.combine(descriptor=descriptor, **tensors),
             {
-                "expert_output": (np.ones((6, 16), np.float32), "f32"),
+                "expert_output": (_normal(6, 16), "f32"),
                 "bias": (tokens, "f32"),
             },
             {"out": (tokens, "f32")},

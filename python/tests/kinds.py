@@ -31,6 +31,8 @@ def _cupy(dtype):
 
 
 CPU = [
+    pytest.param((_numpy(np.float64), "float64"), id="numpy-float64"),
+    pytest.param((_torch(torch.float64), "float64"), id="torch-float64"),
     pytest.param((_numpy(np.float32), "float32"), id="numpy-float32"),
     pytest.param((_numpy(np.float16), "float16"), id="numpy-float16"),
     pytest.param((_torch(torch.float32), "float32"), id="torch-float32"),
@@ -56,7 +58,8 @@ def numbers(tensor):
             # Not inside the copy, where CUDA may hold up the threads of ranks that this one needs.
             torch.cuda.current_stream(tensor.device).synchronize()
         tensor = tensor.cpu()  # no kernel, which ranks that share a GPU could wait for in vain
-        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
+        return (tensor.float() if narrow else tensor).numpy()
     return tensor.get() if hasattr(tensor, "get") else tensor
 
 

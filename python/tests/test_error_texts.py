@@ -76,7 +76,7 @@ def test_more_foreign_dtypes_than_there_are_names_for():
     ],
 )
 def test_the_argument_that_a_message_names(message, argument):
-    assert _winnow.argument_of(message) == argument
+    assert _winnow.details_of(message)[0] == argument
 
 
 def _functions():
@@ -114,7 +114,7 @@ def _parameters(function, by_keyword_only=False):
 
 # Without parameters, or for the package itself.
 _BARE = {"backends", "num_threads", "nvshmem_obstacle", "launch_environment", "default_timeout",
-         "supports", "time_native", "argument_of", "close", "store", "MemoryStore"}  # fmt: skip
+         "supports", "time_native", "details_of", "close", "store", "MemoryStore"}  # fmt: skip
 
 
 def test_an_unknown_keyword_is_named_with_the_nearest():

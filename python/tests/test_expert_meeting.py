@@ -1,4 +1,4 @@
-"""How processes meet: stores, shared memory, winnow launch."""
+"""How processes meet: stores, shared memory, launchers."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ import pytest
 import torch
 from expert_launch import documented_program
 from expert_problems import SMALL, payload
+from processes import run
 from ranks import run_all
 
 import winnow
@@ -39,7 +40,7 @@ class _Dictionary:
 STORES = {
     "folder": lambda folder: folder / "meet",
     "text": lambda folder: str(folder / "meet"),
-    "FileStore": lambda folder: ep.FileStore(str(folder / "files")),
+    "FileStore": lambda folder: ep.FileStore(str(folder / "files"), job="test"),
     "dictionary": lambda folder: _Dictionary(),
     "torch.HashStore": lambda folder: torch.distributed.HashStore(),
     "torch.FileStore": lambda folder: torch.distributed.FileStore(str(folder / "torch"), 2),
@@ -50,7 +51,8 @@ STORES = {
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_ranks_meet_in_any_store(kind, tmp_path):
+def test_ranks_meet_in_any_store(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("WINNOW_JOB", "test")
     store = STORES[kind](tmp_path)
     x, i = payload(0, 2), np.array([[0, 3, 5]] * 2, np.int32)
 
@@ -71,6 +73,19 @@ def test_ranks_meet_in_any_store(kind, tmp_path):
     assert first == second
 
 
+def _torchrun(tmp_path, source, **environment):
+    program = tmp_path / "program.py"
+    program.write_text(source)
+    meet = {"WINNOW_RENDEZVOUS": str(tmp_path / "meet"), **environment}
+    result = run(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", 2, program),
+        env={**os.environ, "OMP_NUM_THREADS": "1", **meet},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 LAUNCHED = """
 import numpy as np
 from winnow import expert_parallel as ep
@@ -87,36 +102,30 @@ with ep.AllToAll(transport, ep.FileStore(here.rendezvous), dtype=np.float32, **s
 """
 
 
-def test_ranks_that_winnow_launch_starts(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(LAUNCHED)
-    result = subprocess.run(
-        [sys.executable, "-m", "winnow", "launch", "-n", "2", "--nodes", "2", "--",
-         sys.executable, program],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+def test_ranks_on_two_nodes(tmp_path):
+    output = _torchrun(tmp_path, LAUNCHED, WINNOW_LOCAL_WORLD_SIZE="1")
     for rank in range(2):
-        assert f"rank {rank} of nodes of 1: done" in result.stdout
+        assert f"rank {rank} of nodes of 1: done" in output
 
 
 def test_the_documented_program_runs(tmp_path):
     source, output = documented_program("launch")
-    program = tmp_path / "program.py"
-    program.write_text(source)
-    result = subprocess.run(
-        [sys.executable, "-m", "winnow", "launch", "-n", "2", "--", sys.executable, program],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    said = _torchrun(tmp_path, source)
     for line in output.splitlines():  # of two processes, in any order
-        assert line in result.stdout
+        assert line in said
     alone = {name: text for name, text in os.environ.items() if not name.startswith("WINNOW_")}
-    bare = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=120, env=alone
-    )
+    bare = run(sys.executable, tmp_path / "program.py", env=alone)
     assert bare.returncode == 1
-    assert bare.stderr == "Start the ranks with: winnow launch -n 2 -- python program.py\n"
+    assert bare.stderr.startswith("Set WINNOW_RENDEZVOUS to a folder, and start the ranks with ")
+
+
+def test_a_folder_belongs_to_a_job(tmp_path, monkeypatch):
+    monkeypatch.delenv("WINNOW_JOB", raising=False)
+    with pytest.raises(ValueError, match="job: want a name that no other job has, .*, got none"):
+        ep.create_shared_memory(tmp_path, 0, 1)
+    transport = ep.create_shared_memory(ep.FileStore(tmp_path, job="a/b"), 0, 1)
+    assert transport.world_size == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a%2Fb"]
 
 
 def test_a_store_that_fails_says_so():
@@ -159,7 +168,8 @@ def _interrupted(call):
 
 
 def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(tmp_path):
-    assert _interrupted(lambda: ep.create_shared_memory(tmp_path, 0, 2, timeout=60)) < 20
+    store = ep.FileStore(tmp_path, job="test")
+    assert _interrupted(lambda: ep.create_shared_memory(store, 0, 2, timeout=60)) < 20
 
 
 def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
@@ -173,7 +183,7 @@ def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
         interrupted.wait()
         with pytest.raises(winnow.Error, match="rank 0 was interrupted; reported by rank 0") as e:
             layer.dispatch(x, i)
-        told.append(e.value.code)
+        told.append((e.value.code, e.value.reason))
 
     thread = threading.Thread(target=other, daemon=True)  # a failure here does not wait for it
     thread.start()
@@ -182,7 +192,7 @@ def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
     assert _interrupted(lambda: layer.dispatch(x, i)) < 20
     interrupted.set()
     thread.join()
-    assert told == ["timeout"]
+    assert told == [("timeout", "interrupted")]
     with pytest.raises(winnow.Error, match="rank 0 was interrupted"):
         layer.barrier()
 

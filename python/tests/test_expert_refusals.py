@@ -71,6 +71,15 @@ def test_a_mistake_of_one_rank_is_an_error_on_all():
         ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
 
 
+def test_what_differs_is_data_too():
+    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+    with Ranks(2, **SMALL) as ranks:
+        errors = ranks.try_run(lambda layer, rank: layer.dispatch(x, i, expert_alignment=1 + rank))
+        for error in errors:
+            assert (error.reason, error.differing) == ("arguments_differ", "expert_alignment")
+            assert (error.argument, error.wanted, error.got) == ("", "", "")
+
+
 _OPTIONS = [
     ({"order": None}, "order: want expert_major or token_major, got None"),
     ({"order": 3}, "order: want expert_major or token_major, got 3"),

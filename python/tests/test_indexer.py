@@ -75,26 +75,6 @@ def test_supports():
     assert winnow.supports("indexer.backward", dtype="bfloat16", h=64, s_k=1000, topk=2048)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_backward_is_the_gradient_of_torch(dense):
-    q, k, weights = (torch.from_numpy(array) for array in problem(s_q=4, h=5, s_k=60))
-    indices = torch.randint(-1, 62, (4, 20), dtype=torch.int32)
-    leaves = [tensor.double().requires_grad_() for tensor in (q, k, weights)]
-    dots = torch.einsum("ihd,td->iht", leaves[0], leaves[1])
-    scores = torch.einsum("ih,iht->it", leaves[2], dots.relu())
-    rows = torch.arange(60).expand(4, 60) if dense else indices.long()
-    seen = (rows >= 0) & (rows < 58 + torch.arange(4)[:, None]) & (rows < 60)
-    d_scores = torch.randn(rows.shape)
-    scores.gather(1, rows.clamp(0, 59)).backward(torch.where(seen, d_scores, 0).double())
-    d_scores[~seen] = torch.nan
-    got = winnow.indexer.backward(
-        q, k, weights, None if dense else indices, d_scores, q_start=57, deterministic=True
-    )
-    for gradient, leaf in zip(got, leaves, strict=True):
-        assert gradient.dtype == torch.float32
-        torch.testing.assert_close(gradient.double(), leaf.grad, rtol=1e-4, atol=1e-3)
-
-
 def test_dtypes_of_gradients():
     q, k, weights = (torch.from_numpy(array).to(torch.bfloat16) for array in problem(s_k=40))
     indices = torch.arange(8, dtype=torch.int32).expand(6, 8).contiguous()

@@ -87,10 +87,10 @@ def test_the_wheel_has_the_licences_of_what_is_in_it(wheel):
             (name,) = (n for n in archive.namelist() if n.endswith(f".dist-info/licenses/{text}"))
             assert archive.read(name) == (ROOT / text).read_bytes(), text
     contained = (ROOT / "THIRD_PARTY").read_text()
-    for what in ("Eigen", "CLI11", "JSON for Modern C++", "stb_", "DejaVu", "Google Benchmark",
+    for what in ("Eigen", "CLI11", "JSON for Modern C++", "Google Benchmark",
                  "nanobind", "robin_map", "libcudart_static"):  # fmt: skip
         assert re.search(rf"^\|[^|]*\| [^|]*{re.escape(what)}", contained, re.MULTILINE), what
-    for licence in ("BSD-3-Clause", "MIT", "Bitstream Vera"):
+    for licence in ("BSD-3-Clause", "MIT"):
         assert re.search(rf"\n\n{licence}\n\n", contained), licence
     credited = (ROOT / "NOTICE").read_text()
     for what in ("FlashMLA", "DeepEP", "Triton-distributed", "NVSHMEM", "vLLM"):
@@ -115,7 +115,7 @@ import torch
 from winnow import expert_parallel as ep
 
 torch.ones(4).sum()
-store = ep.FileStore(tempfile.mkdtemp())
+store = ep.FileStore(tempfile.mkdtemp(), job="test")
 transport = ep.create_shared_memory(store, 0, 1, timeout=20)
 try:
     ep.create_shared_memory(store, 0, 0, timeout=20)

@@ -57,11 +57,11 @@ ELSEWHERE = {
     r"cmake -S examples/train_indexer .*|cmake --build build/train|build/train/train_indexer": (
         "example_train_indexer",
     ),
-    r"winnow launch -n 2 -- python program.py": (
+    r"WINNOW_RENDEZVOUS=\$\(mktemp -d\) torchrun .* program.py": (
         "test_expert_meeting.py::test_the_documented_program_runs",
     ),
     r"torchrun .*": ("test_expert_layer.py::test_the_documented_program_runs",),
-    r"winnow launch -n 8 --nodes 2 -- \./program --its-option": ("Launch.RanksFormAWorld",),
+    r"export WINNOW_JOB=.*|for rank in .*": ("CommandLine.VerifyRunsOnRanksThatAreProcesses",),
     r"OMP_NUM_THREADS=1 python examples/finetune_dsa/finetune.py .*": (  # with fewer steps
         "test_transformers_example.py::test_the_example_learns_and_needs_less_memory",
     ),
@@ -88,6 +88,9 @@ NOT_RUN = {
     r"pip install torch==.* transformers==.*": "pyproject.toml pins both for the tests",
     r"compute-sanitizer .*": "wants a GPU",
     r"make test": "it is what runs this",
+    r"WINNOW_RENDEZVOUS=.* (mpirun|srun|torchrun .* --no-python) .*": (
+        "CI has neither MPI nor SLURM; launch_environment_test.cc has their variables"
+    ),
     r"make demo": "compiles for minutes; by hand in a fresh clone before a release",
     r"WINNOW_SIMULATOR_\w+=\S+ build/dev/bin/simulator_forward_test .*": (
         "repeats a failure, or shows reports: for a test that the reader chooses"

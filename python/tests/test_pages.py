@@ -1,14 +1,14 @@
-"""The pages: their links lead somewhere, and what is drawn or copied from them is up to date."""
+"""The pages: what is drawn or copied from them is up to date; test_site.py follows their links."""
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from kinds import gpu
+from winnow._winnow import tensors_of
 
 import winnow
 
@@ -24,99 +24,6 @@ PAGES = sorted(
         ),
     )
 )
-
-
-def _prose(page):
-    """The page without its code."""
-    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-
-
-def _anchors(page):
-    """Of its headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)) for h in headings]
-    return {heading.strip().lower().replace(" ", "-") for heading in plain}
-
-
-def broken_links(page):
-    broken = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
-        if re.match(r"[a-z]+:", link):
-            continue
-        name, _, anchor = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        if not target.exists():
-            broken.append(link)
-        elif anchor and anchor not in _anchors(target):
-            broken.append(link)
-    return broken
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page):
-    assert broken_links(page) == []
-
-
-def test_a_broken_link_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# A title: one\n[a](#a-title-one) [b](#two) [c](none.md) [d](page.md#three)\n")
-    assert broken_links(page) == ["#two", "none.md", "page.md#three"]
-
-
-def test_every_page_can_be_found_from_the_index():
-    found, new = set(), [ROOT / "docs" / "index.md"]
-    while new:
-        page = new.pop()
-        found.add(page)
-        for link in re.findall(r"\]\(([^)\s#]+\.md)", _prose(page)):
-            target = (page.parent / link).resolve()
-            if target not in found and target.exists():
-                new.append(target)
-    assert sorted(str(page.relative_to(ROOT)) for page in set(PAGES) - found) == []
-
-
-_PLOT = runpy.run_path(str(ROOT / "docs" / "plot_benchmarks.py"))
-_DATA = sorted((ROOT / "docs").glob("benchmarks*.json"))
-
-
-@pytest.mark.parametrize("file", _DATA, ids=lambda file: file.name)
-def test_a_picture_is_drawn_from_its_data(file):
-    picture = _PLOT["picture"](json.loads(file.read_text()))
-    assert picture == file.with_suffix(".svg").read_text(), "run docs/plot_benchmarks.py"
-
-
-def test_the_table_shows_the_data():
-    """Those rows of the first table of docs/benchmarks.md that are in TFLOP/s."""
-    shown = []
-    for line in (ROOT / "docs" / "benchmarks.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 6 or "TFLOP/s" not in cells[2]:
-            continue
-        heads, sizes = re.fullmatch(r"(\d+) heads, s_kv (.*)", cells[1]).groups()
-        ours = cells[2].removesuffix("TFLOP/s").split("/")
-        peer, theirs = re.fullmatch(r"(\S+) (.*)", cells[3]).groups()
-        for size, our, their in zip(sizes.split("/"), ours, theirs.split("/"), strict=True):
-            row = (cells[0].strip("`"), int(heads), size.strip(), int(our), peer, int(their))
-            shown.append((*row, cells[5]))
-    data = json.loads((ROOT / "docs" / "benchmarks.json").read_text())
-    keys = ("operation", "heads", "s_kv", "winnow", "peer", "peer_rate")
-    rows = [[one[key] for key in keys] + [one.get("date", data["date"])] for one in data["results"]]
-    assert shown == [(o, h, f"{k // 1000}k", *rest) for o, h, k, *rest in rows]
-    assert len(shown) == 18
-
-
-def test_a_report_of_the_program_can_be_drawn():
-    made = subprocess.run(
-        [sys.executable, "-m", "winnow", "bench", "expert_parallel::layout", "--device", "cpu",
-         "--seconds", "0.001", "--repetitions", "1", "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    report = json.loads(made.stdout)
-    picture = _PLOT["picture"](report)
-    assert report["date"] in picture
-    bars = [one for one in report["results"] if "ratio" in one]
-    assert bars and picture.count("<rect") == 3 + 2 * len(bars)
-    assert f"{100 * bars[0]['ratio']:.0f}</text>" in picture
 
 
 def test_the_package_names_the_gpus_that_the_readme_names():
@@ -135,6 +42,34 @@ def test_the_commands_of_the_readme_are_verbs_of_make():
     for verb in sorted(verbs):
         dry = subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True, text=True)
         assert dry.returncode == 0, f"make {verb}: {dry.stderr}"
+
+
+_TENSORS = {
+    f"{path.parts[-3]}::{path.stem}": path
+    for path in PAGES
+    if path.with_name(f"{path.stem}_contract.h").exists()
+}
+
+
+def _rows(page):
+    """{argument: (shape, dtype)} of the page's table of tensors."""
+    rows = {}
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in re.findall(r"`(\w+)`", cells[0]):
+            if line.startswith("| `") and len(cells) == 4:
+                rows[name] = cells[1], cells[2]
+    return rows
+
+
+@pytest.mark.parametrize("operation", tensors_of)
+def test_a_page_has_the_tensors_of_its_operation(operation):
+    rows = _rows(_TENSORS[operation])
+    for name, shape, dtype, optional in tensors_of[operation]:
+        shown = rows.get(name)
+        assert shown is not None, name
+        if not shown[0].startswith("as in"):  # those of another page
+            assert shown == (shape + ", optional" * optional, dtype), name
 
 
 _NAMES = {

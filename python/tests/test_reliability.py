@@ -333,7 +333,8 @@ def attend():
 
 def wait():
     inside.release()
-    expert_parallel.create_shared_memory(tempfile.mkdtemp(), 0, 2, timeout=2)
+    store = expert_parallel.FileStore(tempfile.mkdtemp(), job="test")
+    expert_parallel.create_shared_memory(store, 0, 2, timeout=2)
 
 class Store:
     def set(self, key, value):

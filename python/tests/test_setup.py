@@ -160,17 +160,6 @@ def test_the_documented_commands_install_where_python_is_managed(checkout, tmp_p
     assert result.stdout.splitlines()[-1] == str(folder / ".venv")
 
 
-def test_settings_have_the_name_that_every_pip_knows():
-    """-C is unknown before pip 23.1; Debian 12 has 23.0."""
-    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools" / "test"]
-    named = 0
-    for path in [*texts, *(ROOT / "docs").glob("*.md"), *(ROOT / "winnow").rglob("*.md")]:
-        text = path.read_text()
-        assert not re.search(r"-C \"?(cmake\.|build-dir)", text), path
-        named += text.count("--config-settings")
-    assert named >= 5
-
-
 def _pages():
     return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "winnow").rglob("*.md")]
 
@@ -187,22 +176,6 @@ def test_no_page_installs_the_package_that_pypi_calls_winnow():
     for page in ("README.md", "docs/troubleshooting.md"):
         text = (ROOT / page).read_text()
         assert "PyPI's `winnow` is another project" in text and "`winnow-kernels`" in text, page
-
-
-def test_commands_to_copy_show_what_pip_does():
-    """A build takes minutes, and pip says nothing about it without -v."""
-    shown = 0
-    for page in _pages():
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in re.findall(r"pip install[^#\n]* \.(?:\s|$)", block):
-                assert " -v " in line, (page, line)
-                shown += 1
-    assert shown >= 3
-    for page in ("README.md", "docs/python.md", "docs/troubleshooting.md"):
-        text = re.sub(r"\s+", " ", (ROOT / page).read_text())
-        assert "6 to 9 minutes on two cores" in text and re.search(
-            "silent|(says?|prints) nothing", text
-        ), page
 
 
 def test_everything_of_pip_is_pinned_by_version_and_the_page_says_no_more():

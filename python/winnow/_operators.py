@@ -2,8 +2,8 @@
 
 An operator is declared by the signature of the function that carries it out, or by one of its own,
 and by a function whose docstring describes it and whose body makes empty results, for torch's fake
-tensors. Operators know their arguments by position; what stands after the * of a signature goes by
-keyword to and from everybody else.
+tensors. torch passes every argument of an operator by position; callers, kernels and declarations
+take the parameters after the * of a signature by keyword.
 """
 
 import ast
@@ -50,12 +50,13 @@ After = Optional[Callable[[Any, Any], Any]]
 
 
 def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signature:
-    """That of a function of the extension as an operator has it.
+    """The signature that an operator gets from a function of the extension: without the parameters
+    that only say how a call runs (OF_A_CALL).
 
     Args:
         native: the function, or a functools.partial of it, whose keywords are left out.
         plus: further parameters of the operator, at the end: "dkv_dtype: dtype | None = None".
-        without: names of parameters that it has not; never of one by position.
+        without: keyword parameters that the operator does not have.
     """
     fixed = ()
     if isinstance(native, functools.partial):
@@ -67,7 +68,8 @@ def signature_of(native, plus: str = "", without: Sequence[str] = ()) -> Signatu
 
 
 def _native(kernel):
-    """That of by_position which is a function of the extension, as torch's dispatcher calls it."""
+    """For a function of the extension, its variant that takes all arguments by position, as torch's
+    dispatcher passes them; None for a Python function."""
     if not hasattr(kernel, "__nb_signature__"):
         return None
     return by_position[f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"]
@@ -89,7 +91,7 @@ class Arguments:
         self._takers: Dict[Tuple[str, ...], Callable[..., Any]] = {}
 
     def of(self, values: Sequence[Any], *names: str) -> Tuple[Any, ...]:
-        """Some of a call's arguments; it left out those at the end that have their default."""
+        """Some of a call's arguments. `values` may lack trailing ones that have their default."""
         take = self._takers.get(names)
         if take is None:
             take = operator_module.itemgetter(*(self.places[name] for name in names))
@@ -122,6 +124,22 @@ def _inspected(signature: Signature) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=_result_type(signature))
 
 
+def _refuse_others(declaration, shown: inspect.Signature) -> None:
+    """TypeError for a declaration whose parameters in the source are not those it is called by. One
+    that collects the rest in *args or **kwargs is not compared."""
+
+    def outline(signature):
+        return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
+
+    given = outline(inspect.signature(declaration))
+    collects = any(
+        kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for _, kind, _ in given
+    )
+    if not collects and given != outline(shown):
+        raise TypeError(f"{declaration.__name__} is declared otherwise: want {shown}")
+
+
 def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -> None:
     """TypeError for a keyword that names no parameter, as functions of the extension have it."""
     known = [p.name for p in signature.parameters]
@@ -136,18 +154,20 @@ def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -
 def calling(
     operator, signature: Signature, before: Before = None, after: After = None
 ) -> Callable[[Function], Function]:
-    """Gives a declaration that signature, as its attribute `declared` too, and makes it call
-    `operator`.
+    """A decorator that replaces a declaration by a function of this signature that calls
+    `operator`; the function's attribute `declared` is the signature.
 
     Args:
-        before: takes from the keywords what is the function's alone, and returns what `after` needs
-            of it; None: all keywords.
-        after: makes the function's results of the operator's, and of that.
+        before: removes the keywords that only the function has, and returns the second argument of
+            `after`. Without it that is all keywords.
+        after: turns the operator's results, and what `before` returned, into the function's.
     """
     most = sum(not p.by_keyword for p in signature.parameters)
 
     def decorate(declaration: Function) -> Function:
         name = declaration.__name__
+        shown = _inspected(signature)
+        _refuse_others(declaration, shown)
 
         @functools.wraps(declaration)
         def call(*arguments, **options):
@@ -156,12 +176,11 @@ def calling(
             kept = options if before is None else before(options)
             try:
                 results = operator(*arguments, **options)
-            except RuntimeError:  # torch's own says of some unknown keywords how many there are
+            except RuntimeError:  # of some unknown keywords torch's message only has the number
                 _refuse_unknown(signature, name, options)
                 raise
             return results if after is None else after(results, kept)
 
-        shown = _inspected(signature)
         call.__signature__ = shown
         call.__annotations__ = {p.name: p.annotation for p in shown.parameters.values()}
         call.__annotations__["return"] = shown.return_annotation
@@ -171,8 +190,8 @@ def calling(
     return decorate
 
 
-# By what torch traces with: the last result of a call that the next one has to follow, in the
-# forward pass and in the backward pass.
+# For each tracer of torch, and apart for the forward and the backward pass: a result of the latest
+# call, which the next call gets as an argument so that it stays behind it.
 _traces: "weakref.WeakKeyDictionary[Any, dict]" = weakref.WeakKeyDictionary()
 
 
@@ -189,8 +208,8 @@ def _refuse_tangents(operator, values):
 def recorded_by(function):
     """The `apply` of a torch.autograd.Function for recording().
 
-    Function.apply() starts the transforms of torch.func; an operator's kernel stands inside them
-    already, where a call is recorded like one of torch's own operators, without them.
+    Function.apply() would start the transforms of torch.func again. An operator's kernel already
+    runs inside them, so a call is recorded on their current level alone, as torch's own are.
     """
     names = ("forward", "setup_context", "backward", "jvp")
     parts = {name: staticmethod(getattr(function, name)) for name in names}
@@ -206,22 +225,23 @@ def recorded_by(function):
 
 
 def recording(apply, leaves, follows=None):
-    """An `autograd` for operator(), as torch.library.register_autograd() in half the time.
+    """Makes the argument `autograd` of operator(): does as torch.library.register_autograd() does,
+    in half the time.
 
-    The kernel runs first and the call is recorded behind it, so that the way to the kernel is the
-    same whether a gradient is recorded or not.
+    The kernel runs first and the call is recorded after it, so that the way to the kernel is the same
+    whether a gradient is recorded or not.
 
     Args:
-        apply: records one call, with a torch.autograd.Function, and returns the results: of the
-            leaves, the kernel's results, the arguments without those at the end that have their
-            default, and the operator's Arguments.
-        leaves: which of the arguments have gradients, by name.
-        follows: of an operator that several ranks call in the same order: the name of an
-            argument that is None. In a graph that torch traces it becomes a result of the call
-            before, since a compiler keeps no other order, and chooses it by the sizes of a rank.
-            No call is dropped either.
+        apply: records one call, with a torch.autograd.Function, and returns its results. It is called
+            with the leaves, the kernel's results, the arguments (`values`, which may lack trailing
+            ones that have their default), and the operator's Arguments.
+        leaves: the names of the arguments that have gradients.
+        follows: for an operator that all ranks must call in the same order: the name of an argument
+            that is None in eager mode. In a traced graph it becomes a result of the call before, since
+            compilers keep only an order that data dictates and would otherwise choose one by the sizes
+            of the rank, another on each. They are also kept from dropping such a call.
     """
-    direct = {}  # by keys: nothing, a mode of torch for instance, stands before the kernel
+    direct = {}  # by dispatch keys: whether the kernel comes next, so that it can be called directly
 
     def make(operator, kernel, arguments):
         places = [arguments.places[name] for name in leaves]
@@ -264,8 +284,8 @@ def recording(apply, leaves, follows=None):
 
 
 class Recorded(torch.autograd.Function):
-    """A call of an operator: its results are there, and torch gives them their gradients. A
-    subclass says in setup_context() what it keeps, and has the formula."""
+    """Records a call whose results the kernel has computed already, so that forward() only returns
+    them. A subclass says in setup_context() what it keeps, and has the formula."""
 
     @staticmethod
     def forward(*arguments):
@@ -312,8 +332,8 @@ def _casting(packet, device_type, names, casts):
 
 
 def _in_one_place(name, parameters, fake):
-    """`fake`, which torch calls as soon as one tensor is on "meta": an error if others are in
-    memory, since its results would be there, too, and hold nothing."""
+    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not, this
+    is an error: the results would be in real memory, and uninitialised."""
 
     def call(*values):
         meta = [isinstance(v, Tensor) and v.device.type == "meta" for v in values]
@@ -327,7 +347,7 @@ def _in_one_place(name, parameters, fake):
     return call
 
 
-# For operators of which the CUDA graphs that torch.compile records must hold none.
+# The tags of operators that must not be in the CUDA graphs that torch.compile records.
 _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
 
@@ -346,19 +366,20 @@ def operator(
     casts: Mapping[str, Optional[str]] = {},  # noqa: B006
     flops: Optional[Callable[..., int]] = None,
 ) -> Callable[[Function], Function]:
-    """Makes an operator of a declaration, which makes empty results, and the declaration call it.
+    """A decorator that makes an operator of a declaration, which makes empty results, and makes the
+    declaration call it.
 
     Args:
         kernel: runs it on CPU and CUDA tensors; it and the declaration take its arguments as the
             signature says.
-        signature: of the operator; a text is what stands between "def f(" and ")"; None: that of
-            the kernel, which is then a function of the extension: see signature_of(). `plus` are
-            parameters that the operator has besides and the kernel does not get, `face` those of
-            the declaration alone, which `before` takes out.
+        signature: of the operator; a text is what stands between "def f(" and ")"; None:
+            signature_of(kernel), which is then a function of the extension.
+        plus: further parameters of the operator; the kernel does not get them.
+        face: further parameters of the declaration alone; `before` has to remove them.
         results: how many tensors it returns. changes: names of the tensors that it writes to.
         before, after: as in calling().
-        autograd: makes the kernel that records gradients from the operator, the other kernel and
-            the Arguments; None: a gradient that is asked for is an error.
+        autograd: called with the operator, its kernel and the Arguments; returns the kernel that
+            records gradients. None: a gradient that is asked for is an error.
         recordable: False where the host takes part in every call, so that the CUDA graphs that
             torch.compile records by itself leave it out.
         casts: what torch.autocast casts: names of tensors, with None for autocast's dtype or the
@@ -377,7 +398,7 @@ def operator(
     every = [p.name for p in parameters[most:]]
 
     def called(function, options):
-        """The function by position."""
+        """The function as torch calls it, all by position; passes `options` on by keyword."""
         if not options and not every:
             return function
 

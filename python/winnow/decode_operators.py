@@ -18,7 +18,10 @@ def _decode_flops(
 
 
 @_operators.operator(_sparse_mla.decode, results=2, flops=_decode_flops)
-def sparse_mla_decode(q, cache, indices, **options):
+def sparse_mla_decode(
+    q, cache, indices, *, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
+    extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
+):  # fmt: skip
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
     b, s_q, h_q = q.shape[:3]
     return (
@@ -28,5 +31,5 @@ def sparse_mla_decode(q, cache, indices, **options):
 
 
 @_operators.operator(_sparse_mla.store, results=0, changes=("cache",))
-def sparse_mla_store(*tensors, **options):
+def sparse_mla_store(rows, cache, slots, *, format="fp8_656"):
     """winnow.sparse_mla.store() as an operator that changes the cache."""

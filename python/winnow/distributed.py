@@ -38,12 +38,12 @@ def initialize_distributed(
         group: that is torch.distributed.group.WORLD.
 
     Raises:
-        RuntimeError: under `winnow launch`, which sets none of these; use torchrun.
+        RuntimeError: WINNOW_RANK is set and RANK is not; use torchrun.
         torch.distributed.DistError: a rank that does not join within the timeout.
     """
     if "RANK" not in os.environ and "WINNOW_RANK" in os.environ:
         raise RuntimeError(
-            "initialize_distributed: start this program with torchrun, not winnow launch"
+            "initialize_distributed: start this program with torchrun, which sets RANK"
         )
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))

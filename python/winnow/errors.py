@@ -1,7 +1,5 @@
 """The exceptions of the library."""
 
-from typing import Tuple
-
 
 class Error(RuntimeError):
     """An operation refused, or failed.
@@ -15,24 +13,22 @@ class Error(RuntimeError):
     """The operation that refused, e.g. "sparse_mla::forward"."""
     argument: str = ""
     """The argument at fault; empty where no single one is."""
+    wanted: str = ""
+    """What was wanted of the argument, e.g. "at most max_tokens = 4096 tokens"; may be empty."""
+    got: str = ""
+    """What was given in its place, e.g. "5000"."""
     code: str = ""
     """"invalid_argument", "unsupported", "resource", "timeout" or "internal"."""
+    reason: str = ""
+    """What happened between ranks: "arguments_differ", "call_order", "two_callers", "absent",
+    "peer_gone" or "interrupted"; empty where the code says it all."""
+    differing: str = ""
+    """What the ranks gave differently, e.g. "expert_alignment" (arguments_differ)."""
 
     @property
-    def wanted(self) -> str:
-        """What was wanted of the argument, e.g. "at most max_tokens = 4096 tokens", as the text
-        says; empty where it does not."""
-        return self._split()[0]
-
-    @property
-    def got(self) -> str:
-        """What was given in its place, e.g. "5000"."""
-        return self._split()[1]
-
-    def _split(self) -> Tuple[str, str]:
-        _, want, rest = str(self).partition(": want ")
-        wanted, got, given = rest.partition("; did you mean ")[0].partition(", got ")
-        return (wanted, given) if want and got else ("", "")
+    def message(self) -> str:
+        """The text without the operation."""
+        return str(self).removeprefix(f"{self.operation}: ")
 
 
 class InvalidArgument(Error, ValueError):

@@ -11,8 +11,8 @@ from winnow._refusal import refuse
 from winnow._winnow import indexer as _indexer
 from winnow._winnow import sparse_mla as _sparse_mla
 
-# A chunk of queries has about this many scores, unless the caller says how many queries it has:
-# 64 MiB, and there are a few tensors of that size at a time.
+# The scores of one chunk of queries, about, unless the caller gives `chunk`: 64 MiB in float32. A few
+# tensors of that size exist at a time.
 _CHUNK_SCORES = 1 << 24
 
 
@@ -55,7 +55,7 @@ class _Problem(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The data of some queries that the loss needs; [queries, columns] each, but the last."""
+    """What the loss needs of one chunk of queries; [queries, columns] each but the last two."""
 
     visible: Tensor  # of the entries
     log_p: Tensor  # of the softmax of the scores; 0 where nothing is visible
@@ -77,7 +77,7 @@ def attention_of_heads(
 
     lse is that of the forward pass; limits are key_start and key_end where there are no indices.
     """
-    if attn_sink is not None:  # it takes its part of a head's weight
+    if attn_sink is not None:  # the sink has a share of each head's softmax
         lse = torch.logaddexp(lse, attn_sink)
     return _sparse_mla.distribution(q, kv, indices, lse, scale=scale, **limits)
 
@@ -117,7 +117,8 @@ def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _
 
 
 def _flops(products):
-    """Of the scores' products with k, and of those that form the target from the attention."""
+    """A function that counts the multiplications and additions of a call: those of so many products of
+    the size of the scores, and those that form the target from the attention."""
 
     def count(q, k, weights, target, indices, attention_q, *others, out_shape=None, **options):
         s_q, heads, d = q
@@ -139,7 +140,7 @@ def _rows(*arguments):
     for queries in problem.chunks():
         chunk = _look_at(problem, queries, start, end)
         target = chunk.target
-        # An entry without weight in the target counts nothing, also where log_p is -inf.
+        # An entry whose target is 0 adds 0: the product would be NaN where log_p is -inf.
         terms = torch.where(target == 0, 0, target * (target.log() - chunk.log_p))
         values[queries] = terms.sum(-1)
         sees[queries] = chunk.sees.float()
@@ -187,7 +188,7 @@ def indexer_loss_backward(d_rows, q, k, weights, *others):
 
 
 class _Recorded(_operators.Recorded):
-    """indexer_loss_rows under autograd: it saves its inputs and forms everything again."""
+    """indexer_loss_rows under autograd: saves only its inputs; backward computes the rest again."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -247,7 +248,7 @@ def _teacher(attention: Any, s_q: int, s_k: int) -> Tuple[Union[Tensor, float, N
         wanted = f"q of s_q={s_q} queries and kv of s_k={s_k} rows"
         _refuse("attention", wanted, f"{q.shape[0]} and {kv.shape[0]}")
     heads = q.shape[1]
-    # A sink is added to the lse, which would take other shapes and dtypes than the library does.
+    # Checked here, since logaddexp(lse, sink) takes shapes and dtypes that the library refuses.
     wide = (torch.float32, torch.float64)
     sinks = (*wide, torch.bfloat16, torch.float16)
     if _dense("attention: lse", lse).shape != (s_q, heads) or lse.dtype not in wide:
@@ -274,8 +275,8 @@ def indexer_loss(
     reduction: str = "mean",
     chunk: Optional[int] = None,
 ) -> Tensor:
-    """How far the indexer's choice is from where the attention looks, differentiable in q, k and
-    weights.
+    """The KL divergence of the softmax of the indexer's scores from the attention's distribution,
+    differentiable in q, k and weights.
 
         loss[i] = sum over j of t[i,j] * (log t[i,j] - log softmax(scores[i,:])[j])
 

@@ -46,7 +46,10 @@ def _scores_if_wanted(results, options):
     casts=_CASTS,
     flops=_flops(1, chosen=False),
 )
-def indexer_topk(q, k, weights, topk, *, return_scores=False, **options):
+def indexer_topk(
+    q, k, weights, topk, *, k_scale=None, key_start=None, key_end=None, q_start=None, k_stride=1,
+    ties="smaller", return_scores=False,
+):  # fmt: skip
     """winnow.indexer.topk() as an operator: (indices, length), with return_scores (indices, length,
     scores).
 
@@ -79,7 +82,10 @@ def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, 
     after=_scores_if_wanted,
     flops=_topk_paged_flops,
 )
-def indexer_topk_paged(q, pages, weights, tables, lens, topk, *, return_scores=False, **options):
+def indexer_topk_paged(
+    q, pages, weights, block_tables, context_lens, topk, *, positions=False, ties="smaller",
+    return_scores=False,
+):  # fmt: skip
     """winnow.indexer.topk_paged() as an operator: (indices, length), with return_scores (indices,
     length, scores). It has no gradient. The operator itself always has three results; the last one
     is empty where scores are not asked for.
@@ -107,7 +113,10 @@ def _backward(q, k, *others, dk_dtype=None, **options):
     results=3,
     flops=_flops(3),
 )
-def indexer_backward(q, k, weights, indices, d_scores, *, dk_dtype=None, **options):
+def indexer_backward(
+    q, k, weights, indices, d_scores, *, k_scale=None, key_start=None, key_end=None, q_start=None,
+    k_stride=1, deterministic=False, dk_dtype=None,
+):  # fmt: skip
     """winnow.indexer.backward() as an operator: (dq, dk, d_weights).
 
     dq is as q (float32 for float8), d_weights float32, and dk float32 unless its dtype is given.
@@ -166,7 +175,10 @@ class _RecordedScores(_operators.Recorded):
     ),
     flops=_flops(1),
 )
-def indexer_scores(q, k, weights, indices=None, **options):
+def indexer_scores(
+    q, k, weights, indices=None, *, k_scale=None, key_start=None, key_end=None, q_start=None,
+    k_stride=1, deterministic=False,
+):  # fmt: skip
     """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
 
     Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
@@ -183,7 +195,7 @@ def indexer_scores(q, k, weights, indices=None, **options):
     _operators.signature_of(_indexer.quantize, without=("pages", "slots")),
     results=2,
 )
-def indexer_quantize(x, **options):
+def indexer_quantize(x, *, power_of_two=False):
     """winnow.indexer.quantize() as an operator: (rows, scale). It has no gradient."""
     return (
         x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
@@ -201,5 +213,5 @@ def _quantize_pages(x, pages, slots, **options):
     results=0,
     changes=("pages",),
 )
-def indexer_quantize_pages(*tensors, **options):
+def indexer_quantize_pages(x, pages, slots, *, power_of_two=False):
     """winnow.indexer.quantize() into pages, as an operator that changes them."""

@@ -130,7 +130,10 @@ def _sink_if_there(gradients, options):
     after=_sink_if_there,
     flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
 )
-def sparse_mla_backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
+def sparse_mla_backward(
+    q, kv, indices, out, lse, d_out, *, delta=None, scale=None, topk_length=None, attn_sink=None,
+    q_start=None, k_stride=1, deterministic=False, dq_dtype=None, dkv_dtype=None,
+):  # fmt: skip
     """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
 
     dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
@@ -199,7 +202,10 @@ class _Recorded(_operators.Recorded):
     casts={"q": None, "kv": None},
     flops=_sparse_mla_flops(lambda d_qk: d_qk + _VALUE_DIM),
 )
-def sparse_mla_forward(q, kv, indices, **options):
+def sparse_mla_forward(
+    q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
+    q_start=None, k_stride=1, deterministic=False, dkv_dtype=None,
+):  # fmt: skip
     """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out
     where there are indices.
 
@@ -225,7 +231,10 @@ def _sink_in_f32(options):
     before=_sink_in_f32,
     after=_lse_if_wanted,
 )
-def sparse_mla_attention():
+def sparse_mla_attention(
+    q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
+    q_start=None, k_stride=1, deterministic=False, dkv_dtype=None, return_lse=False,
+):  # fmt: skip
     """Top-k sparse MLA attention, differentiable in q, kv and attn_sink.
 
     Args:
@@ -256,7 +265,10 @@ def sparse_mla_attention():
     casts={"q": None, "kv": None},
     flops=_sparse_mla_flops(lambda d_qk: d_qk),
 )
-def sparse_mla_distribution(q, kv, indices, lse, **options):
+def sparse_mla_distribution(
+    q, kv, indices, lse, *, scale=None, topk_length=None, key_start=None, key_end=None,
+    q_start=None, k_stride=1,
+):  # fmt: skip
     """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient."""
     columns = kv.shape[0] if indices is None else indices.shape[-1]
     return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
@@ -287,7 +299,10 @@ def _step(query):
     casts=dict.fromkeys(("query", "pos_bias_u", "matrix_bd"), "key_cache"),
     flops=_paged_flops(2),
 )
-def paged_xl_attention(query, *others):
+def paged_xl_attention(
+    query, key_cache, value_cache, pos_bias_u, matrix_bd, scale, block_tables, context_lens, *,
+    return_lse=False,
+):  # fmt: skip
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
     return _step(query)
 
@@ -301,7 +316,10 @@ def paged_xl_attention(query, *others):
     casts=dict.fromkeys(("query", "pos_bias_u", "pos_bias_v", "r"), "key_cache"),
     flops=_paged_flops(3),
 )
-def paged_xl_attention_fused(query, *others):
+def paged_xl_attention_fused(
+    query, key_cache, value_cache, pos_bias_u, pos_bias_v, r, scale, block_tables, context_lens, *,
+    return_lse=False,
+):  # fmt: skip
     """winnow.paged_xl.attention_fused() as an operator: out, or (out, lse)."""
     return _step(query)
 
@@ -312,7 +330,7 @@ def paged_xl_attention_fused(query, *others):
     changes=("key_cache", "value_cache"),
     casts={"key": "key_cache", "value": "value_cache"},
 )
-def paged_xl_append(*tensors):
+def paged_xl_append(key, value, key_cache, value_cache, slot_mapping):
     """winnow.paged_xl.append() as an operator that changes both caches."""
 
 

@@ -1,6 +1,6 @@
 // `winnow bench`: the operations beside a ceiling that is measured in the same run. Google
-// Benchmark does the timing; the two sides of a pair are repeated in random order. Under `winnow
-// launch` each process with a GPU is a rank of the benchmarks; rank 0 speaks for all.
+// Benchmark does the timing; the two sides of a pair are repeated in random order. Under a
+// launcher each process with a GPU is a rank of the benchmarks; rank 0 speaks for all.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

@@ -1,7 +1,6 @@
 // The subcommands of the program. Each returns the exit code; bad input throws winnow::Error.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,14 +55,5 @@ struct ReplayOptions {
 };
 // Repeats a call that WINNOW_RECORD wrote down.
 int run_replay(const ReplayOptions& options);
-
-struct LaunchOptions {
-  int ranks = 0;
-  int nodes = 1;
-  std::optional<double> timeout_seconds;
-  std::vector<std::string> command;  // a program and its arguments
-};
-// Returns 0 if every rank did, else the exit code of the first one that failed.
-int run_launch(const LaunchOptions& options);
 
 }  // namespace winnow::cli

@@ -140,7 +140,7 @@ class Span {
   Event begin_, end_;
 };
 
-// Each run is awaited before the next one, or, `queued`, follows it without the host.
+// The host awaits each run before it queues the next one; with `queued` only after all are queued.
 std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush,
                                bool queued) {
   std::vector<Span> spans(queued ? static_cast<std::size_t>(launches) : 1);

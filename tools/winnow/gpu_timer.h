@@ -1,4 +1,4 @@
-// Times GPU work beside its ceiling.
+// Times an operation on a GPU and its ceiling, the work that shows how fast it could be.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace winnow::cli {
 
-// Median seconds of one run; ceiling 0: there is none.
+// Median seconds of one run of each; ceiling is 0 if the benchmark has none.
 struct Measured {
   double operation = 0, ceiling = 0;
 };
@@ -18,13 +18,14 @@ struct Measured {
 // 0 for no values; between the middle two for an even number.
 double median(std::vector<double> values);
 
-// Runs `operation`, which queues work on the default stream of this process's GPU (the first one,
-// or in a launched world that of the rank, where all ranks run it as often), and the benchmark's
-// ceiling, a bf16 matrix product by cuBLAS on random numbers or a copy, in turn, and times each run
-// by CUDA events. If the benchmark is `cold`, the L2 cache is emptied before each run of the
-// operation; otherwise inputs larger than it are not flushed from it. `queued` is for calls of
-// several ranks: a rank's run would else last from its own host's waking to that of the last one.
-// Throws Error (unsupported) without cuBLAS where the ceiling is a product.
+// Times `operation` and the benchmark's ceiling, a bf16 matrix product by cuBLAS on random numbers
+// or a copy, by CUDA events, in alternating batches: several runs of one, then several of the
+// other. `operation` queues its work on the default stream of GPU 0, or in a launched world of the
+// rank's GPU; there all ranks make the same number of runs. If the benchmark is `cold`, L2 is
+// emptied before each run of the operation; otherwise it keeps what the run before has left. If it
+// is `queued`, runs are queued without waiting for each one. Calls of several ranks are: if each
+// run was awaited, a rank's time would include the time until the host of the slowest rank has
+// woken up. Throws Error (unsupported) if the ceiling is a product and there is no cuBLAS.
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
                         const BenchOptions& options);
 

@@ -33,7 +33,7 @@ std::string processor_name() {
   return "unknown";
 }
 
-// The transport between GPUs of several processes, which is opened for that.
+// NVSHMEM, the transport between GPUs of several processes: loads the library to ask its version.
 ordered_json nvshmem() {
   try {
     int major = 0, minor = 0, patch = 0;
@@ -46,12 +46,12 @@ ordered_json nvshmem() {
   }
 }
 
-// The backends with kernels of an operation; a test asks the operations themselves.
+// The backends that implement an operation: a copy of the operations' own lists, with which
+// python/tests/test_program.py compares it.
 std::vector<Backend> implemented(const std::string& operation) {
-  for (const char* any_gpu :
-       {"indexer::quantize", "sparse_mla::store", "paged_xl::attention", "paged_xl::append",
-        "paged_xl::position_term", "expert_parallel::layout"}) {
-    if (operation == any_gpu) return {Backend::cuda, Backend::cpu};
+  if (operation.starts_with("paged_xl::") || operation.starts_with("expert_parallel::") ||
+      operation == "indexer::quantize" || operation == "sparse_mla::store") {
+    return {Backend::cuda, Backend::cpu};
   }
   if (operation.starts_with("compressor::")) return {Backend::cpu};
   if (operation == "sparse_mla::backward") return {Backend::sm100, Backend::sm90, Backend::cpu};
@@ -70,9 +70,10 @@ ordered_json choice(const std::string& operation, Device device) {
     return {{"backend", std::string(to_string(backend))}, {"reason", ""}};
   } catch (const Error& error) {
     const std::string text = error.what(), prefix = operation + ": backend: want ";
-    const std::string unasked = prefix + wanted + ", got ";
+    // The error where no backend was forced: the reasons of all backends follow.
+    const std::string none_forced = prefix + wanted + ", got ";
     return {{"backend", ""},
-            {"reason", text.starts_with(unasked) ? text.substr(unasked.size()) : text}};
+            {"reason", text.starts_with(none_forced) ? text.substr(none_forced.size()) : text}};
   }
 }
 

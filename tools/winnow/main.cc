@@ -4,7 +4,6 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tools/winnow/commands.h"
@@ -39,7 +38,6 @@ Examples:
   winnow verify sparse_mla            check the sparse MLA operations
   winnow bench sparse_mla::forward    time one operation beside a matrix product
   winnow replay calls/FILE.call       repeat a call that was recorded
-  winnow launch -n 4 -- ./program     start the ranks of a world
 
 `winnow COMMAND --help` has the options of a command, `winnow --help` the exit codes,
 `winnow --version` the version.
@@ -202,52 +200,6 @@ void add_replay(CLI::App& app, int& exit_code) {
   command->callback([options, &exit_code] { exit_code = run_replay(*options); });
 }
 
-void add_launch(CLI::App& app, const std::vector<std::string>& ranks_command, int& exit_code) {
-  auto* command = app.add_subcommand("launch", "start the ranks of a world on this machine");
-  command->footer(
-      "winnow launch -n RANKS [--nodes M] [--timeout S] [--] COMMAND [ARGS...]\n\n"
-      "Examples:\n"
-      "  winnow launch -n 4 -- ./program --its-option\n"
-      "  winnow launch -n 8 --nodes 2 -- ./program   as if on 2 nodes of 4 ranks\n\n"
-      "Each rank finds WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_LOCAL_WORLD_SIZE,\n"
-      "WINNOW_LOCAL_RANK, the GPU that is its own, and WINNOW_RENDEZVOUS, the folder in which the\n"
-      "ranks meet. The exit code is 0 if every rank's is, else that of the first rank that failed\n"
-      "(128 + signal for a signal). The others then have the time of a wait to report what they\n"
-      "saw.");
-  auto options = std::make_shared<LaunchOptions>();
-  command->add_option("-n,--ranks", options->ranks, "processes to start")
-      ->required()
-      ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--nodes", options->nodes, "nodes that the ranks are dealt to in equal shares")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  command->add_option("--timeout", options->timeout_seconds,
-                      "seconds that a wait may last (WINNOW_TIMEOUT_SECONDS; 30)");
-  command->callback([ranks_command, options, &exit_code] {
-    options->command = ranks_command;
-    exit_code = run_launch(*options);
-  });
-}
-
-// Takes the ranks' command off the arguments of `winnow launch`, since its options are not ours: it
-// begins after "--" or at the first argument that is neither an option nor an option's value.
-std::vector<std::string> take_ranks_command(int& argc, char** argv) {
-  if (argc < 2 || std::string_view(argv[1]) != "launch") return {};
-  int begin = 2;
-  while (begin < argc && argv[begin][0] == '-' && std::string_view(argv[begin]) != "--") {
-    const std::string_view option = argv[begin];
-    const bool has_value =
-        option == "-n" || option == "--ranks" || option == "--nodes" || option == "--timeout";
-    begin += has_value ? 2 : 1;
-  }
-  if (begin >= argc) return {};
-  const bool marked = std::string_view(argv[begin]) == "--";
-  const std::vector<std::string> command(argv + begin + (marked ? 1 : 0), argv + argc);
-  argc = begin;
-  return command;
-}
-
 // Throws Error where the first argument is neither an option of the program nor a command.
 void check_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || app.get_option_no_throw(argv[1]) != nullptr) return;
@@ -280,8 +232,6 @@ int run(int argc, char** argv) {
   add_verify(app, exit_code);
   add_bench(app, exit_code);
   add_replay(app, exit_code);
-  const std::vector<std::string> ranks_command = take_ranks_command(argc, argv);
-  add_launch(app, ranks_command, exit_code);
   check_command(app, argc, argv);
   try {
     app.parse(argc, argv);

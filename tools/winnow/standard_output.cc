@@ -14,9 +14,6 @@
 namespace winnow::cli {
 namespace {
 
-constexpr std::array kWriteSignals = {SIGPIPE, SIGXFSZ};
-std::array<struct sigaction, kWriteSignals.size()> g_actions_before{};
-
 [[noreturn]] void fail(int error) {
   throw Error(ErrorCode::resource, "standard output",
               std::string("the output is incomplete: ") + std::strerror(error));
@@ -76,11 +73,7 @@ class StandardOutput::Buffer : public std::streambuf {
 
 StandardOutput::StandardOutput() {
   occupy_closed_descriptors();
-  for (std::size_t i = 0; i < kWriteSignals.size(); ++i) {
-    struct sigaction ignore{};
-    ignore.sa_handler = SIG_IGN;
-    sigaction(kWriteSignals[i], &ignore, &g_actions_before[i]);
-  }
+  for (const int number : {SIGPIPE, SIGXFSZ}) signal(number, SIG_IGN);
   buffer_ = std::make_unique<Buffer>();
   before_ = std::cout.rdbuf(buffer_.get());
   std::cout.exceptions(std::ios::badbit);  // lets the buffer's own exception through
@@ -96,12 +89,6 @@ void StandardOutput::finish() {
   buffer_->pubsync();
   // Some file systems report only here that the disk is full.
   if (close(STDOUT_FILENO) != 0 && errno != EINTR) fail(errno);
-}
-
-void restore_write_signals() {
-  for (std::size_t i = 0; i < kWriteSignals.size(); ++i) {
-    sigaction(kWriteSignals[i], &g_actions_before[i], nullptr);
-  }
 }
 
 }  // namespace winnow::cli

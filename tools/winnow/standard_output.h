@@ -8,7 +8,8 @@ namespace winnow::cli {
 
 // As long as it lives, std::cout writes to standard output through it: a write that fails (a full
 // disk, a closed pipe, a closed descriptor) throws winnow::Error (resource) with the system's
-// reason out of the statement that wrote. One object, made in main() before anything is opened or
+// reason out of the statement that wrote. The signals that would end the program at such a write,
+// SIGPIPE and SIGXFSZ, are ignored. One object, made in main() before anything is opened or
 // written.
 class StandardOutput {
  public:
@@ -25,9 +26,5 @@ class StandardOutput {
   std::unique_ptr<Buffer> buffer_;
   std::streambuf* before_;
 };
-
-// StandardOutput ignores the signals that would end the program at a failed write (SIGPIPE and
-// SIGXFSZ). A program that this one starts gets them as they were: call this before exec.
-void restore_write_signals();
 
 }  // namespace winnow::cli

@@ -1,5 +1,5 @@
 // `winnow verify`: the case tables against the oracles, on the backend that really runs. Under
-// `winnow launch` each process is a rank of the cases of that world size; rank 0 speaks for all.
+// a launcher each process is a rank of the cases of that world size; rank 0 speaks for all.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -32,7 +32,8 @@ std::string repeat_command(const testing::Operation& operation, const testing::C
                            const Launch& launch) {
   std::string command = "winnow verify " + operation.name + " --case " + one.name;
   if (launch.has_value()) {
-    command = "winnow launch -n " + std::to_string(launch->world_size) + " " + command;
+    command = "WINNOW_RENDEZVOUS=$(mktemp -d) mpirun -n " + std::to_string(launch->world_size) +
+              " " + command;
   }
   command += std::string(" --device ") + (target.device == DeviceType::cpu ? "cpu" : "cuda");
   if (!options.where.backend.empty()) command += " --backend " + options.where.backend;

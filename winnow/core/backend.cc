@@ -34,7 +34,7 @@ std::string describe(const Gpu& gpu) {
          std::to_string(gpu.compute_minor);
 }
 
-// What has not run on hardware runs only where a call asks for it.
+// A backend that has never run on hardware is used only where the call or WINNOW_BACKEND names it.
 bool is_chosen_unasked(Backend backend) { return backend != Backend::sm100; }
 
 // What sm100 lacks in this build or in the driver; empty if nothing.
@@ -102,9 +102,13 @@ std::string objection(const BackendStatus& status, Device device, int least_capa
   if (status.backend == Backend::sm100 && !missing_for_sm100().empty()) return status.reason;
   for (const Gpu& gpu : gpus().gpus) {
     if (gpu.index == device.index) {
-      return can_run(status.backend, gpu, least_capability)
-                 ? ""
-                 : describe(gpu) + wanted_by(status.backend, &gpu);
+      if (can_run(status.backend, gpu, least_capability)) return "";
+      const std::string least = least_capability == 0
+                                    ? ""
+                                    : ", and this operation wants " +
+                                          std::to_string(least_capability / 10) + "." +
+                                          std::to_string(least_capability % 10);
+      return describe(gpu) + least + wanted_by(status.backend, &gpu);
     }
   }
   return "this GPU is not visible to the process";
@@ -119,7 +123,7 @@ std::string names(std::span<const Backend> backends) {
   return text;
 }
 
-// What may have been meant by a backend of GPUs without the operation: one of GPUs with it.
+// If the forced backend is one of GPUs and lacks the operation, suggests a GPU backend that has it.
 std::string hint_of_gpu(Backend forced, std::span<const Backend> implemented) {
   for (const Backend backend : implemented) {
     if (forced == Backend::cpu || backend == Backend::cpu || !is_chosen_unasked(backend)) continue;
@@ -128,7 +132,7 @@ std::string hint_of_gpu(Backend forced, std::span<const Backend> implemented) {
   return "";
 }
 
-// Errors name what asked for the backend.
+// The backend of that name. `operation` and `argument` are for the error: who asked for it.
 Backend named_backend(std::string_view operation, std::string_view argument,
                       std::string_view name) {
   std::vector<std::string> known;
@@ -193,7 +197,7 @@ Backend choose_backend(std::string_view operation, Device device, const RunOptio
   };
   const std::optional<Backend> forced =
       options.backend.has_value() ? options.backend : forced_by_environment(operation);
-  check_from_environment(operation);  // that its value is one of those, whatever looks at it
+  check_from_environment(operation);  // a wrong WINNOW_CHECK is an error even if nothing reads it
   std::string reasons;
   for (const BackendStatus& status : backends()) {
     if (forced.has_value() && *forced != status.backend) continue;

@@ -1,4 +1,4 @@
-// The checks that public functions make at the door. Internal.
+// The checks that public functions make at the entry point. Internal.
 #pragma once
 
 #include <cstdint>

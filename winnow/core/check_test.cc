@@ -1,4 +1,4 @@
-// The checks at the door: which arguments pass, and the messages of those that do not.
+// The checks at the entry point: which arguments pass, and the messages of those that do not.
 #include "winnow/core/check.h"
 
 #include <cstdint>

@@ -21,7 +21,7 @@ std::string in_words(const Extents& extents) {
   return text + "]";
 }
 
-void Door::rank(std::size_t place, const ConstTensorView& view) {
+void Checker::rank(std::size_t place, const ConstTensorView& view) {
   if (!device_) device_ = view.device();
   const Spec& spec = specs_[place];
   const Extents& extents = spec.shape(view.rank());
@@ -29,10 +29,10 @@ void Door::rank(std::size_t place, const ConstTensorView& view) {
     check.rank(spec.name, view, extents.rank,
                spec.rank_text.empty() ? in_words(extents) : spec.rank_text);
   }
-  for (int d = 0; d < extents.rank; ++d) sizes_.set(extents.dims[d].size, view.size(d));
+  for (int d = 0; d < extents.rank; ++d) sizes_.take(extents.dims[d], view.size(d));
 }
 
-void Door::tensor(std::size_t place, const ConstTensorView& view) {
+void Checker::tensor(std::size_t place, const ConstTensorView& view) {
   if (!device_) device_ = view.device();
   const Spec& spec = specs_[place];
   given_[place] = view.present();

@@ -1,7 +1,7 @@
 // The contract of an operation: a table that says of each argument, beside its struct, what it is.
-// From it follow the checks at the door, the refusal of overlaps, the names in logs and records,
-// what winnow.supports() describes, new results in Python, and the arguments in docstrings; a test
-// compares the tables of the pages with it. Internal.
+// From it follow the checks at the entry point, the refusal of overlaps, the names in logs and
+// records, what winnow.supports() describes, new results in Python, and the arguments in
+// docstrings; a test compares the tables of the pages with it. Internal.
 //
 //   struct ForwardTable {
 //     using Args = ForwardArgs;
@@ -39,13 +39,14 @@
 namespace winnow::contract {
 
 // Goes through the tensors of one call, in the order of the table.
-class WINNOW_EXPORT Door {
+class WINNOW_EXPORT Checker {
  public:
-  Door(std::string_view operation, std::span<const Spec> specs) : check(operation), specs_(specs) {}
+  Checker(std::string_view operation, std::span<const Spec> specs)
+      : check(operation), specs_(specs) {}
   void rank(std::size_t place, const ConstTensorView& view);
   void tensor(std::size_t place, const ConstTensorView& view);
   void value(std::size_t place, std::int64_t value) {
-    for (const Dimension& dim : specs_[place].extents.view()) sizes_.set(dim.size, value);
+    for (const Dimension& dim : specs_[place].extents.view()) sizes_.take(dim, value);
   }
 
   const Check check;
@@ -151,11 +152,10 @@ class Contract<Table, std::tuple<Entries...>> {
   template <class Given, class Visitor>
   constexpr void visit(Given&& args, Visitor&& visitor) const {
     std::size_t at = 0;
-    const auto each = [&]<auto kMember>(Field<kMember>*) { visitor(specs[at++], args.*kMember); };
-    const auto any = [&]<class Entry>(Entry* entry) {
-      if constexpr (detail::kIsField<Entry>) each(entry);
+    const auto entry = [&]<class Entry>(Entry*) {
+      if constexpr (detail::kIsField<Entry>) visitor(specs[at++], args.*Entry::kPlace);
     };
-    (any(static_cast<Entries*>(nullptr)), ...);
+    (entry(static_cast<Entries*>(nullptr)), ...);
   }
 
   // Those of a call that has not been checked: 0 where a tensor lacks the dimension.
@@ -163,11 +163,11 @@ class Contract<Table, std::tuple<Entries...>> {
     Sizes sizes;
     visit(args, [&]<class T>(const Spec& spec, const T& value) {
       if constexpr (std::is_same_v<T, std::int64_t>) {
-        for (const Dimension& dim : spec.extents.view()) sizes.set(dim.size, value);
+        for (const Dimension& dim : spec.extents.view()) sizes.take(dim, value);
       } else if constexpr (kIsTensor<T>) {
         const std::span<const Dimension> dims = spec.shape(value.rank()).view();
         for (std::size_t d = 0; d < dims.size() && d < value.shape().size(); ++d) {
-          sizes.set(dims[d].size, value.shape()[d]);
+          sizes.take(dims[d], value.shape()[d]);
         }
       }
     });
@@ -189,9 +189,9 @@ class Contract<Table, std::tuple<Entries...>> {
   // Throws Error naming the argument at fault. `more` goes to the rules.
   template <class... More>
   void check(const Args& args, More&... more) const {
-    Door door(operation, specs);
+    Checker checker(operation, specs);
     std::size_t at = 0;
-    (step(static_cast<Entries*>(nullptr), door, at, args, more...), ...);
+    (step(static_cast<Entries*>(nullptr), checker, at, args, more...), ...);
   }
 
   // Throws Error where an output shares memory with another tensor. `workspace`: what the call
@@ -223,23 +223,26 @@ class Contract<Table, std::tuple<Entries...>> {
   }
 
   template <auto kMember>
-  static void step(Field<kMember>*, Door& door, std::size_t& at, const Args& args, auto&...) {
+  static void step(Field<kMember>*, Checker& checker, std::size_t& at, const Args& args, auto&...) {
     using T = std::decay_t<decltype(args.*kMember)>;
-    if constexpr (kIsTensor<T>) door.tensor(at, args.*kMember);
-    if constexpr (std::is_same_v<T, std::int64_t>) door.value(at, args.*kMember);
+    if constexpr (kIsTensor<T>) checker.tensor(at, args.*kMember);
+    if constexpr (std::is_same_v<T, std::int64_t>) checker.value(at, args.*kMember);
     ++at;
   }
-  template <auto kFunction>
-  static void step(Rule<kFunction>*, Door& door, std::size_t&, const Args& args, auto&... more) {
-    if constexpr (requires { kFunction(door.check, args, more...); }) {
-      kFunction(door.check, args, more...);
+  template <auto kFunction, auto... kMembers>
+  static void step(Rule<kFunction, kMembers...>*, Checker& checker, std::size_t&, const Args& args,
+                   auto&... more) {
+    if constexpr (sizeof...(kMembers) > 0) {
+      kFunction(checker.check, args.*kMembers...);
+    } else if constexpr (requires { kFunction(checker.check, args, more...); }) {
+      kFunction(checker.check, args, more...);
     } else {
-      kFunction(door.check, args);
+      kFunction(checker.check, args);
     }
   }
   template <auto... kMembers>
-  void step(Ranks<kMembers...>*, Door& door, std::size_t&, const Args& args, auto&...) const {
-    (door.rank(place(name_of<kMembers>()), args.*kMembers), ...);
+  void step(Ranks<kMembers...>*, Checker& checker, std::size_t&, const Args& args, auto&...) const {
+    (checker.rank(place(name_of<kMembers>()), args.*kMembers), ...);
   }
 };
 

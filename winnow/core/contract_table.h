@@ -60,14 +60,16 @@ consteval Dtypes sums_of(std::string_view argument) { return follows(argument, a
 
 // A dimension, from its text: a number, or
 //   s_q        a size
-//   h_q=64     the same; supports() takes 64 of them unless told, or "=name" as many as of another
+//   h_q=64     a size for which supports() assumes 64 unless it is given ("=name": another size, or
+//   a
+//              multiple of one, "=8*name"). This is neither a default nor a restriction of a call
 //   d_v:512    a number with a name
 //   a or b     size a, or b in a call without the tensor that gives a
 //   a/b        a quotient of sizes
 struct Dimension {
-  std::string_view text{};       // without what supports() takes
+  std::string_view text{};       // without the "=64"
   std::int64_t number = -1;      // of a fixed one
-  std::string_view usual = "1";  // what supports() takes
+  std::string_view usual = "1";  // what supports() assumes if it is not given
   std::string_view name{}, second{};
   bool quotient = false;
   int size = -1, second_size = -1;  // the places of `name` and `second` in Sizes
@@ -75,7 +77,7 @@ struct Dimension {
 
 struct Extents {
   std::array<Dimension, kMaxRank> dims{};
-  int rank = -1;  // there is no such shape
+  int rank = -1;  // -1: there is no such shape
 
   consteval Extents() = default;
   consteval Extents(const char* text) : rank(0) {  // NOLINT: implicit on purpose
@@ -130,10 +132,11 @@ WINNOW_EXPORT std::string in_words(const Extents& extents);
 class Sizes {
  public:
   bool knows(int size) const { return size < 0 || known_[static_cast<std::size_t>(size)]; }
-  void set(int size, std::int64_t value) {
-    if (size < 0 || knows(size)) return;
-    values_[static_cast<std::size_t>(size)] = value;
-    known_[static_cast<std::size_t>(size)] = true;
+  // The first tensor that has the size gives it.
+  void take(const Dimension& dim, std::int64_t value) {
+    if (dim.second_size >= 0 || knows(dim.size)) return;
+    values_[static_cast<std::size_t>(dim.size)] = value;
+    known_[static_cast<std::size_t>(dim.size)] = true;
   }
   bool knows(const Dimension& dim) const {
     return knows(dim.size) || (dim.second_size >= 0 && !dim.quotient && knows(dim.second_size));
@@ -165,7 +168,7 @@ struct Spec {
   std::string_view note{};       // for Python's docstring
   std::string_view rank_text{};  // of an argument with two shapes, in the error for its rank
   Extents asked{};               // in place of `extents` in supports()
-  bool usual = false;            // supports() describes it although it is optional
+  bool described = false;        // optional, but in the call that supports() asks about
   bool by_rule = false;
   std::string_view unless{};
   int follows = -1, unless_place = -1;  // the places of `dtypes.of` and `unless`
@@ -186,15 +189,17 @@ consteval std::string_view name_of() {
 
 template <auto kMember>
 struct Field {
+  static constexpr auto kPlace = kMember;
   Spec spec{};
 
   // Of that shape in place of the first, whose rank is checked with `rank_text`.
   consteval Field or_as(Extents extents, std::string_view rank_text = {}) const {
     return with([&](Spec& s) { s.other = extents, s.rank_text = rank_text; });
   }
-  // Optional by a rule; supports() describes it.
-  consteval Field usual() const {
-    return with([](Spec& s) { s.optional = s.usual = true; });
+  // Optional as far as the table goes (a rule decides), but supports() asks about a call that has
+  // it.
+  consteval Field described() const {
+    return with([](Spec& s) { s.optional = s.described = true; });
   }
   consteval Field asked(Extents extents) const {
     return with([&](Spec& s) { s.asked = extents; });
@@ -255,11 +260,12 @@ consteval Field<kMember> value(std::string_view note, Extents size = {}) {
   return field<kMember>(Role::value, true, size, {}, note);
 }
 
-// A function (const Check&, const Args&), or of these and what the room gives to check() besides.
-template <auto kFunction>
+// A function (const Check&, const Args&), or of these and what the room gives to check() besides;
+// where members are named: of the check and these.
+template <auto kFunction, auto... kMembers>
 struct Rule {};
-template <auto kFunction>
-inline constexpr Rule<kFunction> rule{};
+template <auto kFunction, auto... kMembers>
+inline constexpr Rule<kFunction, kMembers...> rule{};
 
 // Checks ranks and takes sizes ahead of the place in the table, for rules in between.
 template <auto... kMembers>

@@ -28,8 +28,8 @@ void check_even(const Check& check, const ScaleArgs& args, int& seen) {
   check.that(args.x.size(1) % 2 == 0, "x", "an even d", std::to_string(args.x.size(1)));
   ++seen;
 }
-void check_groups(const Check& check, const ScaleArgs& args) {
-  check.that(args.groups > 0, "groups", "1 or more", std::to_string(args.groups));
+void check_groups(const Check& check, std::int64_t groups) {
+  check.that(groups > 0, "groups", "1 or more", std::to_string(groups));
 }
 
 struct ScaleTable {
@@ -44,7 +44,8 @@ struct ScaleTable {
         optional_input<&Args::bias>("[d]", sums_of("x"), "bias")
             .or_as("[n, d]", "[d], or 2 dimensions [n, d]"),
         input<&Args::mean>("[d]", as("x"), "instead of bias").unless<&Args::bias>(),
-        value<&Args::scale>("factor"), value<&Args::groups>("groups", "[g]"), rule<check_groups>,
+        value<&Args::scale>("factor"), value<&Args::groups>("groups", "[g]"),
+        rule<check_groups, &Args::groups>,
         output<&Args::out>("[n, k or m, two:2]", follows("x", same, accumulator_of)),
         optional_output<&Args::sums>("[n/g]", sums_of("x")),
         optional_output<&Args::counts>("[7]", any_of(u8)).by_rule(), scratch<&Args::workspace>());
@@ -160,11 +161,11 @@ TEST(Contract, NamesEveryArgument) {
 TEST(Contract, SaysWhatNewResultsAre) {
   const auto shape = [](const ScaleArgs& args, std::string_view name) {
     const Sizes sizes = kScale.sizes(args);
-    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> found;
     for (const Dimension& dim : kScale.specs[kScale.place(name)].extents.view()) {
-      shape.push_back(sizes.of(dim).size);
+      found.push_back(sizes.of(dim).size);
     }
-    return shape;
+    return found;
   };
   ScaleArgs args = good();
   EXPECT_EQ(shape(args, "out"), (std::vector<std::int64_t>{4, 5, 2}));

@@ -20,7 +20,8 @@ constexpr std::size_t kAlignment = 64;
 }
 
 void* allocate_on_host(std::size_t bytes) {
-  // aligned_alloc wants a multiple of the alignment; never zero, so that null means failure.
+  // aligned_alloc wants a size that is a multiple of the alignment. The size is never zero, so that
+  // null always means failure.
   const std::size_t padded = bytes + kAlignment;
   if (padded < bytes) return nullptr;
   return std::aligned_alloc(kAlignment, padded / kAlignment * kAlignment);
@@ -29,7 +30,7 @@ void* allocate_on_host(std::size_t bytes) {
 #if WINNOW_WITH_CUDA
 void check(cudaError_t error, const char* operation, Device device) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // it is told here, and nowhere else
+  cudaGetLastError();  // clears the error, so that no later call reports it again
   fail(ErrorCode::resource, operation,
        std::string(cudaGetErrorString(error)) + " on " + to_string(device));
 }

@@ -1,10 +1,8 @@
 // The log of calls (WINNOW_LOG) and the records of them (WINNOW_RECORD). Internal.
 //
-// Each room has X_fields.h, whose each_argument() visits the arguments of a call by name:
-//   each_argument(args, [](std::string_view name, auto& value) { ... });
-// The door of an operation is one line around the call itself: recorded(kOperation, args, options,
-// run). docs/troubleshooting.md is the page. What all ranks call has X_logged.h and logged()
-// instead.
+// The entry point of an operation is one line around the call itself: recorded(kContract, args,
+// options, run). docs/troubleshooting.md is the page. What all ranks call has logged() instead, and
+// each_argument() beside logged() in its entry point, which visits the arguments by name.
 #pragma once
 
 #include <cstdint>
@@ -86,29 +84,9 @@ class WINNOW_EXPORT RecordedCall {
   double start_ = 0;
 };
 
-// run(args, options), logged and recorded where that is asked for. Dry runs are no calls.
-template <class Args, class Run>
-Backend recorded(std::string_view operation, const Args& args, const RunOptions& options,
-                 const Run& run) {
-  if (options.dry_run || !recording(operation)) [[likely]]
-    return run(args, options);
-  RecordedCall call(operation, options);
-  Args copy = args;
-  each_argument(copy, [&](std::string_view name, auto& value) { call.add(name, value); });
-  call.begin();
-  try {
-    const Backend backend = run(args, options);
-    call.end(backend);
-    return backend;
-  } catch (const std::exception& error) {
-    call.fail(error.what());
-    throw;
-  }
-}
-
-// The same where a contract (contract.h) names the arguments.
+// run(args, options), logged and recorded where that is asked for; the contract (contract.h) names
+// the arguments. Dry runs are no calls.
 template <class Contract, class Args, class Run>
-  requires requires { typename Contract::Args; }
 Backend recorded(const Contract& contract, const Args& args, const RunOptions& options,
                  const Run& run) {
   if (options.dry_run || !recording(contract.operation)) [[likely]]

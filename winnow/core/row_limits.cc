@@ -6,14 +6,14 @@
 
 namespace winnow {
 
-void check_positions(const Check& check, std::optional<std::int64_t> q_start, std::int64_t k_stride,
-                     std::int64_t s_q) {
+void check_positions(const Check& check, const ConstTensorView& q,
+                     std::optional<std::int64_t> q_start, std::int64_t k_stride) {
   check.that(k_stride >= 1, "k_stride", "1 or more", std::to_string(k_stride));
   check.that(q_start.has_value() || k_stride == 1, "k_stride", "1 where q_start is absent",
              std::to_string(k_stride));
   constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
   const std::int64_t first = q_start.value_or(0);
-  check.that(first >= -kMaxPosition && first <= kMaxPosition - s_q, "q_start",
+  check.that(first >= -kMaxPosition && first <= kMaxPosition - q.size(0), "q_start",
              "positions within 2^62", std::to_string(first));
 }
 

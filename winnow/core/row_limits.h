@@ -8,6 +8,7 @@
 #include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
+#include "winnow/core/tensor.h"
 
 namespace winnow {
 
@@ -59,8 +60,8 @@ struct RowLimits {
 };
 
 // Checks the arguments of those names; throws Error naming the one at fault.
-void check_positions(const Check& check, std::optional<std::int64_t> q_start, std::int64_t k_stride,
-                     std::int64_t s_q);
+void check_positions(const Check& check, const ConstTensorView& q,
+                     std::optional<std::int64_t> q_start, std::int64_t k_stride);
 
 // The limits of checked arguments, which may lack ranges.
 template <class Args>

@@ -1,4 +1,4 @@
-// Tensors as kernels see them below the door: a pointer and strides. Internal.
+// Tensors as kernels see them behind the entry point: a pointer and strides. Internal.
 #pragma once
 
 #include <cstdint>

@@ -39,8 +39,8 @@ struct TensorLayout {
   WINNOW_EXPORT TensorLayout transposed(int dim_a, int dim_b) const;
   WINNOW_EXPORT void check_host_access(DType wanted) const;
   // `data`; in place of a null pointer to no elements, which frameworks give, one that is not null:
-  // below the door a pointer alone says whether its tensor is present. Throws Error if there are
-  // elements but no data.
+  // behind the entry point a pointer alone says whether its tensor is present. Throws Error if
+  // there are elements but no data.
   WINNOW_EXPORT const void* address(const void* data) const;
   std::int64_t numel() const {
     for (int d = 0; d < rank; ++d) {

@@ -33,7 +33,7 @@ inline void load_f32(DType dtype, const void* source, std::int64_t offset, std::
       break;
     }
     default:
-      break;  // the door lets no other dtype in
+      break;  // the checks let no other dtype in
   }
 }
 

@@ -38,7 +38,7 @@ struct Config {
   std::int64_t arena_rows = 0;
   std::chrono::nanoseconds timeout{0};  // of every wait; 0: default_timeout() of deadline.h
   Device device{};  // of tensors and arena: the CPU, or a GPU, whose index may differ by rank
-  // Forces a backend as RunOptions::backend does: cpu, or sm90 on GPUs of compute capability 9.0
+  // Forces a backend as RunOptions::backend does: cpu, or cuda on GPUs of compute capability 9.0
   // and newer. Absent: that of the device, or of the environment variable WINNOW_BACKEND.
   std::optional<Backend> backend{};
 };

@@ -345,12 +345,4 @@ testing::Benchmark make_chosen_benchmark(const ChosenBench& bench, int products)
   return benchmark;
 }
 
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
-                                    const std::vector<CaseShape>& shapes) {
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    cases[i].on_gpu = shapes[i].dtype == DType::bf16 || shapes[i].dtype == DType::f8_e4m3;
-  }
-  return cases;
-}
-
 }  // namespace winnow::indexer

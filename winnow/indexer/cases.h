@@ -99,9 +99,10 @@ double score_tolerance(DType dtype);
 // Of gradients: `narrowest` is the narrowest dtype of what goes in and comes out.
 testing::Tolerance gradient_tolerance(DType narrowest);
 
-// Marks the cases that the sm90 kernels take.
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
-                                    const std::vector<CaseShape>& shapes);
+// Whether the GPU kernels take the case.
+inline bool on_gpu(const CaseShape& shape) {
+  return shape.dtype == DType::bf16 || shape.dtype == DType::f8_e4m3;
+}
 
 // A benchmark of an operation on rows that topk() may have chosen.
 struct ChosenBench {

@@ -7,7 +7,8 @@
 
 namespace winnow::indexer {
 
-void check_heads(const Check& check, std::int64_t h, std::int64_t d) {
+void check_heads(const Check& check, const ConstTensorView& q) {
+  const std::int64_t h = q.size(q.rank() - 2), d = q.size(q.rank() - 1);
   check.that(d == 128 || d == 64, "q", "d = 128 or 64", "d = " + std::to_string(d));
   check.that(h >= 1 && h <= 128, "q", "1 to 128 heads", std::to_string(h));
 }
@@ -17,12 +18,18 @@ void check_keys(const Check& check, const ConstTensorView& k) {
              "at most 2^31 - 1 rows, the range of the indices", std::to_string(k.size(0)));
 }
 
-void check_scaled(const Check& check, DType dtype, const ConstTensorView& k_scale) {
-  const bool scaled = dtype == DType::f8_e4m3;
+void check_scaled(const Check& check, const ConstTensorView& q, const ConstTensorView& k_scale) {
+  const bool scaled = q.dtype() == DType::f8_e4m3;
   check.that(
       k_scale.present() == scaled, "k_scale",
       scaled ? "a tensor [s_k], which f8_e4m3 keys need" : "none, for keys that are not f8_e4m3",
       k_scale.present() ? "a tensor" : "none");
+}
+
+void check_topk(const Check& check, const TensorView& indices) {
+  const std::int64_t topk = indices.size(indices.rank() - 1);
+  check.that(topk >= 1 && topk <= std::numeric_limits<std::int32_t>::max(), "indices",
+             "topk from 1 to 2^31 - 1", std::to_string(topk));
 }
 
 void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTensorView& k) {

@@ -1,5 +1,5 @@
-// What the operations of the indexer share below the door: the plain description of their common
-// inputs. Internal.
+// What the operations of the indexer share behind the entry point: the plain description of their
+// common inputs. Internal.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,10 @@ struct Problem : RowLimits {
 };
 
 // Rules of the contracts, see problem_contract.h.
-void check_heads(const Check& check, std::int64_t h, std::int64_t d);
+void check_heads(const Check& check, const ConstTensorView& q);  // [..., h, d]
 void check_keys(const Check& check, const ConstTensorView& k);
-void check_scaled(const Check& check, DType dtype, const ConstTensorView& k_scale);
+void check_scaled(const Check& check, const ConstTensorView& q, const ConstTensorView& k_scale);
+void check_topk(const Check& check, const TensorView& indices);  // [..., topk]
 
 // That of arguments which the contract has checked.
 template <class Args>

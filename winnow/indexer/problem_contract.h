@@ -1,4 +1,6 @@
-// What the tables of topk(), scores() and their gradient have in common. Internal.
+// What the tables of topk(), scores() and their gradient have in common.
+// In a shape, "h=64" says which size winnow.supports() assumes unless it is given one
+// (core/contract_table.h); a call may have any. Internal.
 #pragma once
 
 #include <tuple>
@@ -8,38 +10,20 @@
 
 namespace winnow::indexer {
 
-template <class Args>
-void check_heads(const Check& check, const Args& args) {
-  const int last = args.q.rank() - 1;
-  check_heads(check, args.q.size(last - 1), args.q.size(last));
-}
-template <class Args>
-void check_keys(const Check& check, const Args& args) {
-  check_keys(check, args.k);
-}
-template <class Args>
-void check_scaled(const Check& check, const Args& args) {
-  check_scaled(check, args.q.dtype(), args.k_scale);
-}
-template <class Args>
-void check_limits(const Check& check, const Args& args) {
-  check_positions(check, args.q_start, args.k_stride, args.q.size(0));
-}
-
 // Queries, keys, and the rows that each query sees.
 template <class Args>
 consteval auto problem() {
   using namespace contract;
   using enum DType;
   return std::tuple(
-      ranks<&Args::q, &Args::k>, rule<check_heads<Args>>,
+      ranks<&Args::q, &Args::k>, rule<check_heads, &Args::q>,
       input<&Args::q>("[s_q, h=64, d=128]",
                       any_of(f32, f16, bf16, f8_e4m3).on_gpu(bf16, f8_e4m3).asked(),
                       "h 1 to 128, d 128 or 64"),
-      input<&Args::k>("[s_k, d]", as("q"), "one key for all heads"), rule<check_keys<Args>>,
+      input<&Args::k>("[s_k, d]", as("q"), "one key for all heads"), rule<check_keys, &Args::k>,
       input<&Args::weights>("[s_q, h]", any_of(f32, bf16),
                             "include d**-0.5, h**-0.5 and the scale of q"),
-      rule<check_scaled<Args>>,
+      rule<check_scaled, &Args::q, &Args::k_scale>,
       optional_input<&Args::k_scale>("[s_k]", any_of(f32),
                                      "required for float8_e4m3fn, else not allowed"),
       optional_input<&Args::key_start>("[s_q]", any_of(i32), kWithNext),
@@ -47,7 +31,7 @@ consteval auto problem() {
                                      "the range of rows that each query sees"),
       value<&Args::q_start>("position of query 0; switches the causal limit on"),
       value<&Args::k_stride>("tokens that one row of k stands for; needs q_start if it is not 1"),
-      rule<check_limits<Args>>);
+      rule<check_positions, &Args::q, &Args::q_start, &Args::k_stride>);
 }
 
 }  // namespace winnow::indexer

@@ -5,8 +5,8 @@
 
 namespace winnow::python {
 
-// Keys of float8 have scales; those of another dtype have none.
-constexpr auto describe_scale = [](Shape& shape, auto& args) {
+// Gives the call that winnow.supports() asks about its k_scale, which only float8 keys have.
+constexpr auto scale_for_supports = [](Shape& shape, auto& args) {
   if (shape.dtype == DType::f8_e4m3) args.k_scale = shape.view(DType::f32, {shape.size("s_k")});
 };
 

@@ -14,7 +14,10 @@
 //   heads --load--> (heads_full, heads_empty) --multiply
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_bf16.h>
 
@@ -25,6 +28,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/tensor_copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 
@@ -67,39 +71,34 @@ struct Shape {
 
 // ---- Shared memory -----------------------------------------------------------------------------
 
-template <class Shape, int kSinkBytes>
-struct SharedPlan {
-  static constexpr int kTileBytes = Shape::kPanels * kPanelBytes;  // 16 or 32 KB
-  static constexpr int kSideBytes = Shape::kProductColumns * Shape::kPanels * kPanelRowBytes;
-  static constexpr int kHeadBytes = 2 * kSideBytes;
-  static constexpr int kStages = Shape::kPanels == 2 ? 3 : 6;
-  // Scores of one tile: a row for each query, padded so that a warp's stores meet no bank twice.
-  static constexpr int kScoreStride = kTileRows + 16;
-  static constexpr int kScaleBytes = Shape::kElement == Element::f8 ? kTileRows * 4 : 0;
-  static constexpr int kScoreBytes = Shape::kQueries * kScoreStride * 4 + kScaleBytes;
-  static constexpr int kWeightBytes = kColumns * 4;
-  static constexpr int kSpace =
-      232448 - 640 - kWeightBytes - kHeadBytes - kStages * kTileBytes - kSinkBytes;
-  static constexpr int kScoreStages = kSpace / kScoreBytes < 24 ? kSpace / kScoreBytes : 24;
+// Scores of one tile have a row for each query, padded so that a warp's stores meet no bank twice.
+inline constexpr int kScoreStride = kTileRows + 16;
 
-  // Offsets in bytes.
-  static constexpr int kHeads = 0;
-  static constexpr int kKeys = kHeads + kHeadBytes;
-  static constexpr int kScores = kKeys + kStages * kTileBytes;
-  static constexpr int kSink = kScores + kScoreStages * kScoreBytes;
-  static constexpr int kWeights = kSink + kSinkBytes;
-  static constexpr int kFull = kWeights + kWeightBytes;
-  static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kReady = kEmpty + 8 * kStages;
-  static constexpr int kFree = kReady + 8 * kScoreStages;
-  static constexpr int kHeadsFull = kFree + 8 * kScoreStages;
-  static constexpr int kHeadsEmpty = kHeadsFull + 16;
-  static constexpr int kBytes = kHeadsEmpty + 16;
-  static_assert(kScoreStages >= 2 && kBytes <= 232448 && kFull % 8 == 0);
-  static_assert(kTileBytes % 1024 == 0 && kSideBytes % 1024 == 0 && kScoreBytes % 16 == 0);
+template <class Shape, class Sink>
+struct Layout {
+  static constexpr int kStages = Shape::kPanels == 2 ? 3 : 6;
+  using Panels = device::Chunk[Shape::kPanels][kTileRows / kUnitRows];
+  // Of a tile: its scores, and with f8 the scales of its rows.
+  static constexpr int kScales = Shape::kQueries * kScoreStride;
+  static constexpr int kScoreFloats = kScales + (Shape::kElement == Element::f8 ? kTileRows : 0);
+  static constexpr int kSinkBytes =
+      std::is_empty_v<typename Sink::Memory> ? 0 : sizeof(typename Sink::Memory);
+  static constexpr int kSpace =
+      232448 - 640 - kColumns * 4 - (2 + kStages) * int(sizeof(Panels)) - kSinkBytes;
+  static constexpr int kScoreStages = std::min(kSpace / (4 * kScoreFloats), 24);
+  static_assert(kScoreStages >= 2 && kScoreFloats % 4 == 0);
+
+  Panels heads[2];  // [sides]
+  Panels keys[kStages];
+  alignas(16) float scores[kScoreStages][kScoreFloats];
+  [[no_unique_address]] typename Sink::Memory sink;
+  float4 weights[2][kSideColumns / 4];  // [sides]
+  device::Barrier full[kStages], empty[kStages];
+  device::Barrier ready[kScoreStages], free[kScoreStages];
+  device::Barrier heads_full[2], heads_empty[2];  // [sides]
 };
 
-// Barriers and their arrivals, all in shared memory:
+// The barriers and their arrivals:
 //   full         the loading thread, with the bytes of a tile
 //   empty        one lane of each multiplying warp, after its product of the tile
 //   ready        one lane of each multiplying warp, after its scores of the tile are stored, and of
@@ -115,32 +114,24 @@ inline constexpr int kReadyArrivals =
 inline constexpr int kFreeArrivals = kSinkWarps * device::kWarpArrival;
 inline constexpr int kHeadsEmptyArrivals = kEmptyArrivals / 2;
 
-template <class Plan>
-struct Shared {
-  std::uint32_t base;
-  char* pointer;
-  __device__ std::uint32_t heads(int side) const { return base + side * Plan::kSideBytes; }
-  __device__ std::uint32_t keys(int slot) const {
-    return base + Plan::kKeys + slot * Plan::kTileBytes;
-  }
-  __device__ float* scores(int slot) const {
-    return reinterpret_cast<float*>(pointer + Plan::kScores + slot * Plan::kScoreBytes);
-  }
-  __device__ float4* weights(int side) const {
-    return reinterpret_cast<float4*>(pointer + Plan::kWeights) + side * (kSideColumns / 4);
-  }
-  // Behind the scores of a tile.
-  __device__ float* scales(int slot) const {
-    return scores(slot) + (Plan::kScoreBytes - Plan::kScaleBytes) / 4;
-  }
-  __device__ std::uint32_t full(int slot) const { return base + Plan::kFull + 8 * slot; }
-  __device__ std::uint32_t empty(int slot) const { return base + Plan::kEmpty + 8 * slot; }
-  __device__ std::uint32_t ready(int slot) const { return base + Plan::kReady + 8 * slot; }
-  __device__ std::uint32_t free(int slot) const { return base + Plan::kFree + 8 * slot; }
-  __device__ std::uint32_t heads_full(int side) const { return base + Plan::kHeadsFull + 8 * side; }
-  __device__ std::uint32_t heads_empty(int side) const {
-    return base + Plan::kHeadsEmpty + 8 * side;
-  }
+template <class Shape, class Sink>
+struct SharedPlan : device::Shared<Layout<Shape, Sink>> {
+  using Memory = Layout<Shape, Sink>;
+  static constexpr int kStages = Memory::kStages;
+  static constexpr int kScoreStages = Memory::kScoreStages;
+  static constexpr int kTileBytes = sizeof(typename Memory::Panels);
+  static_assert(sizeof(Memory) <= 232448);
+
+  WINNOW_PLACE(heads)
+  WINNOW_PLACE(keys)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(ready)
+  WINNOW_PLACE(free)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_empty)
+  Memory* memory;  // by which scores, weights and what a sink has are read and written
+  __device__ float* scales(int slot) const { return memory->scores[slot] + Memory::kScales; }
 };
 
 // ---- Work --------------------------------------------------------------------------------------
@@ -253,7 +244,7 @@ __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_q
 }
 
 template <class Shape, class Plan>
-__device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& shared) {
+__device__ __forceinline__ void load(const ScoreParams& p, Plan shared) {
   const std::uint64_t heads_policy = device::policy_evict_first();
   const std::uint64_t keys_policy = device::policy_evict_last();
   const bool elected = threadIdx.x % 32 == 0;
@@ -263,13 +254,13 @@ __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& s
   Item item;
   while (schedule.next(item)) {
     for (int tile = 0; tile < item.tiles; ++tile) {
-      device::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1, "keys", ring.stage);
+      shared.empty()[ring.stage].wait(ring.parity ^ 1, "keys", ring.stage);
       if (elected) {
-        device::mbarrier_arrive_expect(shared.full(ring.stage), Plan::kTileBytes);
+        shared.full()[ring.stage].arrive_expect(Plan::kTileBytes);
 #pragma unroll
         for (int panel = 0; panel < Shape::kPanels; ++panel) {
-          device::tensor_load(shared.keys(ring.stage) + panel * kPanelBytes, &p.k,
-                              shared.full(ring.stage), panel * Shape::kPanelElements,
+          device::tensor_load(shared.keys()[ring.stage][panel].address, &p.k,
+                              shared.full()[ring.stage].address, panel * Shape::kPanelElements,
                               item.begin + tile * kTileRows, keys_policy);
         }
       }
@@ -280,15 +271,15 @@ __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& s
       for (int side = 0; side < 2; ++side) {
         const int first_query = item.first_query + side * Shape::kSideQueries;
         const float4 weights = load_weights<Shape>(p, first_query);
-        device::mbarrier_wait(shared.heads_empty(side), parity ^ 1, "heads", side);
-        shared.weights(side)[threadIdx.x % 32] = weights;
+        shared.heads_empty()[side].wait(parity ^ 1, "heads", side);
+        shared.memory->weights[side][threadIdx.x % 32] = weights;
         __syncwarp();
         if (elected) {
-          device::mbarrier_arrive_expect(shared.heads_full(side), Plan::kTileBytes);
+          shared.heads_full()[side].arrive_expect(Plan::kTileBytes);
 #pragma unroll
           for (int panel = 0; panel < Shape::kPanels; ++panel) {
-            device::tensor_load(shared.heads(side) + panel * kPanelBytes, &p.q,
-                                shared.heads_full(side), panel * Shape::kPanelElements, 0,
+            device::tensor_load(shared.heads()[side][panel].address, &p.q,
+                                shared.heads_full()[side].address, panel * Shape::kPanelElements, 0,
                                 first_query, heads_policy);
           }
         }
@@ -302,7 +293,7 @@ __device__ __forceinline__ void load(const ScoreParams& p, const Shared<Plan>& s
 
 // A warp puts the scales of a tile's rows behind its scores; with f8 only.
 template <class Shape, class Plan>
-__device__ __forceinline__ void load_scales(const ScoreParams& p, const Shared<Plan>& shared) {
+__device__ __forceinline__ void load_scales(const ScoreParams& p, Plan shared) {
   device::PipelineState<Plan::kScoreStages> slot;
   Schedule<Shape> schedule(p);
   Item item;
@@ -314,30 +305,21 @@ __device__ __forceinline__ void load_scales(const ScoreParams& p, const Shared<P
         const int row = item.begin + tile * kTileRows + 32 * e + static_cast<int>(threadIdx.x % 32);
         scale[e] = row < p.s_k ? __ldg(p.k_scale + row * p.k_scale_stride) : 1.0f;
       }
-      device::mbarrier_wait(shared.free(slot.stage), slot.parity ^ 1, "scales", slot.stage);
+      shared.free()[slot.stage].wait(slot.parity ^ 1, "scales", slot.stage);
 #pragma unroll
       for (int e = 0; e < 4; ++e) shared.scales(slot.stage)[32 * e + threadIdx.x % 32] = scale[e];
-      device::mbarrier_arrive_warp(shared.ready(slot.stage));
+      shared.ready()[slot.stage].arrive_warp();
       slot.advance();
     }
   }
 }
 
-// The score of one query and row of a tile, for a sink.
+// The scores of one query and rows 4 lane + {0, 1, 2, 3} of a tile, for a sink.
 template <class Shape, class Plan>
-__device__ __forceinline__ float read_score(const Shared<Plan>& shared, int stage, int query,
-                                            int row) {
-  const float score = shared.scores(stage)[query * Plan::kScoreStride + row];
-  return Shape::kElement == Element::f8 ? score * shared.scales(stage)[row] : score;
-}
-
-// The same of rows 4 lane + {0, 1, 2, 3}.
-template <class Shape, class Plan>
-__device__ __forceinline__ void read_scores(const Shared<Plan>& shared, int stage, int query,
-                                            float (&scores)[4]) {
+__device__ __forceinline__ void read_scores(Plan shared, int stage, int query, float (&scores)[4]) {
   const int lane = threadIdx.x % 32;
   const float4 four =
-      reinterpret_cast<const float4*>(shared.scores(stage) + query * Plan::kScoreStride)[lane];
+      reinterpret_cast<const float4*>(shared.memory->scores[stage] + query * kScoreStride)[lane];
   scores[0] = four.x, scores[1] = four.y, scores[2] = four.z, scores[3] = four.w;
   if constexpr (Shape::kElement == Element::f8) {
     const float4 scale = reinterpret_cast<const float4*>(shared.scales(stage))[lane];
@@ -371,7 +353,7 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
 // The weighted sums over the heads of 64 rows, for the queries of one side. The sum over the heads
 // has the same order for every row and query: along a lane's columns, then lanes 2 apart, then
 // neighbours.
-template <class Shape, class Plan>
+template <class Shape>
 struct WeightedSum {
   // ReLU as a maximum runs at half the rate of additions. Where the products are finite, as those
   // of f8_e4m3 are, x + |x| is twice the maximum, exactly: every second column takes that and half
@@ -471,9 +453,8 @@ struct WeightedSum {
                                         float* scores) const {
     float sum[kSums];
     sums(heads, product, sum);
-    total(sum, [&](int query, int r, float total) {
-      scores[query * Plan::kScoreStride + row(r)] = total;
-    });
+    total(sum,
+          [&](int query, int r, float total) { scores[query * kScoreStride + row(r)] = total; });
   }
 };
 
@@ -481,97 +462,98 @@ struct WeightedSum {
 template <class Shape, class Plan>
 struct Multiplier {
   const ScoreParams& p;
-  const Shared<Plan>& shared;
+  Plan shared;
   int side;
   std::uint64_t keys, heads;  // descriptors of the first stage and of this side's columns
   device::PipelineState<Plan::kStages> ring{};
   device::PipelineState<Plan::kScoreStages> out{};
   float product[2][Shape::kProductColumns / 2];  // of the upper and the lower half of a tile
-  WeightedSum<Shape, Plan> weighted_sum;
+  WeightedSum<Shape> weighted_sum;
 
   __device__ __forceinline__ void begin_half(int half) {
-    begin_product<Shape>(device::descriptor_offset(keys, ring.stage * Plan::kTileBytes +
-                                                             half * kUnitRows * kPanelRowBytes),
-                         heads, product[half]);
+    // From the first stage on: from shared memory's beginning costs up to 3 % more code.
+    const std::uint32_t at =
+        shared.offset(shared.keys()[ring.stage][0][half]) - shared.offset(shared.keys());
+    begin_product<Shape>(device::descriptor_offset(keys, at), heads, product[half]);
   }
 
   // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
   // sequence written out: nothing may be in flight where a loop closes.
   template <int kTiles>
   __device__ __forceinline__ void score_tiles() {
-    device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+    shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     begin_half(0);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const int stage = ring.stage;
       begin_half(1);
-      device::mbarrier_wait(shared.free(out.stage), out.parity ^ 1, "scores", out.stage);
+      shared.free()[out.stage].wait(out.parity ^ 1, "scores", out.stage);
       float* const scores =
-          shared.scores(out.stage) + side * Shape::kSideQueries * Plan::kScoreStride;
+          shared.memory->scores[out.stage] + side * Shape::kSideQueries * kScoreStride;
       device::wgmma_wait<1>();
       device::wgmma_pin(product[0]);
       weighted_sum.store(p.h, product[0], scores);
       ring.advance();
       if (tile + 1 < kTiles) {
-        device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+        shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
         begin_half(0);
         device::wgmma_wait<1>();
       } else {
         device::wgmma_wait<0>();
       }
       device::wgmma_pin(product[1]);
-      device::mbarrier_arrive_warp(shared.empty(stage));
+      shared.empty()[stage].arrive_warp();
       weighted_sum.store(p.h, product[1], scores + kUnitRows);
-      device::mbarrier_arrive_warp(shared.ready(out.stage));
+      shared.ready()[out.stage].arrive_warp();
       out.advance();
     }
   }
 };
 
 template <class Shape, class Plan>
-__device__ __forceinline__ void multiply(const ScoreParams& p, const Shared<Plan>& shared,
-                                         int side) {
+__device__ __forceinline__ void multiply(const ScoreParams& p, Plan shared, int side) {
   constexpr int kBatch = 4;  // tiles
-  Multiplier<Shape, Plan> multiplier{p, shared, side, device::descriptor_k_major(shared.keys(0)),
-                                     device::descriptor_k_major(shared.heads(side))};
+  Multiplier<Shape, Plan> multiplier{p, shared, side,
+                                     device::descriptor_k_major(shared.keys().address),
+                                     device::descriptor_k_major(shared.heads()[side].address)};
   std::uint32_t parity = 0;
   Schedule<Shape> schedule(p);
   Item item;
   while (schedule.next(item)) {
     if (item.tiles == 0) continue;
-    device::mbarrier_wait(shared.heads_full(side), parity, "heads", side);
+    shared.heads_full()[side].wait(parity, "heads", side);
     parity ^= 1;
-    multiplier.weighted_sum.load(shared.weights(side));
+    multiplier.weighted_sum.load(shared.memory->weights[side]);
     int tile = 0;
     for (; tile + kBatch <= item.tiles; tile += kBatch) {
       multiplier.template score_tiles<kBatch>();
     }
     for (; tile < item.tiles; ++tile) multiplier.template score_tiles<1>();
-    device::mbarrier_arrive_warp(shared.heads_empty(side));
+    shared.heads_empty()[side].arrive_warp();
   }
 }
 
 // ---- The block ---------------------------------------------------------------------------------
 
-// Runs the roles of a block; `Sink` has kSinkBytes of shared memory, and run(params, shared, warp)
-// for each of its four warps.
+// Runs the roles of a block; `Sink` has Memory, what it wants of shared memory, and run(params,
+// shared, warp) for each of its four warps.
 template <class Sink, class Shape>
 __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename Sink::Params& sink) {
-  using Plan = SharedPlan<Shape, Sink::kSinkBytes>;
-  char* const shared_memory = reinterpret_cast<char*>(device::dynamic_shared<1024>());
-  const Shared<Plan> shared{device::shared_address(shared_memory), shared_memory};
+  using Plan = SharedPlan<Shape, Sink>;
+  auto* const memory = reinterpret_cast<typename Plan::Memory*>(device::dynamic_shared<1024>());
+  const Plan shared{{device::shared_address(memory)}, memory};
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::kStages; ++i) {
-      device::mbarrier_init(shared.full(i), 1);
-      device::mbarrier_init(shared.empty(i), kEmptyArrivals);
+      shared.full()[i].init(1);
+      shared.empty()[i].init(kEmptyArrivals);
     }
     for (int i = 0; i < Plan::kScoreStages; ++i) {
-      device::mbarrier_init(shared.ready(i), kReadyArrivals<Shape>);
-      device::mbarrier_init(shared.free(i), kFreeArrivals);
+      shared.ready()[i].init(kReadyArrivals<Shape>);
+      shared.free()[i].init(kFreeArrivals);
     }
     for (int side = 0; side < 2; ++side) {
-      device::mbarrier_init(shared.heads_full(side), 1);
-      device::mbarrier_init(shared.heads_empty(side), kHeadsEmptyArrivals);
+      shared.heads_full()[side].init(1);
+      shared.heads_empty()[side].init(kHeadsEmptyArrivals);
     }
     device::fence_mbarrier_init();
   }
@@ -579,15 +561,15 @@ __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename S
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
     device::setmaxnreg_inc<kMultiplyRegisters>();
-    multiply<Shape, Plan>(p, shared, warpgroup);
+    multiply<Shape>(p, shared, warpgroup);
   } else if (warpgroup == kMultiplyWarpgroups) {
     device::setmaxnreg_dec<kSinkRegisters>();
-    Sink::template run<Shape, Plan>(p, sink, shared, warp);
+    Sink::template run<Shape>(p, sink, shared, warp);
   } else {
     device::setmaxnreg_dec<kLoadRegisters>();
-    if (warp == 0) load<Shape, Plan>(p, shared);
+    if (warp == 0) load<Shape>(p, shared);
     if constexpr (Shape::kElement == Element::f8) {
-      if (warp == 1) load_scales<Shape, Plan>(p, shared);
+      if (warp == 1) load_scales<Shape>(p, shared);
     }
   }
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "winnow/core/error.h"
 #include "winnow/indexer/topk/topk.h"
@@ -12,12 +14,9 @@
 namespace winnow::python {
 
 template <>
-struct FromText<indexer::Ties> {
-  static indexer::Ties from(const char* operation, const std::string& ties) {
-    if (ties == "smaller") return indexer::Ties::smaller;
-    if (ties == "larger") return indexer::Ties::larger;
-    throw Error(ErrorCode::invalid_argument, operation, "ties", "smaller or larger", ties);
-  }
+struct Choices<indexer::Ties> {
+  static constexpr std::pair<std::string_view, indexer::Ties> kAll[] = {
+      {"smaller", indexer::Ties::smaller}, {"larger", indexer::Ties::larger}};
 };
 
 // The number of rows to choose, which C++ takes from the shape of the outputs: checked before they

@@ -210,11 +210,6 @@ Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit) {
   return {};
 }
 
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases) {
-  for (testing::Case& one : cases) one.on_gpu = !one.name.starts_with("f64-");
-  return cases;
-}
-
 testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes,
                                        DeviceType device) {
   constexpr std::int64_t kGpuCopy = std::int64_t{4} << 30;

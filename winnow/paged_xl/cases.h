@@ -75,8 +75,11 @@ Step make_step(const StepCase& shape);
 enum class Quantity { out, lse, matrix_bd };
 testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
 
-// Marks the cases that GPU backends take too: all but those of f64.
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases);
+// Whether GPU backends take the case, of whichever operation: all but f64.
+template <class Shape>
+bool on_gpu(const Shape& shape) {
+  return shape.dtype != DType::f64;
+}
 
 // A benchmark of `bytes` useful bytes. The ceiling copies as many on the CPU, and on a GPU so many
 // that its rate is that of the memory.

@@ -63,13 +63,18 @@ CacheShape check_cache(const Check& check, const ConstTensorView& key_cache,
   return cache;
 }
 
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& query) {
+  check.finite("scale", scale, query.dtype());
+}
+
 void check_head_size(const Check& check, const ConstTensorView& query) {
   check_one_of(check, "query", "head_size", kHeadSizes, query.size(2));
 }
 
-void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, DType dtype) {
+void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd,
+                     const ConstTensorView& query) {
   check.rank("matrix_bd", matrix_bd, 3, "[num_seqs, num_heads, columns]");
-  check.dtype("matrix_bd", matrix_bd, {dtype, accumulator_of(dtype)});
+  check.dtype("matrix_bd", matrix_bd, {query.dtype(), accumulator_of(query.dtype())});
 }
 
 Rows<const void*> pos_bias_of(const ConstTensorView& bias) {

@@ -1,8 +1,9 @@
-// What the operations on a paged cache share below the door: plain descriptions of their tensors,
-// and the checks that make them. Internal.
+// What the operations on a paged cache share behind the entry point: plain descriptions of their
+// tensors, and the checks that make them. Internal.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "winnow/core/dtype.h"
@@ -31,10 +32,12 @@ CacheShape check_cache(const Check& check, const ConstTensorView& key_cache,
                        const ConstTensorView& value_cache, DType dtype, Device device);
 
 // Rules of the contracts.
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& query);
 void check_head_size(const Check& check, const ConstTensorView& query);
 // matrix_bd [num_seqs, num_heads, columns]: its rank, and that it is in the query's dtype or f32;
 // f64 with f64.
-void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd, DType dtype);
+void check_matrix_bd(const Check& check, const ConstTensorView& matrix_bd,
+                     const ConstTensorView& query);
 
 // A bias per head, or per sequence and head; the first stride of the result is 0 for the former.
 Rows<const void*> pos_bias_of(const ConstTensorView& bias);

@@ -1,4 +1,6 @@
-// What the tables of attention() and position_term() have in common. Internal.
+// What the tables of attention() and position_term() have in common.
+// In a shape, "num_heads=16" says which size winnow.supports() assumes unless it is given one
+// (core/contract_table.h); a call may have any. Internal.
 #pragma once
 
 #include <tuple>
@@ -8,17 +10,12 @@
 
 namespace winnow::paged_xl {
 
-template <class Args>
-void check_head_size(const Check& check, const Args& args) {
-  check_head_size(check, args.query);
-}
-
 // A step's query.
 template <class Args>
 consteval auto query() {
   using namespace contract;
   using enum DType;
-  return std::tuple(ranks<&Args::query>, rule<check_head_size<Args>>,
+  return std::tuple(ranks<&Args::query>, rule<check_head_size, &Args::query>,
                     input<&Args::query>("[num_seqs, num_heads=16, head_size=128]",
                                         any_of(f32, f16, bf16, f64).on_gpu(f32, f16, bf16).asked(),
                                         "with float64 all that is float32 here is float64"));

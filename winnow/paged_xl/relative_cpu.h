@@ -13,9 +13,10 @@
 
 namespace winnow::paged_xl {
 
-// Tokens of one split: a work item's logits fit a cache beside its queries, and the partial results
-// are a few per cent of the keys and values at most. A multiple of every block size. Fixed, so that
-// results depend neither on the number of threads nor on the rest of the batch.
+// Tokens of one split: few enough that a work item's logits stay in the cache beside its queries,
+// and enough that partial results are at most a few per cent of the keys and values. A multiple of
+// every block size, and fixed, so that results depend neither on the number of threads nor on the
+// rest of the batch.
 inline constexpr std::int64_t kSplit = 512;
 
 // All splits of all sequences, in order.
@@ -43,8 +44,8 @@ struct Splits {
   std::int64_t count() const { return static_cast<std::int64_t>(all.size()); }
 };
 
-// to = query[s, h] + bias[s, h] in the type that is computed in: float, or double where dtype is
-// f64; `scratch` has head_size of them.
+// to = query[s, h] + bias[s, h] in Real: double where dtype is f64, else float. `scratch` has room
+// for head_size of them.
 template <class Real>
 void biased_query(DType dtype, const Rows<const void*>& query, const Rows<const void*>& bias,
                   std::int64_t s, std::int64_t h, std::int64_t head_size, Real* scratch, Real* to) {

@@ -146,7 +146,7 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
     throw Error(error.code(), operation_,
                 std::string(argument) + ": " +
                     std::string(error.what()).substr(error.operation().size() + 2),
-                argument);
+                {.argument = argument});
   }
   if (!first_.is_valid()) {
     first_ = object;
@@ -284,10 +284,8 @@ TensorView Call::view_of(const char* argument, nb::handle object, const void* dl
 }
 
 TensorView Call::output(const char* argument, nb::object& result, DType dtype,
-                        std::initializer_list<std::int64_t> shape, Fill fill) {
-  if (result.is_none()) {
-    result = make(static_cast<std::size_t>(dtype), std::span(shape.begin(), shape.size()), fill);
-  }
+                        std::span<const std::int64_t> shape, Fill fill) {
+  if (result.is_none()) result = make(static_cast<std::size_t>(dtype), shape, fill);
   return read(argument, result, true);
 }
 

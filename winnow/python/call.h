@@ -64,7 +64,11 @@ class Call {
   // `result` is the caller's tensor or None. None becomes a new tensor of this dtype and shape, of
   // the kind and on the device of the first input, and on a GPU for use on the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
-                    std::initializer_list<std::int64_t> shape, Fill fill = Fill::none);
+                    std::span<const std::int64_t> shape, Fill fill = Fill::none);
+  TensorView output(const char* argument, nb::object& result, DType dtype,
+                    std::initializer_list<std::int64_t> shape, Fill fill = Fill::none) {
+    return output(argument, result, dtype, std::span(shape), fill);
+  }
   // A new one is bool in Python.
   TensorView output_flags(const char* argument, nb::object& result,
                           std::initializer_list<std::int64_t> shape);

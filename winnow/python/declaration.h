@@ -1,9 +1,18 @@
-// The declaration of a function, read at compile time from its text in Python's own syntax.
+// The declaration of a function, read at compile time from its text in Python's own syntax, and
+// compared with the contract of its operation.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "winnow/core/contract.h"
+#include "winnow/core/tensor.h"
 
 namespace winnow::python {
 
@@ -26,22 +35,67 @@ struct Parameter {
   constexpr std::string_view view() const { return {name.data()}; }
 };
 
-// What Python knows of an operation whose arguments are an `Args`.
-template <class Args_>
+// The choices that Python names by texts: specialised beside their operation, with
+//   static constexpr std::pair<std::string_view, Choice> kAll[]
+template <class Choice>
+struct Choices;
+
+// The annotation that belongs to a field, and whether a default says the same as the struct's own.
+template <class T>
+struct FieldInPython {
+  static constexpr std::string_view kAnnotation = "str";
+  static constexpr bool same(T value, std::string_view text) {
+    for (const auto& [name, choice] : Choices<T>::kAll) {
+      if (text.substr(1, text.size() - 2) == name) return choice == value;
+    }
+    return false;
+  }
+};
+template <>
+struct FieldInPython<bool> {
+  static constexpr std::string_view kAnnotation = "bool";
+  static constexpr bool same(bool value, std::string_view text) {
+    return text == (value ? "True" : "False");
+  }
+};
+template <>
+struct FieldInPython<std::int64_t> {
+  static constexpr std::string_view kAnnotation = "int";
+  static constexpr bool same(std::int64_t value, std::string_view text) {
+    return text.size() == 1 && text[0] - '0' == value;
+  }
+};
+template <class T>
+struct FieldInPython<std::optional<T>> {
+  static constexpr std::string_view kAnnotation =
+      std::is_integral_v<T> ? "int | None" : "float | None";
+  static constexpr bool same(const std::optional<T>& value, std::string_view text) {
+    return !value.has_value() && text == "None";
+  }
+};
+template <>
+struct FieldInPython<ConstTensorView> {
+  static constexpr std::string_view kAnnotation = "T";  // or "T | None"
+  static constexpr bool same(const ConstTensorView&, std::string_view text) {
+    return text == "None";
+  }
+};
+
+// What Python knows of an operation with that contract.
+template <const auto& kContract_>
 struct Declaration {
-  using Args = Args_;
+  static constexpr const auto& kContract = kContract_;
+  using Args = typename std::decay_t<decltype(kContract_)>::Args;
   static constexpr std::size_t kMost = 24;
 
-  const char* operation;       // as errors name it: "sparse_mla::forward"
+  const char* operation = kContract.operation;  // as errors name it: "sparse_mla::forward"
   std::string_view signature;  // "def forward(q: T, kv: T, ...) -> tuple[T, T, T]", a literal
-  std::string_view tensors;    // "q: T[s_q, h_q=64, d_qk=576], ...": as described.h reads it
   std::array<Parameter, kMost> parameters{};
   std::size_t count = 0;
   std::size_t positional = 0;  // those before the *
   std::string_view name{};     // "forward"
 
-  consteval Declaration(const char* of, const char* text, const char* described)
-      : operation(of), signature(text), tensors(described) {
+  consteval Declaration(const char* text) : signature(text) {  // NOLINT: implicit on purpose
     constexpr std::string_view kDef = "def ";
     if (!signature.starts_with(kDef)) throw "a signature begins with def";
     const std::size_t open = signature.find('(');
@@ -61,8 +115,27 @@ struct Declaration {
       parameters.at(count++) = parameter(given);
       if (!keywords) positional = count;
     }
+    kContract.visit(Args(), [&]<class T>(const contract::Spec& spec, const T& value) {
+      if constexpr (!std::is_same_v<T, TensorView>) {
+        const std::size_t at = place(spec.name);
+        if (at == kMost) return;
+        const Parameter& parameter = parameters[at];
+        const bool tensor = std::is_same_v<T, ConstTensorView>;
+        const bool fits = parameter.annotation == FieldInPython<T>::kAnnotation ||
+                          (tensor && parameter.annotation == "T | None");
+        if (!fits) throw "an annotation is not that of the field in C++";
+        if (parameter.has_value && !FieldInPython<T>::same(value, parameter.value)) {
+          throw "a default is not that of the field in C++";
+        }
+      }
+    });
   }
 
+  std::vector<std::string_view> parameter_names() const {
+    std::vector<std::string_view> names;
+    for (std::size_t i = 0; i < count; ++i) names.push_back(parameters[i].view());
+    return names;
+  }
   // kMost where there is none.
   constexpr std::size_t place(std::string_view wanted) const {
     for (std::size_t i = 0; i < count; ++i) {

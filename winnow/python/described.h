@@ -1,59 +1,44 @@
-// The tensors of a call that winnow.supports() is asked about: described by the declaration of the
-// operation and by sizes, without memory.
+// The call that winnow.supports() asks about: tensors without memory, made from the operation's
+// contract and the sizes and dtype that the caller of supports() gave.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
-#include <type_traits>
+#include <span>
 
 #include "winnow/core/backend.h"
+#include "winnow/core/contract.h"
 #include "winnow/core/tensor.h"
 #include "winnow/python/bindings.h"
 
 namespace winnow::python {
 
-// Gives the fields of an operation's arguments what a description says of them:
-//
-//   "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64]"
-//
-// T is the dtype that is asked for, R the one of its sums, x how many elements of it 16 bytes hold.
-// A size is a name, with a default where it is mentioned first (else 1), a number, or a quotient or
-// product of these. "sizes: [world_size, ...]" names sizes of no tensor. Whole numbers among the
-// arguments have the size of their name.
-class Described {
- public:
-  Described(std::string_view text, Shape& shape) : text_(text), shape_(shape) {}
+// A tensor for that row of the table. Takes the sizes that it names; throws Error
+// (invalid_argument) if one is not a number. The size "x" is how many elements 16 bytes hold.
+TensorView described(const contract::Spec& spec, std::span<const contract::Spec> specs,
+                     Shape& shape);
+// A size of that name among the arguments.
+std::int64_t described_size(const contract::Dimension& dim, Shape& shape);
 
-  void operator()(std::string_view name, ConstTensorView& view) const { view = tensor(name); }
-  void operator()(std::string_view name, TensorView& view) const { view = tensor(name); }
-  void operator()(std::string_view name, std::int64_t& value) const {
-    value = shape_.known(name, value);
-  }
-  template <class T>
-  void operator()(std::string_view, T&) const {}
-
-  // Takes every size that the description names. Throws Error (invalid_argument) if one is not a
-  // number, std::logic_error for a description that does not parse.
-  void take_sizes() const;
-
- private:
-  TensorView tensor(std::string_view name) const;  // absent where the description has none
-
-  std::string_view text_;
-  Shape& shape_;
-};
-
-// Supports of an operation: `adjust` changes what a description cannot say.
-template <class Args, class Adjust>
-Backend supports_described(std::string_view text,
-                           Backend (*operation)(const Args&, const RunOptions&), Shape& shape,
+// The backend that runs such a call, or the Error of the operation. The call has the arguments that
+// are required and those that the table marks as described(); `adjust` sets what no table can say.
+template <const auto& kDeclaration, class Args, class Adjust>
+Backend supports_described(Backend (*operation)(const Args&, const RunOptions&), Shape& shape,
                            const RunOptions& options, const Adjust& adjust) {
-  const Described described(text, shape);
-  described.take_sizes();
-  shape.done();
+  constexpr const auto& kContract = kDeclaration.kContract;
   Args args;
-  each_argument(args, described);
+  kContract.visit(args, [&]<class T>(const contract::Spec& spec, T& value) {
+    if constexpr (contract::kIsTensor<T>) {
+      const bool given =
+          spec.role == contract::Role::output || kDeclaration.place(spec.name) < kDeclaration.count;
+      if (given && (!spec.optional || spec.described)) {
+        value = described(spec, kContract.specs, shape);
+      }
+    } else if constexpr (std::is_same_v<T, std::int64_t>) {
+      for (const contract::Dimension& dim : spec.asked.view()) value = described_size(dim, shape);
+    }
+  });
   adjust(shape, args);
+  shape.done();
   return operation(args, options);
 }
 

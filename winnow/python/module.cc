@@ -43,12 +43,36 @@ const char* name_of(ErrorCode code) {
   return "internal";
 }
 
+const char* name_of(ErrorReason reason) {
+  switch (reason) {
+    case ErrorReason::none:
+      return "";
+    case ErrorReason::arguments_differ:
+      return "arguments_differ";
+    case ErrorReason::call_order:
+      return "call_order";
+    case ErrorReason::two_callers:
+      return "two_callers";
+    case ErrorReason::absent:
+      return "absent";
+    case ErrorReason::peer_gone:
+      return "peer_gone";
+    case ErrorReason::interrupted:
+      return "interrupted";
+  }
+  return "";
+}
+
 // The text of an Error, and where frameworks give indices of 64 bits, as torch.topk() does, what to
 // do about it.
 std::string text_of(const Error& error) {
   const std::string text = error.what();
   const bool wide = text.ends_with("want dtype i32, got i64");
   return wide ? text + "; .int() converts a tensor of torch, .astype('int32') an array" : text;
+}
+
+std::string without_suggestion(const std::string& got) {
+  return got.substr(0, got.find("; did you mean "));
 }
 
 // winnow::Error becomes an exception of winnow.errors with its text and fields.
@@ -61,8 +85,12 @@ void translate(const std::exception_ptr& pointer, void*) {
         nb::module_::import_("winnow.errors").attr(invalid ? "InvalidArgument" : "Error");
     const nb::object exception = type(text_of(error));
     exception.attr("operation") = error.operation();
-    exception.attr("argument") = error.argument();
     exception.attr("code") = name_of(error.code());
+    exception.attr("reason") = name_of(error.reason());
+    exception.attr("argument") = error.argument();
+    exception.attr("wanted") = error.details().wanted;
+    exception.attr("got") = without_suggestion(error.details().got);
+    exception.attr("differing") = error.details().differing;
     PyErr_SetObject(type.ptr(), exception.ptr());
   }
 }
@@ -137,9 +165,11 @@ double time_native(int repeats, nb::callable function) {
   return native_timing.seconds;
 }
 
-// The argument that the message of an Error names, such as one that another rank reported.
-std::string argument_of(const std::string& message) {
-  return expert_parallel::error_from_message(ErrorCode::internal, "", message).argument();
+// What the message of an Error says of an argument, such as one that another rank reported: its
+// name, what was wanted of it, and what was given.
+std::tuple<std::string, std::string, std::string> details_of(const std::string& message) {
+  const ErrorDetails details = expert_parallel::details_of(message);
+  return {details.argument, details.wanted, without_suggestion(details.got)};
 }
 
 }  // namespace
@@ -202,11 +232,21 @@ NB_MODULE(_winnow, m) {
   bind_expert_parallel_notify(expert_parallel);
   bind_expert_parallel_low_latency(expert_parallel);
   bind_expert_parallel_sizes(expert_parallel);
-  nb::dict by_position;
+  nb::dict by_position, arguments;
   for (const auto& [name, operation] : registered_operations()) {
     operation.bind(families.at(name.substr(0, name.find('.'))));
     by_position[name.c_str()] = operation.by_position();
+    nb::list rows;
+    for (const contract::Spec& spec : operation.arguments) {
+      if (spec.role == contract::Role::value) continue;
+      rows.append(nb::make_tuple(std::string(spec.name), shapes_of(spec),
+                                 dtypes_of(spec, operation.arguments, false),
+                                 spec.optional && !spec.described));
+    }
+    arguments[operation.operation] = rows;
   }
+  // (name, shape, dtype, whether it is optional) of tensors, which a test compares with the pages.
+  m.attr("tensors_of") = arguments;
   // For the torch operators.
   m.attr("by_position") = by_position;
   m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));
@@ -226,7 +266,7 @@ NB_MODULE(_winnow, m) {
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
         nb::arg("backend").none(), nb::arg("sizes"));
   m.def("time_native", time_native, nb::arg("repeats"), nb::arg("function"));
-  m.def("argument_of", argument_of, nb::arg("message"));
+  m.def("details_of", details_of, nb::arg("message"));
 }
 
 }  // namespace winnow::python

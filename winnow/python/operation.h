@@ -1,18 +1,17 @@
 // Operations as functions of Python. A room declares its operation once, as Python would:
 //
-//   constexpr Declaration<ForwardArgs> kForward("sparse_mla::forward",
-//       "def forward(q: T, kv: T, *, scale: float | None = None, out: T | None = None, ...) -> T",
-//       "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], out: T[s_q, h_q, 512]");
+//   constexpr Declaration<sparse_mla::kForward> kForward(
+//       "def forward(q: T, kv: T, *, scale: float | None = None, out: T | None = None, ...) -> T");
 //
-// From the signature follow the parameters and their defaults, the stub, the torch operator, and
-// how the arguments are read: those that ForwardArgs has too (X_fields.h), by their names. The
-// tensors that a call needs are described for winnow.supports().
+// From the signature follow the parameters and their defaults, the stub and the torch operator;
+// from the contract (core/contract.h) how arguments of its names are read, new results, what
+// winnow.supports() describes and what the docstring says of the arguments.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <map>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -26,14 +25,10 @@
 #include "winnow/python/call.h"
 #include "winnow/python/declaration.h"
 #include "winnow/python/described.h"
+#include "winnow/python/documented.h"
 #include "winnow/python/signature.h"
 
 namespace winnow::python {
-
-// A choice that Python names by a text: specialised beside its operation, with
-//   static Choice from(const char* operation, const std::string& text);  // or throws Error
-template <class Choice>
-struct FromText;
 
 // How a call runs: torch operators have none of these, since they return results and use torch's
 // current stream, its allocator, and the backend that the device says.
@@ -50,43 +45,25 @@ inline nb::object default_value(std::string_view text) {
   return nb::int_(std::stoll(value));
 }
 
-// The annotation that belongs to a field, and whether a default says the same as the struct's own.
-template <class T>
-struct FieldInPython {
-  static constexpr std::string_view kAnnotation = "str";
-  static bool same(const char* operation, const T& value, std::string_view text) {
-    return FromText<T>::from(operation, std::string(text.substr(1, text.size() - 2))) == value;
+// The one of that name; throws Error where there is none.
+template <class Choice>
+Choice choice_of(const char* operation, std::string_view argument, const std::string& text) {
+  std::string wanted;
+  for (const auto& [name, choice] : Choices<Choice>::kAll) {
+    if (text == name) return choice;
+    const bool last = &choice == &std::rbegin(Choices<Choice>::kAll)->second;
+    wanted += (wanted.empty() ? "" : last ? " or " : ", ") + std::string(name);
   }
-};
-template <>
-struct FieldInPython<bool> {
-  static constexpr std::string_view kAnnotation = "bool";
-  static bool same(const char*, bool value, std::string_view text) {
-    return text == (value ? "True" : "False");
-  }
-};
-template <>
-struct FieldInPython<std::int64_t> {
-  static constexpr std::string_view kAnnotation = "int";
-  static bool same(const char*, std::int64_t value, std::string_view text) {
-    return text == std::to_string(value);
-  }
-};
-template <class T>
-struct FieldInPython<std::optional<T>> {
-  static constexpr std::string_view kAnnotation =
-      std::is_integral_v<T> ? "int | None" : "float | None";
-  static bool same(const char*, const std::optional<T>& value, std::string_view text) {
-    return !value.has_value() && text == "None";
-  }
-};
-template <>
-struct FieldInPython<ConstTensorView> {
-  static constexpr std::string_view kAnnotation = "T";  // or "T | None"
-  static bool same(const char*, const ConstTensorView&, std::string_view text) {
-    return text == "None";
-  }
-};
+  throw Error(ErrorCode::invalid_argument, operation, std::string(argument), wanted, text);
+}
+
+// The name of a member, as a text of C.
+template <auto kMember>
+inline constexpr auto kNameOf = [] {
+  std::array<char, 32> text{};
+  std::ranges::copy(contract::name_of<kMember>(), text.begin());
+  return text;
+}();
 
 }  // namespace detail
 
@@ -122,34 +99,35 @@ class Arguments {
   Args read(Call& call) const {
     Args args;
     std::size_t field = 0;
-    each_argument(args, [&](const char* name, auto& value) {
+    kDeclaration.kContract.visit(args, [&](const contract::Spec&, auto& value) {
       const std::size_t at = kPlaces[field++];
-      if (at < kCount) read(call, name, at, value);
+      if (at < kCount) read(call, kDeclaration.parameters[at].name.data(), at, value);
     });
     return args;
   }
 
-  // Throws std::logic_error where the declaration and the struct say different things.
-  static void check() {
-    Args args;
-    each_argument(args, []<class T>(const char* name, const T& value) {
-      if constexpr (!std::is_same_v<T, TensorView>) {
-        using Field = detail::FieldInPython<T>;
-        const std::size_t at = kDeclaration.place(name);
-        if (at >= kCount) return;
-        const Parameter& parameter = kDeclaration.parameters[at];
-        const bool may_be_none = std::is_same_v<T, ConstTensorView>;
-        const bool fits = parameter.annotation == Field::kAnnotation ||
-                          (may_be_none && parameter.annotation == "T | None");
-        if (fits &&
-            (!parameter.has_value || Field::same(kDeclaration.operation, value, parameter.value))) {
-          return;
-        }
-        throw std::logic_error(std::string(kDeclaration.signature) + " does not fit " + name +
-                               " of its arguments in C++");
-      }
-    });
+  // What the call writes to: the caller's tensor, or if that is None a new one as the contract
+  // describes it. `name`: as errors have it.
+  template <auto kMember>
+  void output(Call& call, Args& args, nb::object& result, std::optional<DType> dtype = {},
+              const char* name = detail::kNameOf<kMember>.data()) const {
+    constexpr const auto& kContract = kDeclaration.kContract;
+    constexpr const contract::Spec& kSpec =
+        kContract.specs[kContract.place(contract::name_of<kMember>())];
+    if (!result.is_none()) {
+      args.*kMember = call.in_out(name, result);
+      return;
+    }
+    const contract::Sizes sizes = kContract.sizes(args);
+    std::array<std::int64_t, kMaxRank> shape{};
+    std::size_t rank = 0;
+    for (const contract::Dimension& dim : kSpec.extents.view()) {
+      shape[rank++] = std::max<std::int64_t>(sizes.of(dim).size, 0);
+    }
+    args.*kMember = call.output(name, result, dtype.value_or(kContract.dtype(kSpec, args)),
+                                std::span(shape).first(rank));
   }
+
   static const Signature& signature() {
     static const Signature signature(kDeclaration.signature);
     return signature;
@@ -171,7 +149,7 @@ class Arguments {
       value = call.in_out(name, values_[at]);
     } else if constexpr (std::is_enum_v<T>) {
       const auto text = detail::argument<std::string>(signature(), at, values_[at]);
-      value = FromText<T>::from(kDeclaration.operation, text);
+      value = detail::choice_of<T>(kDeclaration.operation, name, text);
     } else {
       value = detail::argument<T>(signature(), at, values_[at]);
     }
@@ -181,9 +159,8 @@ class Arguments {
   static consteval auto find_places() {
     std::array<std::size_t, kDeclaration.kMost> places{};
     std::size_t field = 0;
-    Args args;
-    each_argument(args, [&]<class T>(const char* name, const T&) {
-      const std::size_t at = kDeclaration.place(name);
+    kDeclaration.kContract.visit(Args(), [&]<class T>(const contract::Spec& spec, const T&) {
+      const std::size_t at = kDeclaration.place(spec.name);
       const bool written = at < kCount && std::is_same_v<T, TensorView>;
       const bool left = written && kDeclaration.parameters[at].annotation != "T";
       places.at(field++) = left ? kCount : at;
@@ -200,6 +177,8 @@ struct Registered {
   void (*bind)(nb::module_& m);
   nb::object (*by_position)();
   Supports supports;
+  const char* operation;
+  std::span<const contract::Spec> arguments;
 };
 inline std::map<std::string, Registered>& registered_operations() {
   static std::map<std::string, Registered> operations;
@@ -218,13 +197,12 @@ auto annotation() {
   }
 }
 
-template <const auto& kDeclaration, auto kFunction, const char* const& kDoc, std::size_t... kFirst,
-          std::size_t... kRest>
-void bind(nb::module_& m, std::index_sequence<kFirst...>, std::index_sequence<kRest...>) {
+template <const auto& kDeclaration, auto kFunction, std::size_t... kFirst, std::size_t... kRest>
+void bind(nb::module_& m, const char* doc, std::index_sequence<kFirst...>,
+          std::index_sequence<kRest...>) {
   constexpr std::size_t kBefore = sizeof...(kFirst);
   using All = Arguments<kDeclaration>;
   using Result = decltype(kFunction(std::declval<const All&>()));
-  All::check();
   const auto function = [](auto... given) -> Result { return kFunction(All({given...})); };
   const std::string name(kDeclaration.name);
   std::apply(
@@ -235,7 +213,7 @@ void bind(nb::module_& m, std::index_sequence<kFirst...>, std::index_sequence<kR
                        m, name.c_str(), function, All::signature(), annotations...);
       },
       std::make_tuple(annotation<kDeclaration, kFirst>()..., nb::kw_only(),
-                      annotation<kDeclaration, kBefore + kRest>()..., kDoc,
+                      annotation<kDeclaration, kBefore + kRest>()..., doc,
                       nb::sig(kDeclaration.signature.data())));
 }
 
@@ -266,8 +244,9 @@ nb::object by_position(std::index_sequence<kPlace...>) {
 }  // namespace detail
 
 // A constant of a room: makes `kFunction`, nb::object (const Arguments<kDeclaration>&), a function
-// of the module. `kRun` is the operation in C++, which winnow.supports() runs dry;
-// kAdjust(Shape&, Args&) changes what the declaration cannot say of its tensors.
+// of the module. `kDoc` describes those parameters that the contract does not. `kRun` is the
+// operation in C++, which winnow.supports() runs dry; kAdjust(Shape&, Args&) changes what the
+// contract cannot say of its tensors.
 constexpr auto kNoAdjustment = [](Shape&, auto&) {};
 template <const auto& kDeclaration, auto kFunction, const char* const& kDoc, auto kRun,
           auto kAdjust = kNoAdjustment>
@@ -275,19 +254,21 @@ struct Operation {
   Operation() {
     const std::string_view of = kDeclaration.operation;
     const std::string family(of.substr(0, of.find("::")));
-    registered_operations()[family + "." + std::string(kDeclaration.name)] = {bind, by_position,
-                                                                              supports};
+    registered_operations()[family + "." + std::string(kDeclaration.name)] = {
+        bind, by_position, supports, kDeclaration.operation, kDeclaration.kContract.specs};
   }
   static Backend supports(Shape& shape, const RunOptions& options) {
-    return supports_described(kDeclaration.tensors, kRun, shape, options, kAdjust);
+    return supports_described<kDeclaration>(kRun, shape, options, kAdjust);
   }
   static nb::object by_position() {
     return detail::by_position<kDeclaration, kFunction>(
         std::make_index_sequence<kDeclaration.count>());
   }
   static void bind(nb::module_& m) {
-    detail::bind<kDeclaration, kFunction, kDoc>(
-        m, std::make_index_sequence<kDeclaration.positional>(),
+    const std::string doc =
+        documented(kDoc, kDeclaration.parameter_names(), kDeclaration.kContract.specs);
+    detail::bind<kDeclaration, kFunction>(
+        m, doc.c_str(), std::make_index_sequence<kDeclaration.positional>(),
         std::make_index_sequence<kDeclaration.count - kDeclaration.positional>());
   }
 };

@@ -63,9 +63,15 @@ void Signature::refuse_missing(std::size_t place) const {
 }
 
 void Signature::refuse(std::size_t place, const std::string& wanted, nb::handle got) const {
-  throw nb::type_error((function_ + "(): " + parameters_[place] + ": want " + wanted + ", got " +
-                        nb::type_name(got.type()).c_str())
-                           .c_str());
+  const std::string given = nb::type_name(got.type()).c_str();
+  const std::string text =
+      function_ + "(): " + parameters_[place] + ": want " + wanted + ", got " + given;
+  const nb::object error = nb::borrow(PyExc_TypeError)(text);
+  error.attr("argument") = parameters_[place];
+  error.attr("wanted") = wanted;
+  error.attr("got") = given;
+  PyErr_SetObject(PyExc_TypeError, error.ptr());
+  throw nb::python_error();
 }
 
 }  // namespace winnow::python

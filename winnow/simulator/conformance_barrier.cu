@@ -21,7 +21,9 @@ constexpr Runtime kRuntime{"conformance", "sm90"};
 // ended: on a fresh barrier of two arrivals; after one arrival; after both; after the next phase's
 // first; after its second; and on a barrier at which a warp has arrived twice.
 __global__ void mbarriers_kernel(const std::uint32_t*, std::uint32_t* out) {
-  const std::uint32_t barrier = shared_address(dynamic_shared<1024>()), of_warp = barrier + 8;
+  const auto* const barriers = reinterpret_cast<const Barrier*>(dynamic_shared<1024>());
+  const std::uint32_t barrier = place_of(barriers[0]).address;
+  const std::uint32_t of_warp = place_of(barriers[1]).address;
   const bool first = threadIdx.x == 0;
   if (first) {
     mbarrier_init(barrier, 2);
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, s
   setmaxnreg_inc<200>();
   PipelineState<kSlots> slot;
   for (int item = 0; item < kItems; ++item) {
-    const auto place = shared.items()[slot.stage][lane];
+    const auto place = shared.items()[slot.stage][0] + lane;
     if (warp == 0) {
       shared.empty()[slot.stage].wait(slot.parity ^ 1, "produce", slot.stage);
       place.store(in[item] + lane);
@@ -94,7 +96,8 @@ __global__ void __launch_bounds__(256, 2) ring_kernel(const std::uint32_t* in, s
       }
       for (int i = 0; i < 3; ++i) shared.others()[i].wait(item & 1, "produce", kSlots + i);
     } else {
-      while (!shared.full()[slot.stage].try_wait(slot.parity)) {
+      const auto full = shared.full()[slot.stage];
+      while (!full.test_wait(slot.parity) && !full.try_wait(slot.parity)) {
       }
       const std::uint32_t value = place.load();
       shared.empty()[slot.stage].arrive_warp();

@@ -49,20 +49,20 @@ const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh",
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    sink("NoWaitForScores", "mbarrier_wait(shared.ready(ring.stage)", Action::drop),
+    sink("NoWaitForScores", "shared.ready()[ring.stage].wait", Action::drop),
     tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    sink("SwappedPhaseOfScores", "mbarrier_wait(shared.ready(ring.stage)", Action::add, 1),
-    sink("NoArrivalOfFreeScores", "mbarrier_arrive_warp(shared.free(ring.stage)", Action::drop),
-    tiles("NoWaitForEmptyStage", "mbarrier_wait(shared.empty(ring.stage)", Action::drop),
-    tiles("NoWaitForFreeHeads", "mbarrier_wait(shared.heads_empty(side)", Action::drop),
-    tiles("NoWaitForHeads", "mbarrier_wait(shared.heads_full(side)", Action::drop),
-    tiles("TooFewBytesOfKeys", "mbarrier_arrive_expect(shared.full(ring.stage)", Action::add, -16),
+    sink("SwappedPhaseOfScores", "shared.ready()[ring.stage].wait", Action::add, 1),
+    sink("NoArrivalOfFreeScores", "shared.free()[ring.stage].arrive_warp", Action::drop),
+    tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
+    tiles("NoWaitForFreeHeads", "shared.heads_empty()[side].wait", Action::drop),
+    tiles("NoWaitForHeads", "shared.heads_full()[side].wait", Action::drop),
+    tiles("TooFewBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, -16),
     tiles("NoSyncOfWeights", "__syncwarp();", Action::drop),
     tiles("NoWaitForLastProduct", "device::wgmma_wait<0>();", Action::drop),
-    long_tiles("CountOfEmptyTooSmall", "mbarrier_init(shared.empty(i)", Action::add, -1),
-    tiles("CountOfReadyTooSmall", "mbarrier_init(shared.ready(i)", Action::add, -1),
+    long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1),
+    tiles("CountOfReadyTooSmall", "shared.ready()[i].init", Action::add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
     tiles("NoBarrierAfterInit", "  __syncthreads();", Action::drop),
 };

@@ -1,5 +1,5 @@
-// What decode() and store() share below the door: the plain description of a cache, and the check
-// that makes one. Internal.
+// What decode() and store() share behind the entry point: the plain description of a cache, and the
+// check that makes one. Internal.
 #pragma once
 
 #include <cstdint>

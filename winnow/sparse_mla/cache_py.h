@@ -2,29 +2,25 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
+#include <utility>
 
-#include "winnow/core/error.h"
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::python {
 
 template <>
-struct FromText<sparse_mla::CacheFormat> {
-  static sparse_mla::CacheFormat from(const char* operation, const std::string& format) {
-    try {
-      return sparse_mla::cache_format_from_string(format);
-    } catch (const Error&) {
-      throw Error(ErrorCode::invalid_argument, operation, "format", "fp8_656, fp8_584 or bf16",
-                  format);
-    }
-  }
+struct Choices<sparse_mla::CacheFormat> {
+  using Format = sparse_mla::CacheFormat;
+  static constexpr std::pair<std::string_view, Format> kAll[] = {
+      {"fp8_656", Format::fp8_656}, {"fp8_584", Format::fp8_584}, {"bf16", Format::bf16}};
 };
 
-// The cache that supports() asks about: of float8 or bytes with 576 columns fp8_656, with 512
-// fp8_584, and of another dtype plain rows, which only bfloat16 may be.
-constexpr auto describe_cache = [](Shape& shape, auto& args) {
+// Gives the call that winnow.supports() asks about its cache. For float8 or uint8 the format is
+// fp8_656 with 576 columns and fp8_584 with 512; otherwise the rows are plain, as only bfloat16 may
+// be.
+constexpr auto cache_for_supports = [](Shape& shape, auto& args) {
   args.format = sparse_mla::CacheFormat::bf16;
   if (shape.dtype != DType::f8_e4m3 && shape.dtype != DType::u8) return;
   const bool narrow = shape.size("d_qk") == sparse_mla::Row584::kColumns;

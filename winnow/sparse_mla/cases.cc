@@ -205,14 +205,6 @@ CaseInputs CaseInputs::on(Device device) const {
   return copy;
 }
 
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
-                                    const std::vector<CaseShape>& shapes) {
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    cases[i].on_gpu = shapes[i].dtype == DType::bf16;
-  }
-  return cases;
-}
-
 std::vector<std::int64_t> choose(std::int64_t count, std::int64_t at_most, std::uint64_t seed) {
   std::set<std::int64_t> chosen;
   for (std::int64_t i = 0; i < count && count <= at_most; ++i) chosen.insert(i);

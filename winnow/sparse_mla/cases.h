@@ -116,9 +116,8 @@ enum class Quantity { out, dq, max_logits, lse, attn_sum, row_sums, dkv, d_sink 
 // `largest_logit` is the largest |x| of the case.
 testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit);
 
-// Marks the cases that the sm90 kernels take.
-std::vector<testing::Case> with_gpu(std::vector<testing::Case> cases,
-                                    const std::vector<CaseShape>& shapes);
+// Whether the GPU kernels take the case.
+inline bool on_gpu(const CaseShape& shape) { return shape.dtype == DType::bf16; }
 
 // The problems that are timed on the CPU.
 struct BenchShape {

@@ -1,11 +1,26 @@
 #include "winnow/sparse_mla/problem.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "winnow/core/check.h"
 
 namespace winnow::sparse_mla {
+
+void check_width(const Check& check, const ConstTensorView& q) {
+  check.that(q.size(2) == 576 || q.size(2) == 512, "q", "d_qk = 576 or 512",
+             "d_qk = " + std::to_string(q.size(2)));
+}
+
+void check_rows(const Check& check, const ConstTensorView& kv) {
+  check.that(kv.size(0) <= std::numeric_limits<std::int32_t>::max(), "kv",
+             "at most 2^31 - 1 rows, the range of the indices", std::to_string(kv.size(0)));
+}
+
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q) {
+  check.finite("scale", scale, q.dtype());
+}
 
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies

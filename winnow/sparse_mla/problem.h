@@ -1,10 +1,11 @@
-// What the three sparse MLA operations share below the door: the plain description of their common
-// inputs. Internal.
+// What the three sparse MLA operations share behind the entry point: the plain description of their
+// common inputs. Internal.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "winnow/core/dtype.h"
@@ -64,6 +65,11 @@ Problem problem_of(const Args& args) {
   limits = limits_of(args);
   return problem;
 }
+
+// Rules of the contracts.
+void check_width(const Check& check, const ConstTensorView& q);
+void check_rows(const Check& check, const ConstTensorView& kv);
+void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q);
 
 // What the sm90 kernels want beyond that. Of q, kv and what is shaped like them: bf16, and rows
 // that begin at multiples of 16 bytes. Of the sizes: that 32 bits count them.

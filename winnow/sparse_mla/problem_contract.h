@@ -1,30 +1,15 @@
-// What the tables of forward(), distribution() and backward() have in common. Internal.
+// What the tables of forward(), distribution() and backward() have in common.
+// In a shape, "h_q=64" says which size winnow.supports() assumes unless it is given one
+// (core/contract_table.h); a call may have any. Internal.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-#include <string>
 #include <tuple>
 
 #include "winnow/core/contract.h"
-#include "winnow/core/dtype.h"
 #include "winnow/core/row_limits.h"
+#include "winnow/sparse_mla/problem.h"
 
 namespace winnow::sparse_mla {
-
-template <class Args>
-void check_width(const Check& check, const Args& args) {
-  const std::int64_t d_qk = args.q.size(2);
-  check.that(d_qk == 576 || d_qk == 512, "q", "d_qk = 576 or 512",
-             "d_qk = " + std::to_string(d_qk));
-}
-
-template <class Args>
-void check_rows(const Check& check, const Args& args) {
-  const std::int64_t s_kv = args.kv.size(0);
-  check.that(s_kv <= std::numeric_limits<std::int32_t>::max(), "kv",
-             "at most 2^31 - 1 rows, the range of the indices", std::to_string(s_kv));
-}
 
 // A list of rows for each query, or without one a range.
 template <class Args>
@@ -43,27 +28,17 @@ void check_choice(const Check& check, const Args& args) {
 }
 
 template <class Args>
-void check_limits(const Check& check, const Args& args) {
-  check_positions(check, args.q_start, args.k_stride, args.q.size(0));
-}
-
-template <class Args>
-void check_scale(const Check& check, const Args& args) {
-  check.finite("scale", args.scale, args.q.dtype());
-}
-
-template <class Args>
 consteval auto queries_and_rows() {
   using namespace contract;
   using enum DType;
   return std::tuple(
-      ranks<&Args::q, &Args::kv>, rule<check_width<Args>>,
+      ranks<&Args::q, &Args::kv>, rule<check_width, &Args::q>,
       input<&Args::q>("[s_q, h_q=64, d_qk=576]", any_of(f32, f16, bf16, f64).on_gpu(bf16).asked(),
                       "d_qk is 576 or 512. With float64 every float32 tensor here "
                       "is float64"),
       input<&Args::kv>("[s_kv, 1, d_qk]", as("q"),
                        "the key is the row, the value its first 512 columns"),
-      rule<check_rows<Args>>);
+      rule<check_rows, &Args::kv>);
 }
 
 // The rows that each query sees.
@@ -76,7 +51,7 @@ consteval auto choice() {
                             "the rows of each query; outside [0, s_kv) means absent. None with "
                             "key_start and key_end for dense attention")
           .or_as("[s_q, topk]")
-          .usual(),
+          .described(),
       optional_input<&Args::topk_length>("[s_q]", any_of(DType::i32),
                                          "entries of each row that count; clamped to [0, topk]"),
       optional_input<&Args::key_start>("[s_q]", any_of(DType::i32), kWithNext),
@@ -94,7 +69,8 @@ consteval auto scale_and_limit() {
       value<&Args::scale>("of the logits; 1 / sqrt(d_qk) if None"),
       value<&Args::q_start>("position of query 0; switches the causal limit on"),
       value<&Args::k_stride>("tokens that one row of kv stands for; needs q_start if it is not 1"),
-      rule<check_limits<Args>>, rule<check_scale<Args>>);
+      rule<check_positions, &Args::q, &Args::q_start, &Args::k_stride>,
+      rule<check_scale, &Args::scale, &Args::q>);
 }
 
 }  // namespace winnow::sparse_mla

@@ -83,6 +83,16 @@ inline const Operation& operation_named(std::string_view name) {
   throw Error(ErrorCode::internal, "testing", "no operation " + std::string(name));
 }
 
+// Defines the tests Table/Suite.MatchesTheOracle/CASE of an operation's case table.
+#define WINNOW_CASE_TABLE(Suite, operation)                                                   \
+  class Suite : public ::testing::TestWithParam<::winnow::testing::Case> {};                  \
+  TEST_P(Suite, MatchesTheOracle) {                                                           \
+    ::winnow::testing::expect_case_passes(operation, GetParam());                             \
+  }                                                                                           \
+  INSTANTIATE_TEST_SUITE_P(                                                                   \
+      Table, Suite, ::testing::ValuesIn(::winnow::testing::operation_named(operation).cases), \
+      ::winnow::testing::test_name)
+
 // The same bytes, padding included. Both are dense and of the same size.
 inline bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.numel() == b.numel() && a.dtype() == b.dtype() &&

@@ -180,6 +180,24 @@ void fill_distinct(const TensorView& view, Random& random, std::int64_t count) {
   });
 }
 
+Tensor make_slots(DType dtype, std::int64_t count, std::int64_t slots, bool skipped, Random& random,
+                  bool ascending) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(slots));
+  std::iota(order.begin(), order.end(), 0);
+  if (!ascending) shuffle(std::span(order), random);
+  Tensor result(dtype, {count});
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t slot =
+        skipped && i % 3 == 0 ? -1 - i % 2 : order[static_cast<std::size_t>(i)];
+    if (dtype == DType::i64) {
+      result.view().at<std::int64_t>(i) = slot;
+    } else {
+      result.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
+    }
+  }
+  return result;
+}
+
 void fill_below(const TensorView& view, Random& random, std::int64_t count) {
   require_i32(view);
   for_each_row(view, [&](char* row, std::int64_t length, std::int64_t stride) {

@@ -55,6 +55,10 @@ std::int64_t count_unwritten(const ConstTensorView& view);
 // Every row (last dimension) of an i32 tensor gets distinct numbers from 0 to count - 1 in random
 // order. Errors (winnow::Error): rows longer than `count`.
 void fill_distinct(const TensorView& view, Random& random, std::int64_t count);
+// The slots of a cache that `count` rows go to: distinct ones in random order, or ascending; where
+// `skipped`, every third is negative, which may come again. i32 or i64.
+Tensor make_slots(DType dtype, std::int64_t count, std::int64_t slots, bool skipped, Random& random,
+                  bool ascending = false);
 // Independent numbers from 0 to count - 1, so that repeats occur.
 void fill_below(const TensorView& view, Random& random, std::int64_t count);
 

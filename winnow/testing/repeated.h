@@ -1,4 +1,4 @@
-// How the call of an operation is made from arguments by name.
+// Makes the call of an operation from arguments by name, such as those of a recorded call.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace winnow::testing {
 
-// Gives the fields that each_argument() visits what `given` has under their names.
+// Sets each field of the arguments to what `given` has under its name.
 struct FillArguments {
   const NamedArguments& given;
 
@@ -35,12 +35,14 @@ struct FillArguments {
   }
 };
 
-// Operation::repeat of a function whose X_fields.h is included.
-template <class Args>
-auto repeated(Backend (*operation)(const Args&, const RunOptions&)) {
-  return [operation](const NamedArguments& given, const RunOptions& options) {
+// Operation::repeat of `operation`. The arguments are filled once: their tensors must outlive the
+// function that is returned.
+template <class Contract, class Args>
+auto repeated(const Contract& contract, Backend (*operation)(const Args&, const RunOptions&)) {
+  return [&contract, operation](const NamedArguments& given, const RunOptions& options) {
     Args args;
-    each_argument(args, FillArguments{given});
+    const FillArguments fill{given};
+    contract.visit(args, [&](const auto& spec, auto& value) { fill(spec.name, value); });
     return std::function<Backend()>(
         [operation, args, options] { return operation(args, options); });
   };

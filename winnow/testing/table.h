@@ -48,14 +48,17 @@ void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
               names[static_cast<std::size_t>(unused - used.begin())]);
 }
 
-// The rows of a case table from shapes that have a name and a describe().
+// The rows of a case table from shapes that have a name and a describe(). on_gpu(shape): whether
+// GPU backends take it; absent: none.
 template <class Shape>
 std::vector<Case> cases_of(const std::vector<Shape>& shapes,
-                           CaseOutcome (*run)(const Shape& shape, const Target& target)) {
+                           CaseOutcome (*run)(const Shape& shape, const Target& target),
+                           bool (*on_gpu)(const Shape& shape) = nullptr) {
   std::vector<Case> cases;
   for (const Shape& shape : shapes) {
     cases.push_back({shape.name, describe(shape),
-                     [shape, run](const Target& target) { return run(shape, target); }});
+                     [shape, run](const Target& target) { return run(shape, target); },
+                     on_gpu != nullptr && on_gpu(shape)});
   }
   return cases;
 }

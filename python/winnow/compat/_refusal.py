@@ -1,20 +1,30 @@
 """How the functions of this package refuse."""
 
-from typing import Any, Callable, Dict, NoReturn, Tuple
+from typing import Any, Callable, Dict, NoReturn, Tuple, Type, TypeVar
 
 from winnow._refusal import refuse
-from winnow._winnow import argument_of
+from winnow._winnow import details_of
 from winnow.errors import Error, InvalidArgument
 
-__all__ = ["check_value", "flag", "refuse", "refuse_call", "renamed", "shape_of"]
+__all__ = ["check_value", "error_of", "flag", "refuse", "refuse_call", "renamed", "shape_of"]
+
+
+Raised = TypeVar("Raised", bound=Error)
+
+
+def error_of(kind: Type[Raised], operation: str, message: str, **fields: str) -> Raised:
+    """The error with that message, which may name an argument as those of the library do."""
+    error = kind(f"{operation}: {message}")
+    error.operation = operation
+    error.argument, error.wanted, error.got = details_of(message)
+    for name, value in fields.items():
+        setattr(error, name, value)
+    return error
 
 
 def refuse_call(operation: str, message: str) -> NoReturn:
     """What is not here at all, and what there is in its place."""
-    error = Error(f"{operation}: {message}")
-    error.operation, error.argument = operation, argument_of(message)
-    error.code = "unsupported"
-    raise error
+    raise error_of(Error, operation, message, code="unsupported")
 
 
 def shape_of(operation: str, argument: str, tensor: Any) -> Tuple[int, ...]:
@@ -48,13 +58,12 @@ def renamed(operation: str, names: Dict[str, str], function: Callable, *given, *
     try:
         return function(*given, **options)
     except (InvalidArgument, TypeError) as error:
-        head, colon, rest = str(error).partition(": ")
-        argument, found, message = rest.partition(": ")
-        if not (colon and found):
+        if not getattr(error, "argument", ""):
             raise
-        argument = names.get(argument, argument)
-        call = "()" if head.endswith("()") else ""
-        again = type(error)(f"{operation}{call}: {argument}: {message}")
-        if isinstance(error, InvalidArgument):
-            again.operation, again.argument, again.code = operation, argument, error.code
-        raise again from None
+        argument = names.get(error.argument, error.argument)
+        if isinstance(error, TypeError):
+            text = f"{argument}: want {error.wanted}, got {error.got}"
+            raise TypeError(f"{operation}(): {text}") from None
+        error.args = (f"{operation}: {argument}{error.message.removeprefix(error.argument)}",)
+        error.operation, error.argument = operation, argument
+        raise error from None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from winnow import _operators
+from winnow._refusal import refuse
 from winnow._winnow.expert_parallel import AllToAll, Descriptor, _numbered
 from winnow.errors import InvalidArgument
 from winnow.expert_parallel import gradients
@@ -44,8 +45,7 @@ def descriptor_of(handle: Tensor) -> Descriptor:
     """The descriptor of a handle, or of a copy of one that is still there."""
     kept = _kept.get(handle.item())
     if kept is None:
-        text = "expert_parallel: descriptor: want one that still exists, got one that was freed"
-        raise InvalidArgument(text)
+        refuse("expert_parallel", "descriptor", "one that still exists", "one that was freed")
     return kept.descriptor
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Tuple
 import torch
 import torch.distributed as dist
 
+from winnow._refusal import refuse
 from winnow._winnow import backends
 from winnow._winnow.expert_parallel import (
     AllToAll,
@@ -18,7 +19,6 @@ from winnow._winnow.expert_parallel import (
     create_shared_memory,
     nvshmem_obstacle,
 )
-from winnow.errors import InvalidArgument
 
 # Worlds that this process has begun to make, by group and room: every rank begins the same ones in
 # the same order.
@@ -130,8 +130,8 @@ def barrier_layer(
 
 def _store_of(group: Any) -> Store:
     if not dist.is_initialized():
-        text = "expert_parallel::AllToAll: ep_group: want a process group, got none: call "
-        raise InvalidArgument(text + "winnow.distributed.initialize_distributed() first")
+        got = "none: call winnow.distributed.initialize_distributed() first"
+        refuse("expert_parallel::AllToAll", "ep_group", "a process group", got)
     group = dist.group.WORLD if group is None else group
     if hasattr(group, "get_group_store"):
         return group.get_group_store()

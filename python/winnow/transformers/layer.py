@@ -18,7 +18,7 @@ class Record(NamedTuple):
     """What the loss of an indexer needs of the last forward pass of its layer; detached."""
 
     hidden: Tensor
-    embeddings: tuple
+    embeddings: tuple  # (cos, sin) of the positions
     position_ids: Optional[Tensor]
     ranges: Tensor  # [batch, queries, 2]; empty for padding
     indices: Optional[Tensor]  # [batch, queries, topk]; None where all rows were attended to
@@ -53,7 +53,8 @@ def _check_options(attention: nn.Module, cache, options: dict) -> None:
 
 
 def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
-    """Embeddings have the shape of the positions that the caller gave, and a last dimension."""
+    """Refuses position_ids of a shape other than [batch or 1, queries or 1], which the embeddings
+    show: their shape is that of the positions and a last dimension."""
     batch, queries, _ = hidden.shape
     given = list(embeddings[0].shape[:-1])
     if len(given) != 2 or given[0] not in (1, batch) or given[1] not in (1, queries):
@@ -81,7 +82,8 @@ def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options
 
 
 def heads_matrices(attention: nn.Module, dtype: torch.dtype, device) -> "tuple[Tensor, Tensor]":
-    """W_UK [512, heads, d] and W_UV [512, heads, d_v]: what kv_b_proj makes of the unit rows."""
+    """W_UK [512, heads, d] and W_UV [512, heads, d_v], the weights of kv_b_proj: what it makes of the
+    identity matrix, so that adapters and quantisation count."""
     projection = attention.kv_b_proj
     for name, module in projection.named_modules():
         path = f"kv_b_proj.{name}" if name else "kv_b_proj"
@@ -97,7 +99,8 @@ def heads_matrices(attention: nn.Module, dtype: torch.dtype, device) -> "tuple[T
 
 
 def _flat_indices(indices: Tensor, rows: int, sign: int = 1) -> Tensor:
-    """Row numbers within a sequence as those within the batch, or back; [batch, queries, topk]."""
+    """[batch, queries, topk] row numbers within a sequence as numbers within the rows of the whole
+    batch; with sign=-1 the other way. Negative ones stay as they are."""
     if indices.shape[0] == 1:
         return indices
     offset = torch.arange(indices.shape[0], dtype=torch.int32, device=indices.device) * rows
@@ -119,7 +122,8 @@ def problem_of(
     indices: Optional[Tensor] = None,
     **ranges: Tensor,
 ) -> absorbed.Problem:
-    """rows: [batch * rows, 1, 576 or 512]; indices, or key_start and key_end: among them."""
+    """rows: [batch * rows, 1, 576 or 512]; indices, or key_start and key_end, are numbers of these
+    rows."""
     dtype = rows.dtype
     q_pass, q_rope = (q.flatten(0, 1).to(dtype) for q in (projected.q_pass, projected.q_rope))
     sink = family.sink(attention)
@@ -150,7 +154,8 @@ def _attention(
         self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
     )
     group = tensor_parallel.group_of(self, projected.q_pass.shape[2])
-    # The gradient of k_rope is summed where transformers does it, behind kv_a_proj_with_mqa.
+    # For latent alone: transformers itself sums the gradient of k_rope over the processes, at the
+    # output of kv_a_proj_with_mqa.
     latent = tensor_parallel.read_by_heads(projected.latent, group)
     rows = torch.cat((latent, projected.k_rope), -1).to(dtype)
     count = rows.shape[1]
@@ -185,16 +190,16 @@ def _attention(
 
 
 def _without_padding(ranges: Tensor, rows: int) -> Tensor:
-    """An indexer learns nothing of padding, which is what does not see its own row."""
+    """The ranges, empty for queries that are padding, so that the indexer learns nothing from them. A
+    query is padding if its range does not contain its own row."""
     queries = ranges.shape[1]
     own = torch.arange(rows - queries, rows, device=ranges.device)[None, :, None]
     return ranges * ((ranges[..., :1] <= own) & (own < ranges[..., 1:]))
 
 
 def _recording(attention: nn.Module) -> bool:
-    """Whether the loss of the indexer may be asked for: in training, where the indexer is not
-    frozen; not in a compiled forward pass, nor in one that a checkpoint does again in the backward
-    pass."""
+    """Whether to keep a Record: in training of an indexer that is not frozen, but neither in a
+    compiled forward pass nor in one that checkpointing repeats during the backward pass."""
     if not attention.training or torch.compiler.is_compiling():
         return False
     return not in_backward() and any(p.requires_grad for p in _parameters(attention.indexer))
@@ -236,15 +241,17 @@ def _indexer(
 
 
 def _quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
-    """The same in float8_e4m3fn, and the scale of each key; those of queries are in the weights."""
+    """((q, k, weights), scales of the keys) with q and k quantised to float8_e4m3fn; the scales of
+    the queries are multiplied into the weights."""
     q, q_scale = operators.indexer_quantize(q)
     k, k_scale = operators.indexer_quantize(k)
     return (q, k, weights * q_scale), k_scale
 
 
 def replace_forwards(family: Family, attention: type, indexer: type) -> None:
-    """Has the attention modules of a class run on Winnow where their configuration says so, and
-    their indexers where they are given ranges. Both take inside.OPTION."""
+    """Replaces the forward methods of two classes of modules. Attention runs on Winnow if its
+    configuration says "winnow", the indexer if its attention_mask holds ranges (int32). Given the
+    keyword inside.OPTION, both call the function that it holds instead."""
 
     def replacing(kind, ours, wanted):
         original = kind.forward

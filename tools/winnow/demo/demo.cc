@@ -1,27 +1,106 @@
 #include "tools/winnow/demo/demo.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <ostream>
 
 #include "tools/winnow/demo/output_directory.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 #include "tools/winnow/printable.h"
-#include <nlohmann/json.hpp>
 
 #include "winnow/winnow.h"
 
 namespace winnow::demo {
+
+void StepReport::at_most(const std::string& what, double value, double limit) {
+  checks_.push_back({what, format_text("%.3g, at most %.3g", value, limit), value <= limit});
+}
+
+void StepReport::at_least(const std::string& what, double value, double limit) {
+  checks_.push_back({what, format_text("%.3g, at least %.3g", value, limit), value >= limit});
+}
+
+void StepReport::require(const std::string& what, bool passed) {
+  checks_.push_back({what, passed ? "yes" : "no", passed});
+}
+
+bool StepReport::passed() const {
+  return std::all_of(checks_.begin(), checks_.end(),
+                     [](const Check& check) { return check.passed; });
+}
+
 namespace {
+
+struct Step {
+  const char* name;
+  void (*run)(DemoState& state, StepReport& report);
+};
+constexpr Step kSteps[] = {
+    {"document", run_document_step},          // bytes are tokens
+    {"embedding", run_embedding_step},        // tokens become queries and latent rows
+    {"dense", run_dense_step},                // what full attention looks at
+    {"indexer", run_indexer_step},            // an untrained indexer picks the top-k
+    {"forward", run_forward_step},            // attention over what it picked
+    {"distribution", run_distribution_step},  // what the heads made of it: the teacher
+    {"training", run_training_step},          // the indexer learns from the teacher
+    {"learned", run_learned_step},            // attention over what it picks now
+    {"backward", run_backward_step},          // gradients against finite differences
+    {"decode", run_decode_step},              // the last tokens again, over a paged cache
+    {"experts", run_experts_step},            // a mixture of experts over several ranks
+    {"pictures", run_pictures_step},
+};
+
+constexpr int kNameWidth = 13;
+constexpr int kSizeWidth = 56;
+
+std::string verdict(bool passed) { return passed ? "ok" : "FAILED"; }
+
+}  // namespace
+
+void print_step(std::ostream& out, int number, const StepReport& step) {
+  if (number == 1) {
+    out << format_text("   %-*s%-*s%9s  checks\n", kNameWidth, "step", kSizeWidth, "size", "time");
+  }
+  out << format_text("%2d %-*s%-*s%7.2f s  %s\n", number, kNameWidth, step.name.c_str(), kSizeWidth,
+                     step.size.c_str(), step.seconds, verdict(step.passed()).c_str());
+  const std::string indent(3 + kNameWidth, ' ');
+  for (const std::string& sentence : step.done) out << indent << cli::printable(sentence) << "\n";
+  for (const Check& check : step.checks()) {
+    out << indent << format_text("%-7s", verdict(check.passed).c_str()) << check.what << ": "
+        << check.found << "\n";
+  }
+  out << "\n" << std::flush;
+}
+
+namespace {
+
+void print_changes(std::ostream& out, const std::vector<Change>& changes) {
+  out << format_text("   %-*s%10s%10s\n", kNameWidth + 30, "training", "before", "after");
+  for (const Change& change : changes) {
+    out << format_text("   %-*s%10.4f%10.4f   %s", kNameWidth + 30, change.what.c_str(),
+                       change.before, change.after, change.note.c_str())
+        << "\n";
+  }
+  out << "\n";
+}
+
+nlohmann::ordered_json to_json(const StepReport& step) {
+  nlohmann::ordered_json checks = nlohmann::ordered_json::array();
+  for (const Check& check : step.checks()) {
+    checks.push_back({{"what", check.what}, {"found", check.found}, {"ok", check.passed}});
+  }
+  return {{"name", step.name},      {"size", step.size}, {"seconds", step.seconds},
+          {"ok", step.passed()},    {"done", step.done}, {"checks", checks},
+          {"numbers", step.numbers}};
+}
 
 void check_options(const DemoOptions& options) {
   if (options.tokens < kMinTokens || options.tokens > kMaxTokens) {
     throw Error(ErrorCode::invalid_argument, "demo", "tokens",
-                format_text("%lld to %lld", static_cast<long long>(kMinTokens),
-                            static_cast<long long>(kMaxTokens)),
-                std::to_string(options.tokens));
+                format_text("%ld to %ld", kMinTokens, kMaxTokens), std::to_string(options.tokens));
   }
   if (options.steps < kMinSteps) {
     throw Error(ErrorCode::invalid_argument, "demo", "steps",
@@ -119,7 +198,7 @@ int run_demo(const DemoOptions& options, std::ostream& out, std::ostream& err) {
   std::vector<StepReport> reports;
   bool passed = true;
   int failed_checks = 0, checks = 0;
-  for (const Step& step : steps()) {
+  for (const Step& step : kSteps) {
     StepReport report;
     report.name = step.name;
     state.progress.show(report.name + " ...");

@@ -1,11 +1,11 @@
-#include "tools/winnow/demo/embedding.h"
+// Turns bytes into the queries and the latent rows of an MLA layer by fixed seeded projections.
 
 #include <array>
 #include <cmath>
 #include <span>
 #include <vector>
 
-#include "tools/winnow/demo/random.h"
+#include "tools/winnow/demo/layer.h"
 
 namespace winnow::demo {
 namespace {

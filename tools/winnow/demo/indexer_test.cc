@@ -12,11 +12,7 @@ constexpr std::int64_t kTokens = 40;
 constexpr std::int64_t kWidth = 24;
 constexpr std::int64_t kTopk = 6;
 
-Matrix random_rows(Random& random) {
-  Matrix x(kTokens, kWidth);
-  for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(random.normal());
-  return x;
-}
+Matrix random_rows(Random& random) { return random_matrix(kTokens, kWidth, 1, random); }
 
 TEST(Selection, RulesChooseEarlierTokensOnce) {
   Random random(1);
@@ -93,8 +89,8 @@ TEST(Indexer, GradientMatchesFiniteDifferences) {
 }
 
 TEST(Indexer, AdamLowersTheLoss) {
-  Random random(
-      4);  // with some seeds max(0, .) ends at 0 for all rows of a query, without a gradient
+  // With some seeds max(0, .) ends at 0 for all rows of a query, without a gradient.
+  Random random(1);
   const Matrix x = random_rows(random);
   const std::vector<std::int64_t> positions = {10, 30};
   const Selection entries = choose_recent(positions, kTopk);

@@ -10,10 +10,9 @@
 
 namespace winnow::demo {
 
-Tensor unwritten(std::initializer_list<std::int64_t> shape) {
-  Tensor result(DType::f32, shape);
-  const std::span<float> values = result.values<float>();
-  std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
+Tensor unwritten(std::initializer_list<std::int64_t> shape, DType dtype) {
+  Tensor result(dtype, shape);
+  testing::fill_unwritten(result);
   return result;
 }
 
@@ -114,8 +113,7 @@ Layer::Operand Layer::place_values(const Tensor& host) const {
 }
 
 Tensor Layer::output(std::initializer_list<std::int64_t> shape, DType dtype) const {
-  Tensor result = unwritten(shape);
-  if (dtype == DType::bf16) result = narrowed(result);
+  Tensor result = unwritten(shape, dtype);
   return on_host() ? std::move(result) : result.to(placement_.device);
 }
 
@@ -163,43 +161,10 @@ Tensor Layer::distribution(const Selection& selection, const Tensor& lse) {
 }
 
 DenseAttention Layer::dense(std::span<const std::int64_t> positions) {
-  const std::int64_t queries = static_cast<std::int64_t>(positions.size());
-  DenseAttention result;
-  result.positions.assign(positions.begin(), positions.end());
-  const Tensor rows = gather_queries(embedding_.q, positions);
-  const Operand q = place_values(rows);
-  // One list of all rows serves every query (stride 0); its length ends it at the query.
-  std::vector<std::int32_t> all_rows(static_cast<std::size_t>(tokens()));
-  std::iota(all_rows.begin(), all_rows.end(), 0);
-  const Operand list = place(ConstTensorView(all_rows.data(), DType::i32, {tokens()}));
-  const ConstTensorView indices(list.view.data(), DType::i32, {queries, 1, tokens()}, {0, 0, 1},
-                                placement_.device);
-  Tensor host_lengths(DType::i32, {queries});
-  for (std::int64_t i = 0; i < queries; ++i) {
-    host_lengths.values<std::int32_t>()[i] = static_cast<std::int32_t>(positions[i] + 1);
-  }
-  const Operand lengths = place(host_lengths);
-  Tensor out = output({queries, kHeads, sparse_mla::kValueDim}, placement_.dtype);
-  Tensor lse = output({queries, kHeads}, DType::f32);
-  Tensor attn_sum = output({queries, tokens()}, DType::f32);
-  note(sparse_mla::forward({.q = q.view,
-                            .kv = kv_.view,
-                            .indices = indices,
-                            .topk_length = lengths.view,
-                            .out = out,
-                            .lse = lse},
-                           placement_.options),
-       "forward");
-  note(sparse_mla::distribution({.q = q.view,
-                                 .kv = kv_.view,
-                                 .indices = indices,
-                                 .lse = lse,
-                                 .topk_length = lengths.view,
-                                 .attn_sum = attn_sum},
-                                placement_.options),
-       "distribution");
-  result.output = {fetch(std::move(out)), fetch(std::move(lse))};
-  result.attn_sum = fetch(std::move(attn_sum));
+  // All earlier tokens, in order: entry j is token j.
+  const Selection everything = choose_recent(positions, tokens());
+  DenseAttention result{everything.positions, forward(everything), {}};
+  result.attn_sum = distribution(everything, result.output.lse);
   return result;
 }
 

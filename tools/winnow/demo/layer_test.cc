@@ -4,7 +4,6 @@
 #include <string>
 
 #include "tools/winnow/demo/comparison.h"
-#include "tools/winnow/demo/plain_attention.h"
 #include <gtest/gtest.h>
 
 namespace winnow::demo {

@@ -36,9 +36,9 @@ class OutputDirectory : public ::testing::Test {
 TEST_F(OutputDirectory, WritesAFileAndReplacesIt) {
   prepare_output_directory(directory());
   EXPECT_EQ(files(), 0u);
-  EXPECT_EQ(write_file(directory(), "a.png", "first"), directory() + "/a.png");
-  write_file(directory(), "a.png", "second");
-  EXPECT_EQ(content(directory() + "/a.png"), "second");
+  EXPECT_EQ(write_file(directory(), "a.svg", "first"), directory() + "/a.svg");
+  write_file(directory(), "a.svg", "second");
+  EXPECT_EQ(content(directory() + "/a.svg"), "second");
   EXPECT_EQ(files(), 1u);
 }
 
@@ -49,20 +49,20 @@ TEST_F(OutputDirectory, PlantedLinksAreNotFollowed) {
   fs::create_directory(directory());
   const std::string old_suffix = ".tmp" + std::to_string(getpid());
   for (const std::string& name :
-       {"a.png" + old_suffix, "probe" + old_suffix, std::string("a.png")}) {
+       {"a.svg" + old_suffix, "probe" + old_suffix, std::string("a.svg")}) {
     fs::create_symlink(victim, fs::path(directory()) / name);
   }
   prepare_output_directory(directory());
-  write_file(directory(), "a.png", "picture");
+  write_file(directory(), "a.svg", "picture");
   EXPECT_EQ(content(victim), "precious");
-  EXPECT_EQ(content(directory() + "/a.png"), "picture");
-  EXPECT_FALSE(fs::is_symlink(directory() + "/a.png"));
+  EXPECT_EQ(content(directory() + "/a.svg"), "picture");
+  EXPECT_FALSE(fs::is_symlink(directory() + "/a.svg"));
   EXPECT_EQ(files(), 3u);
 }
 
 TEST_F(OutputDirectory, AFileThatDoesNotFitIsAnErrorAndIsRemoved) {
   prepare_output_directory(directory());
-  write_file(directory(), "a.png", "old");
+  write_file(directory(), "a.svg", "old");
   signal(SIGXFSZ, SIG_IGN);  // as the program does
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
@@ -70,14 +70,14 @@ TEST_F(OutputDirectory, AFileThatDoesNotFitIsAnErrorAndIsRemoved) {
   setrlimit(RLIMIT_FSIZE, &small);
   std::string message;
   try {
-    write_file(directory(), "a.png", std::string(5000, 'x'));
+    write_file(directory(), "a.svg", std::string(5000, 'x'));
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::resource);
     message = error.what();
   }
   setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_THAT(message, ::testing::HasSubstr("a.png\": File too large"));
-  EXPECT_EQ(content(directory() + "/a.png"), "old");
+  EXPECT_THAT(message, ::testing::HasSubstr("a.svg\": File too large"));
+  EXPECT_EQ(content(directory() + "/a.svg"), "old");
   EXPECT_EQ(files(), 1u);
 }
 

@@ -2,8 +2,7 @@
 #include <cmath>
 
 #include "tools/winnow/demo/comparison.h"
-#include "tools/winnow/demo/plain_attention.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 
 namespace winnow::demo {
@@ -35,9 +34,9 @@ Problem make_problem(const Layer& layer, Random& random) {
     index = static_cast<std::int32_t>(random.below(kRows + 8)) - 4;
   }
   problem.sink = Tensor(DType::f32, {kHeads});
-  for (float& logit : problem.sink.values<float>()) logit = static_cast<float>(random.normal());
+  testing::fill_normal(problem.sink, random);
   problem.d_out = Tensor(DType::f32, {kQueries, kHeads, sparse_mla::kValueDim});
-  for (float& value : problem.d_out.values<float>()) value = static_cast<float>(random.normal());
+  testing::fill_normal(problem.d_out, random);
   return problem;
 }
 
@@ -129,8 +128,8 @@ void run_backward_step(DemoState& state, StepReport& report) {
   inputs.heads = kHeads;
   inputs.width = kRowDim;
   inputs.value_width = sparse_mla::kValueDim;
-  report.size = format_text("%d queries, %d heads, topk %d, %d rows", int(kQueries), int(kHeads),
-                            int(kEntries), int(kRows));
+  report.size =
+      format_text("%ld queries, %ld heads, topk %ld, %ld rows", kQueries, kHeads, kEntries, kRows);
   report.done.push_back("sparse_mla::backward with sinks, some entries repeated, invalid or after");
   report.done.push_back("the query; derivatives along random directions by central differences");
   if (layer.placement().device.type != DeviceType::cpu) {

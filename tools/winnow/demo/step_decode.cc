@@ -9,9 +9,8 @@
 #include <utility>
 
 #include "tools/winnow/demo/comparison.h"
-#include "tools/winnow/demo/matrix.h"
-#include "tools/winnow/demo/plain_attention.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/indexer.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 
 #include "winnow/core/device_memory.h"
@@ -46,14 +45,9 @@ struct StreamLayer {
   }
 };
 
+// Keeps inner products, about.
 Matrix random_map(std::int64_t rows, std::int64_t columns, Random& random) {
-  Matrix map(rows, columns);
-  // Keeps inner products, about.
-  const double deviation = 1 / std::sqrt(double(kHeadSize));
-  for (std::int64_t i = 0; i < map.size(); ++i) {
-    map.data()[i] = static_cast<float>(deviation * random.normal());
-  }
-  return map;
+  return random_matrix(rows, columns, 1 / std::sqrt(double(kHeadSize)), random);
 }
 
 // Unit rows; the inner product of two falls with their distance.
@@ -181,9 +175,7 @@ class Decoder {
   Decoder(const StreamLayer& stream, Layer& layer, Random& random)
       : layer_(layer), stream_(stream.to(device())), free_(num_blocks()) {
     std::iota(free_.begin(), free_.end(), 0);
-    for (std::size_t i = free_.size(); i > 1; --i) {
-      std::swap(free_[i - 1], free_[random.below(static_cast<std::int64_t>(i))]);
-    }
+    testing::shuffle(std::span(free_), random);
     std::ranges::fill(table_.values<std::int32_t>(), -1);
   }
 
@@ -336,9 +328,8 @@ void run_decode_step(DemoState& state, StepReport& report) {
   const double plain_ms = milliseconds(plain_time) / double(kReplayed);
   bytes /= double(kReplayed);
 
-  report.size = format_text("%d of %lld tokens, %d heads x %d, %lld blocks of %d", int(kReplayed),
-                            static_cast<long long>(tokens), int(kStreamHeads), int(kHeadSize),
-                            static_cast<long long>(decoder.blocks()), int(kBlockSize));
+  report.size = format_text("%ld of %ld tokens, %ld heads x %ld, %ld blocks of %ld", kReplayed,
+                            tokens, kStreamHeads, kHeadSize, decoder.blocks(), kBlockSize);
   report.done.push_back(
       "the last tokens again, one at a time: each goes into a paged cache, whose");
   report.done.push_back("blocks lie out of order, and attends to all in it at relative distances;");
@@ -349,8 +340,7 @@ void run_decode_step(DemoState& state, StepReport& report) {
   if (layer.placement().device.type != DeviceType::cpu) {
     report.done.push_back("in f32; the times include copies between host and GPU");
   }
-  const std::string against_full =
-      format_text(" of %d tokens against full attention", int(kReplayed));
+  const std::string against_full = format_text(" of %ld tokens against full attention", kReplayed);
   report.at_most("fused out" + against_full, fused_errors.out, kDecodeTolerance);
   report.at_most("plain out" + against_full, plain_errors.out, kDecodeTolerance);
   report.at_most("lse" + against_full, larger(fused_errors.lse, plain_errors.lse),

@@ -1,14 +1,17 @@
 // Step 11: the tokens go through a mixture of experts that is spread over several ranks.
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "tools/winnow/demo/comparison.h"
-#include "tools/winnow/demo/mixture.h"
-#include "tools/winnow/demo/steps.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/demo/text_format.h"
 
 #include "winnow/expert_parallel/testing/ranks.h"
@@ -19,9 +22,110 @@ namespace {
 namespace ep = expert_parallel;
 using Clock = std::chrono::steady_clock;
 
+// A router that picks the experts of a token, and the experts.
+//
+// f32 additions give different bits in a different order, as long as they round. These do not:
+// weights are multiples of kWeightUnit that add up to 1, experts' outputs are multiples of
+// kOutputUnit and at most kMostOutput, so that every sum of their products is a multiple of
+// kWeightUnit * kOutputUnit and at most 2^24 times that.
+constexpr float kWeightUnit = 0x1p-8f;
+constexpr float kOutputUnit = 0x1p-12f;
+constexpr float kMostOutput = 16;
+static_assert(kMostOutput / (kWeightUnit * kOutputUnit) <= 0x1p24f);
+
+class Mixture {
+ public:
+  Mixture(int experts, std::int64_t width);
+
+  int experts() const { return int(experts_.size()); }
+  Routing route(const MatrixRef& tokens) const;
+  // The feed-forward network of one expert, relu(rows * up) * down, rounded to kOutputUnit.
+  Matrix apply(int expert, const MatrixRef& rows) const;
+  // The same of one row by the plain formula, not rounded.
+  std::vector<double> apply_plain(int expert, const float* row) const;
+
+ private:
+  struct Expert {
+    Matrix up;    // [width, hidden]
+    Matrix down;  // [hidden, width]
+  };
+  Matrix router_;  // [width, experts]
+  std::vector<Expert> experts_;
+};
+
+constexpr std::uint64_t kSeed = 31;
+constexpr std::int64_t kHidden = 64;
+// Of what an expert adds to a token; keeps outputs far below kMostOutput.
+constexpr double kOutputStrength = 0.5;
+
+// The softmax of the scores in whole units: rounded down, and what is left goes to the first.
+void write_weights(std::span<const float> scores, float* weights) {
+  std::array<double, kExpertTopk> shares;
+  double sum = 0;
+  for (int k = 0; k < kExpertTopk; ++k) {
+    sum += shares[k] = std::exp(double(scores[k]) - double(scores[0]));
+  }
+  float left = 1;
+  for (int k = 1; k < kExpertTopk; ++k) {
+    weights[k] = kWeightUnit * float(std::floor(shares[k] / sum / double(kWeightUnit)));
+    left -= weights[k];
+  }
+  weights[0] = left;
+}
+
+Mixture::Mixture(int experts, std::int64_t width) {
+  Random random(kSeed);
+  router_ = random_matrix(width, experts, 1, random);
+  for (int i = 0; i < experts; ++i) {
+    experts_.push_back(
+        {random_matrix(width, kHidden, 1, random),
+         random_matrix(kHidden, width, kOutputStrength / std::sqrt(double(kHidden)), random)});
+  }
+}
+
+Routing Mixture::route(const MatrixRef& tokens) const {
+  const Matrix scores = tokens * router_;
+  Routing result{Tensor(DType::i32, {tokens.rows(), kExpertTopk}),
+                 Tensor(DType::f32, {tokens.rows(), kExpertTopk})};
+  std::vector<std::int32_t> order(experts_.size());
+  for (std::int64_t t = 0; t < tokens.rows(); ++t) {
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + kExpertTopk, order.end(),
+                      [&](std::int32_t a, std::int32_t b) {
+                        return scores(t, a) != scores(t, b) ? scores(t, a) > scores(t, b) : a < b;
+                      });
+    std::array<float, kExpertTopk> best;
+    for (int k = 0; k < kExpertTopk; ++k) {
+      result.experts.values<std::int32_t>()[t * kExpertTopk + k] = order[k];
+      best[k] = scores(t, order[k]);
+    }
+    write_weights(best, &result.weights.values<float>()[t * kExpertTopk]);
+  }
+  return result;
+}
+
+Matrix Mixture::apply(int expert, const MatrixRef& rows) const {
+  const Matrix hidden = (rows * experts_[expert].up).cwiseMax(0.0f);
+  Matrix result = hidden * experts_[expert].down;
+  result.array() = (result.array() * (1 / kOutputUnit)).rint() * kOutputUnit;
+  return result;
+}
+
+std::vector<double> Mixture::apply_plain(int expert, const float* row) const {
+  const auto& [up, down] = experts_[expert];
+  std::vector<double> result(down.cols());
+  for (std::int64_t h = 0; h < kHidden; ++h) {
+    double sum = 0;
+    for (std::int64_t c = 0; c < up.rows(); ++c) sum += double(row[c]) * double(up(c, h));
+    for (std::int64_t c = 0; c < down.cols(); ++c) {
+      result[c] += std::max(sum, 0.0) * double(down(h, c));
+    }
+  }
+  return result;
+}
+
 constexpr int kLeastExperts = 64;
 constexpr std::int64_t kRowBytes = kNopeDim * sizeof(float);
-constexpr std::int64_t kSample = 8;
 constexpr int kBarWidth = 24;
 // Against the formula, outputs differ by their rounding and by that of f32 before it.
 constexpr double kPlainTolerance = double(kOutputUnit) / 2 + 1e-5;
@@ -69,7 +173,7 @@ void apply_experts(const Mixture& mixture, int first_expert, const ep::Dispatche
     for (std::size_t i = 0; i < rows.size(); ++i) {
       output.row(rows[i]) += weights[i] * made.row(static_cast<std::int64_t>(i));
     }
-    work.pairs += static_cast<std::int64_t>(rows.size());
+    work.pairs += std::ssize(rows);
     work.largest = std::max(work.largest, made.cwiseAbs().maxCoeff());
   }
 }
@@ -201,18 +305,17 @@ void run_experts_step(DemoState& state, StepReport& report) {
   const double dispatch_ms = milliseconds(many, &RankWork::dispatch);
   const double compute_ms = milliseconds(many, &RankWork::compute);
   const double combine_ms = milliseconds(many, &RankWork::combine);
-  report.size = format_text("%lld tokens, %d of %d experts each, %d rank%s",
-                            static_cast<long long>(problem.tokens.rows()), kExpertTopk, experts,
-                            ranks, ranks == 1 ? "" : "s");
-  report.done.push_back(format_text("%lld pairs of a token and one of its experts; a token travels",
-                                    static_cast<long long>(problem.pairs())));
+  report.size = format_text("%ld tokens, %d of %d experts each, %d rank%s", problem.tokens.rows(),
+                            kExpertTopk, experts, ranks, ranks == 1 ? "" : "s");
+  report.done.push_back(
+      format_text("%ld pairs of a token and one of its experts; a token travels", problem.pairs()));
   report.done.push_back("once to each rank that has experts of its own, and one sum comes back:");
-  report.done.push_back(format_text("%6lld rows of %d bytes, %5.1f MB, if every pair sent its own",
-                                    static_cast<long long>(traffic.pair_rows_away), int(kRowBytes),
+  report.done.push_back(format_text("%6ld rows of %ld bytes, %5.1f MB, if every pair sent its own",
+                                    traffic.pair_rows_away, kRowBytes,
                                     double(traffic.pair_rows_away * kRowBytes) / 1e6));
   report.done.push_back(
-      format_text("%6lld rows of %d bytes, %5.1f MB, moved between ranks: %.1f %% saved",
-                  static_cast<long long>(traffic.rank_rows_away), int(kRowBytes),
+      format_text("%6ld rows of %ld bytes, %5.1f MB, moved between ranks: %.1f %% saved",
+                  traffic.rank_rows_away, kRowBytes,
                   double(traffic.rank_rows_away * kRowBytes) / 1e6, 100 * saved));
   report.done.push_back(format_text("dispatch %.1f ms, experts %.0f ms, combine %.1f ms",
                                     dispatch_ms, compute_ms, combine_ms));
@@ -225,12 +328,11 @@ void run_experts_step(DemoState& state, StepReport& report) {
     most_pairs = std::max(most_pairs, rank.pairs);
     largest = larger(largest, rank.largest);
   }
-  std::vector<Figures> loads;
+  auto loads = nlohmann::ordered_json::array();
   for (int rank = 0; rank < ranks; ++rank) {
     const RankWork& work = many.ranks[rank];
-    report.done.push_back(format_text("rank %2d has %4lld tokens, computes %5lld pairs ", rank,
-                                      static_cast<long long>(work.tokens),
-                                      static_cast<long long>(work.pairs)));
+    report.done.push_back(format_text("rank %2d has %4ld tokens, computes %5ld pairs ", rank,
+                                      work.tokens, work.pairs));
     report.done.back() += std::string(work.pairs * kBarWidth / most_pairs, '#');
     loads.push_back({{"tokens", work.tokens}, {"rows", work.rows}, {"pairs", work.pairs}});
   }
@@ -239,7 +341,7 @@ void run_experts_step(DemoState& state, StepReport& report) {
                  rows == traffic.rank_rows && pairs == problem.pairs());
   report.at_most("experts' outputs, small enough for sums that do not round", largest, kMostOutput);
   report.require("equal to the result of one rank, bit for bit", same_bits(many.out, one.out));
-  report.at_most(format_text("out of %d tokens against the plain formula", int(kSample)),
+  report.at_most(format_text("out of %ld tokens against the plain formula", kSample),
                  difference_to_plain(problem, many.out), kPlainTolerance);
   report.numbers = {{"ranks", ranks},
                     {"experts", experts},

@@ -1,6 +1,6 @@
-// libFuzzer target: random tensor descriptors through the door of every operation, and random bytes
-// through the text reader. Whatever comes in, the answer is a result or an Error that names the
-// argument.
+// libFuzzer target: random tensor descriptors through the entry point of every operation, and
+// random bytes through the text reader. Whatever comes in, the answer is a result or an Error that
+// names the argument.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -83,41 +83,25 @@ void fuzz_sparse_mla(Bytes& bytes) {
   const TensorView dq = tensor(dtype, {s_q, h_q, d_qk}), dkv = tensor(dtype, {s_kv, 1, d_qk});
   const std::optional<std::int64_t> q_start = maybe(bytes);
   const std::int64_t k_stride = bytes.number();
+  const auto with_inputs = [&](auto args) {
+    args.q = q;
+    args.kv = kv;
+    args.indices = indices;
+    args.topk_length = length;
+    args.q_start = q_start;
+    args.k_stride = k_stride;
+    return args;
+  };
+  winnow::sparse_mla::ForwardArgs forward{.out = out, .lse = lse};
+  winnow::sparse_mla::BackwardArgs backward{
+      .out = out, .lse = lse, .d_out = out, .dq = dq, .dkv = dkv};
+  forward.attn_sink = backward.attn_sink = sink;
+  attempt([&] { winnow::sparse_mla::forward(with_inputs(forward)); });
   attempt([&] {
-    winnow::sparse_mla::forward({.q = q,
-                                 .kv = kv,
-                                 .indices = indices,
-                                 .topk_length = length,
-                                 .attn_sink = sink,
-                                 .q_start = q_start,
-                                 .k_stride = k_stride,
-                                 .out = out,
-                                 .lse = lse});
+    winnow::sparse_mla::distribution(
+        with_inputs(winnow::sparse_mla::DistributionArgs{.lse = lse, .attn_sum = attn_sum}));
   });
-  attempt([&] {
-    winnow::sparse_mla::distribution({.q = q,
-                                      .kv = kv,
-                                      .indices = indices,
-                                      .lse = lse,
-                                      .topk_length = length,
-                                      .q_start = q_start,
-                                      .k_stride = k_stride,
-                                      .attn_sum = attn_sum});
-  });
-  attempt([&] {
-    winnow::sparse_mla::backward({.q = q,
-                                  .kv = kv,
-                                  .indices = indices,
-                                  .out = out,
-                                  .lse = lse,
-                                  .d_out = out,
-                                  .topk_length = length,
-                                  .attn_sink = sink,
-                                  .q_start = q_start,
-                                  .k_stride = k_stride,
-                                  .dq = dq,
-                                  .dkv = dkv});
-  });
+  attempt([&] { winnow::sparse_mla::backward(with_inputs(backward)); });
 }
 
 void fuzz_indexer(Bytes& bytes) {
@@ -135,47 +119,36 @@ void fuzz_indexer(Bytes& bytes) {
   const TensorView rows = listed ? tensor(DType::i32, {s_q, topk}) : TensorView();
   const std::int64_t columns = listed ? topk : s_k;
   const auto ties = bytes.flag() ? winnow::indexer::Ties::larger : winnow::indexer::Ties::smaller;
+  const auto with_inputs = [&](auto args) {
+    args.q = q;
+    args.k = k;
+    args.weights = weights;
+    args.k_scale = k_scale;
+    args.key_start = start;
+    args.key_end = end;
+    args.q_start = q_start;
+    args.k_stride = k_stride;
+    return args;
+  };
   attempt([&] {
-    winnow::indexer::topk({.q = q,
-                           .k = k,
-                           .weights = weights,
-                           .k_scale = k_scale,
-                           .key_start = start,
-                           .key_end = end,
-                           .q_start = q_start,
-                           .k_stride = k_stride,
-                           .ties = ties,
-                           .indices = tensor(DType::i32, {s_q, topk}),
-                           .length = tensor(DType::i32, {s_q}),
-                           .scores = tensor(DType::f32, {s_q, topk})});
+    winnow::indexer::topk(
+        with_inputs(winnow::indexer::TopkArgs{.ties = ties,
+                                              .indices = tensor(DType::i32, {s_q, topk}),
+                                              .length = tensor(DType::i32, {s_q}),
+                                              .scores = tensor(DType::f32, {s_q, topk})}));
   });
   attempt([&] {
-    winnow::indexer::scores({.q = q,
-                             .k = k,
-                             .weights = weights,
-                             .indices = rows,
-                             .k_scale = k_scale,
-                             .key_start = start,
-                             .key_end = end,
-                             .q_start = q_start,
-                             .k_stride = k_stride,
-                             .scores = tensor(DType::f32, {s_q, columns})});
+    winnow::indexer::scores(with_inputs(winnow::indexer::ScoresArgs{
+        .indices = rows, .scores = tensor(DType::f32, {s_q, columns})}));
   });
   attempt([&] {
     const DType gradient = bytes.flag() && dtype != DType::f8_e4m3 ? dtype : DType::f32;
-    winnow::indexer::backward({.q = q,
-                               .k = k,
-                               .weights = weights,
-                               .indices = rows,
-                               .d_scores = tensor(DType::f32, {s_q, columns}),
-                               .k_scale = k_scale,
-                               .key_start = start,
-                               .key_end = end,
-                               .q_start = q_start,
-                               .k_stride = k_stride,
-                               .dq = tensor(gradient, {s_q, h, d}),
-                               .dk = tensor(gradient, {s_k, d}),
-                               .d_weights = tensor(DType::f32, {s_q, h})});
+    winnow::indexer::backward(
+        with_inputs(winnow::indexer::BackwardArgs{.indices = rows,
+                                                  .d_scores = tensor(DType::f32, {s_q, columns}),
+                                                  .dq = tensor(gradient, {s_q, h, d}),
+                                                  .dk = tensor(gradient, {s_k, d}),
+                                                  .d_weights = tensor(DType::f32, {s_q, h})}));
   });
 }
 

@@ -1,5 +1,4 @@
 // The program as a user meets it: what it prints and how it ends.
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -63,7 +62,7 @@ TEST(CommandLine, WithoutACommandExplainsItself) {
   const std::string help = run("--help").output;
   EXPECT_THAT(help, testing::StartsWith(result.output + "\nExit codes:"));
   EXPECT_THAT(result.output, testing::StartsWith("winnow: the kernels that sparse transformers"));
-  for (const char* command : {"info", "demo", "verify", "bench", "replay", "launch"}) {
+  for (const char* command : {"info", "demo", "verify", "bench", "replay"}) {
     EXPECT_THAT(result.output, HasSubstr(std::string("\n  winnow ") + command)) << command;
   }
   EXPECT_EQ(run_shell(WINNOW_PROGRAM " 2> /dev/null").output, "");
@@ -90,14 +89,13 @@ TEST(CommandLine, UnknownOptionIsBadUsage) {
 TEST(CommandLine, AnUnknownCommandIsNamedWithTheNearest) {
   const Result typo = run("verfy");
   EXPECT_EQ(typo.exit_code, 2);
-  EXPECT_EQ(typo.output,
-            "winnow: command: want one of info, demo, verify, bench, replay, launch, got "
-            "\"verfy\"; did you "
-            "mean verify?\n");
+  EXPECT_EQ(
+      typo.output,
+      "winnow: command: want one of info, demo, verify, bench, replay, got \"verfy\"; did you "
+      "mean verify?\n");
   EXPECT_THAT(run("benchmark").output, HasSubstr("did you mean bench?"));
   EXPECT_THAT(run("foo").output, AllOf(HasSubstr("got \"foo\""), Not(HasSubstr("did you mean"))));
-  EXPECT_THAT(run("--foo").output,
-              HasSubstr("want one of info, demo, verify, bench, replay, launch, got"));
+  EXPECT_THAT(run("--foo").output, HasSubstr("want one of info, demo, verify, bench, replay, got"));
   EXPECT_THAT(run("--json info").output, HasSubstr("got \"--json\""));
   EXPECT_EQ(run("-h").exit_code, 0);
 }
@@ -135,23 +133,17 @@ TEST(CommandLine, APipeWithoutAReaderIsAnErrorOfTheSystem) {
   EXPECT_EQ(result.output, "winnow: standard output: the output is incomplete: Broken pipe\n");
 }
 
-TEST(CommandLine, ALaunchedProgramGetsTheSignalsOfBrokenPipes) {
-  EXPECT_EQ(run("launch -n 1 -- sh -c 'kill -PIPE $$'").exit_code, 128 + SIGPIPE);
-}
-
 TEST(CommandLine, EveryNumberIsRefusedIfItIsNone) {
   const winnow::testing::TemporaryFolder folder;
   for (const char* value : {"nan", "-nan", "inf", "0", "-1", "1e400", "many", ""}) {
     const std::string text = std::string(1, '\'').append(value).append(1, '\'');
     const Result bench = run("bench --seconds=" + text);
     EXPECT_EQ(bench.exit_code, 2) << value << bench.output;
-    const Result launch = run("launch -n 1 --timeout=" + text + " -- true");
-    EXPECT_EQ(launch.exit_code, 2) << value << launch.output;
     if (std::string(value) == "nan") {
       EXPECT_THAT(bench.output, HasSubstr("want a number from 0.001 to 60, got nan"));
     }
-    for (const char* option : {"demo --tokens=", "demo --steps=", "demo --ranks=",
-                               "bench --repetitions=", "launch --nodes=", "launch -n "}) {
+    for (const char* option :
+         {"demo --tokens=", "demo --steps=", "demo --ranks=", "bench --repetitions="}) {
       const Result result = run(option + text + " --out " + folder.path().string());
       EXPECT_EQ(result.exit_code, 2) << option << value << result.output;
     }
@@ -172,7 +164,7 @@ TEST(CommandLine, TextFromOutsideDoesNotReachTheTerminalRaw) {
   for (const std::string& arguments :
        {"demo \"" + name + "\"", "verify \"" + name + "\"", "bench --name \"" + name + "\"",
         "info \"" + name + "\"", "\"" + name + "\"", "info --\"" + name + "\"",
-        "launch -n 1 -- \"" + name + "\"", "demo --out \"/dev/null/" + name + "\""}) {
+        "demo --out \"/dev/null/" + name + "\""}) {
     const Result result = run(arguments);
     EXPECT_NE(result.exit_code, 0) << arguments;
     EXPECT_THAT(result.output, AllOf(HasSubstr("\\x1b]0;title\\x07\\xff"), Not(HasSubstr("\x1b"))))
@@ -319,15 +311,24 @@ TEST(CommandLine, ProgressSuitsTheTerminal) {
   EXPECT_THAT(run_on_terminal(arguments, "dumb", 40), Not(HasSubstr("\x1b")));
 }
 
-TEST(CommandLine, VerifyRunsOnLaunchedProcesses) {
-  const std::string command =
-      "launch -n 4 -- " WINNOW_PROGRAM " verify expert_parallel::all_to_all";
-  const Result one = run(command + " --case 2x2-weighted-bias");
+// The ranks that the documented loop of the shell starts, and how each ends.
+Result run_ranks(int ranks, const std::string& arguments) {
+  const winnow::testing::TemporaryFolder folder;
+  return run_shell("export WINNOW_JOB=job WINNOW_RENDEZVOUS=" + folder.path().string() +
+                   " WINNOW_WORLD_SIZE=" + std::to_string(ranks) + "; for rank in $(seq 0 " +
+                   std::to_string(ranks - 1) + "); do WINNOW_RANK=$rank " WINNOW_PROGRAM " " +
+                   arguments +
+                   " & started=\"$started $!\"; done 2>&1; "
+                   "for each in $started; do wait $each || failed=1; done; exit ${failed:-0}");
+}
+
+TEST(CommandLine, VerifyRunsOnRanksThatAreProcesses) {
+  const Result one = run_ranks(4, "verify expert_parallel::all_to_all --case 2x2-weighted-bias");
   EXPECT_EQ(one.exit_code, 0) << one.output;
   EXPECT_THAT(one.output, HasSubstr("1 passed, 0 failed"));
   // One process speaks for all.
   EXPECT_EQ(one.output.find("passed"), one.output.rfind("passed"));
-  EXPECT_NE(run("launch -n 7 -- " WINNOW_PROGRAM " verify expert_parallel").exit_code, 0);
+  EXPECT_NE(run_ranks(7, "verify expert_parallel").exit_code, 0);
 }
 
 TEST(CommandLine, VerifyRefusesWhatItCannotDo) {

@@ -17,7 +17,9 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 using winnow::cli::kBrokenDistribution;
 using winnow::cli::Result;
 using winnow::cli::run;
@@ -39,7 +41,7 @@ class DemoCommand : public testing::Test {
     const Result result = run("demo '" + file + "' --out " + out());
     EXPECT_EQ(result.exit_code, 2) << result.output;
     EXPECT_THAT(result.output, HasSubstr(reason));
-    EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.png"));
+    EXPECT_FALSE(fs::exists(fs::path(out()) / "attention.svg"));
   }
 
   winnow::testing::TemporaryFolder folder_;
@@ -73,11 +75,10 @@ TEST_F(DemoCommand, LearnsAndDraws) {
   EXPECT_TRUE(shared_out);
   int pictures = 0;
   for (const auto& entry : fs::directory_iterator(out())) {
-    ASSERT_EQ(entry.path().extension(), ".png") << "something else was left behind";
-    std::ifstream file(entry.path(), std::ios::binary);
-    std::string signature(8, '\0');
-    file.read(signature.data(), 8);
-    EXPECT_EQ(signature, "\x89PNG\r\n\x1a\n");
+    ASSERT_EQ(entry.path().extension(), ".svg") << "something else was left behind";
+    std::ifstream file(entry.path());
+    const std::string content(std::istreambuf_iterator<char>(file), {});
+    EXPECT_THAT(content, AllOf(StartsWith("<svg "), EndsWith("</svg>\n")));
     ++pictures;
   }
   EXPECT_EQ(pictures, 3);

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "tools/winnow/demo/report.h"
+#include "tools/winnow/demo/state.h"
 #include "tools/winnow/progress.h"
 #include <gtest/gtest.h>
 

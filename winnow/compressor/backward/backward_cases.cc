@@ -1,6 +1,6 @@
 // The entry of compressor::backward in the list of operations: its cases against the oracle.
 #include "winnow/compressor/backward/backward.h"
-#include "winnow/compressor/backward/backward_fields.h"
+#include "winnow/compressor/backward/backward_contract.h"
 #include "winnow/compressor/backward/backward_oracle.h"
 #include "winnow/compressor/cases.h"
 #include "winnow/testing/repeated.h"
@@ -51,7 +51,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 testing::Operation backward_operation() {
   return {"compressor::backward", "gradients of the rows that stand for several tokens",
           testing::cases_of(case_shapes(), run), backward_benchmarks(),
-          testing::repeated(backward)};
+          testing::repeated(kBackward, backward)};
 }
 
 }  // namespace winnow::compressor

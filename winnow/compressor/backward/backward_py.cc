@@ -1,23 +1,19 @@
 // Python binding of compressor::backward.
 #include "winnow/compressor/backward/backward.h"
-#include "winnow/compressor/backward/backward_fields.h"
+#include "winnow/compressor/backward/backward_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<compressor::BackwardArgs> kBackward(
-    "compressor::backward",
+constexpr Declaration<compressor::kBackward> kBackward(
     "def backward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, d_rows: T, *, "
     "overlap: bool = False, norm_weight: T | None = None, eps: float | None = None, "
     "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
     "hadamard: bool = False, d_kv: T | None = None, d_gate: T | None = None, "
     "d_position_bias: T | None = None, d_norm_weight: T | None = None, "
     "stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T, T] if norm_weight else tuple[T, T, T]",
-    "kv: T[num_tokens, d=512], gate: T[num_tokens, d], position_bias: R[ratio=4, d], "
-    "cu_seqlens: i32[ends], cu_rows: i32[ends], d_rows: T[rows, d], d_kv: T[num_tokens, d], "
-    "d_gate: T[num_tokens, d], d_position_bias: R[ratio, d]");
+    "-> tuple[T, T, T, T] if norm_weight else tuple[T, T, T]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
@@ -50,13 +46,7 @@ With sum[w] a row before norm, rotation and transform, G[w] the gradient of it, 
 Rows are computed anew. Results are bitwise equal run after run, for any number of threads.
 
 Args:
-    kv, gate, position_bias, cu_seqlens, cu_rows, overlap, norm_weight, eps, cos, sin,
-        first_position, hadamard, stream, backend: as in forward().
-    d_rows: [rows, d], as kv or float32: the gradient of rows.
-    d_kv, d_gate: as kv, or float32, to write into; new, as kv, if None.
-    d_position_bias: as position_bias; new if None.
-    d_norm_weight: [d], float32; new if None and norm_weight is given.
-        Outputs must not overlap inputs or each other.
+    stream, backend: as in forward().
 
 Returns:
     (d_kv, d_gate, d_position_bias), or with norm_weight (d_kv, d_gate, d_position_bias,

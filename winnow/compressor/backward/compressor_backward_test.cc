@@ -16,14 +16,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class CompressorBackwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(CompressorBackwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("compressor::backward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, CompressorBackwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("compressor::backward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(CompressorBackwardCase, "compressor::backward");
 
 // Outputs of a call on such inputs.
 struct Gradients {

@@ -16,14 +16,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class CompressorForwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(CompressorForwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("compressor::forward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, CompressorForwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("compressor::forward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(CompressorForwardCase, "compressor::forward");
 
 // Tensors of one call, zeros: sequences of 5 and 2 tokens by 2, with overlap, d = 8.
 struct Problem {

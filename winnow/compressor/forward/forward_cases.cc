@@ -1,7 +1,7 @@
 // The entry of compressor::forward in the list of operations: its cases against the oracle.
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/forward/forward.h"
-#include "winnow/compressor/forward/forward_fields.h"
+#include "winnow/compressor/forward/forward_contract.h"
 #include "winnow/compressor/forward/forward_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -29,7 +29,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation forward_operation() {
   return {"compressor::forward", "rows that stand for several tokens each",
-          testing::cases_of(case_shapes(), run), forward_benchmarks(), testing::repeated(forward)};
+          testing::cases_of(case_shapes(), run), forward_benchmarks(),
+          testing::repeated(kForward, forward)};
 }
 
 }  // namespace winnow::compressor

@@ -1,20 +1,17 @@
 // Python binding of compressor::forward.
 #include "winnow/compressor/forward/forward.h"
-#include "winnow/compressor/forward/forward_fields.h"
+#include "winnow/compressor/forward/forward_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<compressor::ForwardArgs> kForward(
-    "compressor::forward",
+constexpr Declaration<compressor::kForward> kForward(
     "def forward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, *, "
     "overlap: bool = False, norm_weight: T | None = None, eps: float | None = None, "
     "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
     "hadamard: bool = False, num_rows: int | None = None, out: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> T",
-    "kv: T[num_tokens, d=512], gate: T[num_tokens, d], position_bias: R[ratio=4, d], "
-    "cu_seqlens: i32[ends], cu_rows: i32[ends], rows: T[rows, d]");
+    "stream: Stream = None, backend: str | None = None) -> T");
 
 nb::object forward(const Arguments<kForward>& given) {
   Call call = given.call();
@@ -45,18 +42,6 @@ columns, neighbours as pairs, by cos and sin at the position of the window's fir
 normalised Hadamard transform. Sums are formed in float32 and rounded once.
 
 Args:
-    kv, gate: [tokens, d], or [tokens, 2 * d] with overlap, float32, float16, bfloat16 or, on the
-        CPU, float64; d is a multiple of 8 up to 512.
-    position_bias: [ratio, columns of kv], float32 (float64 with float64, as all that follows);
-        ratio is 1 to 128.
-    cu_seqlens: [n + 1], int32: where each packed sequence begins, and the number of tokens.
-    cu_rows: [n + 1], int32: where the rows of each sequence begin, and their number.
-    overlap: windows are twice as wide as their distance.
-    norm_weight: [d], float32.
-    eps: of the norm; 1e-6 if None.
-    cos, sin: [positions, pairs], float32.
-    first_position: [n], int32, of the first token of each sequence; 0 if None.
-    hadamard: transform the rows; d is a power of two.
     num_rows: the last of cu_rows; tokens // ratio if None, which is right for one sequence.
     out: [rows, d], as kv or float32, to write into; new, as kv, if None.
     stream, backend: as in winnow.sparse_mla.forward(). GPUs cannot run it yet.

@@ -17,14 +17,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class CompressorStepCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(CompressorStepCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("compressor::step", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, CompressorStepCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("compressor::step").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(CompressorStepCase, "compressor::step");
 
 // One sequence of 45 tokens, and steps of some of them with a state of its own.
 struct Stream {

@@ -5,7 +5,7 @@
 
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/step/step.h"
-#include "winnow/compressor/step/step_fields.h"
+#include "winnow/compressor/step/step_contract.h"
 #include "winnow/compressor/step/step_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -176,7 +176,7 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
 
 testing::Operation step_operation() {
   return {"compressor::step", "rows of tokens that come some at a time, from a state",
-          testing::cases_of(make_cases(), run), step_benchmarks(), testing::repeated(step)};
+          testing::cases_of(make_cases(), run), step_benchmarks(), testing::repeated(kStep, step)};
 }
 
 }  // namespace winnow::compressor

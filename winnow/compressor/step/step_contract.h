@@ -26,7 +26,7 @@ struct StepTable {
                                       "the state of each sequence; with a negative one it is "
                                       "left out")
                 .by_rule(),
-            output<&Args::state>("[states, ring, 2 * columns]", sums_of("kv"),
+            output<&Args::state>("[states, ring=8, 2 * columns=2*columns]", sums_of("kv"),
                                  "ring is at least the tokens of a window")
                 .by_rule(),
             rule<check_state>,

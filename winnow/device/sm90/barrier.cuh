@@ -13,9 +13,6 @@ namespace winnow::device {
 // returns once the phase of that parity has ended: the first phase has parity 0, and waiting for
 // parity 1 on a fresh barrier returns at once (a producer's first wait for an empty slot).
 
-// An mbarrier in the layout of a kernel's shared memory.
-using Mbarrier = std::uint64_t;
-
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }

@@ -22,6 +22,12 @@ template <class T>
 struct Place {
   std::uint32_t address;
 
+  // As of a pointer. A lane's own place once, and constants behind it: as sums in [] they cost an
+  // instruction or two each.
+  __device__ Place operator+(int n) const {
+    return {address + n * static_cast<std::uint32_t>(sizeof(T))};
+  }
+
   __device__ __forceinline__ T load() const { return ld_shared<T>(address); }
   __device__ __forceinline__ void store(T value) const { st_shared(address, value); }
 };
@@ -51,6 +57,9 @@ struct Place<Barrier> {
   __device__ __forceinline__ void arrive_expect(std::uint32_t bytes) const {
     mbarrier_arrive_expect(address, bytes);
   }
+  __device__ __forceinline__ bool test_wait(std::uint32_t parity) const {
+    return mbarrier_test_wait(address, parity);
+  }
   __device__ __forceinline__ bool try_wait(std::uint32_t parity) const {
     return mbarrier_try_wait(address, parity);
   }
@@ -69,6 +78,12 @@ struct Place<Barrier> {
     mbarrier_arrive_warp_cluster(map_shared(address, rank));
   }
 };
+
+// Of an object that is known by reference.
+template <class T>
+__device__ Place<T> place_of(const T& object) {
+  return {shared_address(&object)};
+}
 
 // Shared memory that begins at `base` and is laid out as Memory_. A kernel derives its own struct,
 // with a line WINNOW_PLACE(full) for each member.

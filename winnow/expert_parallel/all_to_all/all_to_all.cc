@@ -10,13 +10,44 @@
 #include "winnow/core/record.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all_impl.h"
 #include "winnow/expert_parallel/combine/combine_impl.h"
-#include "winnow/expert_parallel/combine/combine_logged.h"
 #include "winnow/expert_parallel/config.h"
-#include "winnow/expert_parallel/dispatch/dispatch_logged.h"
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 
 namespace winnow::expert_parallel {
+
+// The arguments by name, for the log of calls.
+
+template <class Visitor>
+void each_argument(const CombineArgs& args, Visitor&& visit) {
+  visit("expert_output", args.expert_output);
+  visit("bias", args.bias);
+  visit("second_bias", args.second_bias);
+  visit("weighted", args.weighted);
+  visit("weights", args.weights);
+  visit("pair_values", args.pair_values);
+  visit("pair_values_out", args.pair_values_out);
+  visit("add_values", args.add_values);
+  visit("out", args.out);
+  visit("sm_count", args.sm_count);
+}
+
+template <class Visitor>
+void each_argument(const DispatchArgs& args, Visitor&& visit) {
+  visit("input", args.input);
+  visit("expert_indices", args.expert_indices);
+  visit("weights", args.weights);
+  visit("scales", args.scales);
+  visit("scatter_indices", args.scatter_indices);
+  visit("order", args.order);
+  visit("expert_alignment", args.expert_alignment);
+  visit("worst_case_rows", args.worst_case_rows);
+  visit("copy_out", args.copy_out);
+  visit("out", args.out);
+  visit("sm_count", args.sm_count);
+  visit("cached", args.cached != nullptr);
+}
+
 namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
@@ -99,7 +130,7 @@ Fields fields_of(const Config& config) {
 std::unique_ptr<AllToAllBackend> make_backend(Backend backend, std::shared_ptr<Transport> transport,
                                               const Config& config) {
   if constexpr (kBuiltWithCuda) {
-    if (backend == Backend::sm90) return make_all_to_all_cuda(std::move(transport), config);
+    if (backend == Backend::cuda) return make_all_to_all_cuda(std::move(transport), config);
   }
   return make_all_to_all_cpu(std::move(transport), config);
 }

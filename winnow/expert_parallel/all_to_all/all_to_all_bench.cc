@@ -157,7 +157,7 @@ class Pair {
     }
     folder_ = pattern;
     const auto make = [&](int rank) {
-      const auto store = std::make_shared<FileStore>(folder_);
+      const auto store = std::make_shared<FileStore>(folder_, "bench");
       return std::make_unique<Rank>(create_shared_memory(*store, rank, kRanks, Deadline()), store,
                                     shape);
     };

@@ -144,7 +144,7 @@ TEST(Devices, ThatAreNotThereAreNamed) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported);
     EXPECT_THAT(outcome.text,
                 ::testing::StartsWith("expert_parallel::AllToAll: backend: want a backend for "
-                                      "tensors on cuda:1000, got sm90: "));
+                                      "tensors on cuda:1000, got cuda: "));
     const std::string reason = !built_with_cuda()    ? "this build has no kernels for it"
                                : gpus().gpus.empty() ? gpus().reason
                                                      : "this GPU is not visible to the process";
@@ -171,16 +171,16 @@ TEST(Backends, TheForcedOneRunsOrIsRefused) {
     }
   };
   for (const Outcome& outcome : outcomes(Backend::cpu)) EXPECT_EQ(outcome.text, "");
-  refused(outcomes(Backend::sm90), ErrorCode::invalid_argument,
-          "one that supports tensors on cpu, got sm90");
-  refused(outcomes(Backend::cuda), ErrorCode::unsupported,
-          "one that implements this operation (sm90, cpu), got cuda; did you mean sm90?");
-  setenv("WINNOW_BACKEND", "sm90", 1);
+  refused(outcomes(Backend::cuda), ErrorCode::invalid_argument,
+          "one that supports tensors on cpu, got cuda");
+  refused(outcomes(Backend::sm90), ErrorCode::unsupported,
+          "one that implements this operation (cuda, cpu), got sm90; did you mean cuda?");
+  setenv("WINNOW_BACKEND", "cuda", 1);
   const std::vector<Outcome> by_environment = outcomes({});
   const std::vector<Outcome> by_config = outcomes(Backend::cpu);
   unsetenv("WINNOW_BACKEND");
   refused(by_environment, ErrorCode::invalid_argument,
-          "one that supports tensors on cpu, got sm90");
+          "one that supports tensors on cpu, got cuda");
   for (const Outcome& outcome : by_config) EXPECT_EQ(outcome.text, "");
 }
 

@@ -13,18 +13,18 @@ const CudaOperation kOperations[] = {cuda_dispatch(), cuda_combine()};
 class AllToAllCuda : public AllToAllBackend {
  public:
   AllToAllCuda(std::shared_ptr<Transport> transport, const Config& config)
-      : AllToAllBackend(Backend::sm90), layer_(std::move(transport), config, kOperations) {}
+      : AllToAllBackend(Backend::cuda), layer_(std::move(transport), config, kOperations) {}
 
   Dispatched dispatch(const DispatchArgs& args) override {
-    return layer_.call([&] { return expert_parallel::dispatch(layer_, args); });
+    return layer_.calls().run([&] { return expert_parallel::dispatch(layer_, args); });
   }
   Tensor combine(const CombineArgs& args, const Descriptor& descriptor) override {
-    return layer_.call([&] { return expert_parallel::combine(layer_, args, descriptor); });
+    return layer_.calls().run([&] { return expert_parallel::combine(layer_, args, descriptor); });
   }
   void barrier(bool intra_node_only, Stream stream) override {
-    layer_.call([&] { layer_.barrier(intra_node_only, stream); });
+    layer_.calls().run([&] { layer_.barrier(intra_node_only, stream); });
   }
-  std::int64_t arena_bytes() const override { return layer_.arena().bytes(); }
+  std::int64_t arena_bytes() const override { return layer_.regions().arena().bytes(); }
   const std::shared_ptr<const char>& identity() const override { return layer_.identity(); }
 
  private:

@@ -14,7 +14,7 @@
 #if WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 #include "winnow/expert_parallel/testing/late_rank.h"
 
@@ -93,7 +93,7 @@ TEST_F(GpuMemory, ACallForWhichThereIsNoneIsRefused) {
 }
 
 // Rank 1 gets all rows and has no room for their tables, when the others have gone on.
-TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
+TEST_F(GpuMemory, ARankThatHasNoneLateSignalsTheOthers) {
   for (const int nodes : {1, 2}) {
     SCOPED_TRACE(nodes);
     World world(kGpu, config(nodes), 2);
@@ -113,7 +113,7 @@ TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
       return world.run([&](int rank) {
         const auto at = std::size_t(rank);
         world.layer(rank).dispatch(args_of(world.place(rank), inputs[at], indices[at]));
-        // On another node rank 0 has nothing to wait for before the barrier, of which it hears
+        // On another node rank 0 has nothing to wait for before the barrier, of which it receives
         // later.
         for (int later = 0; later < 2; ++later) {
           world.place(rank).wait();
@@ -282,16 +282,16 @@ class LateTransport : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
   static constexpr milliseconds kLate{1200};
-  const Wire* wire() override {
-    static const Wire& real = *ForwardingTransport::wire();
-    static const Wire late = [] {
-      Wire wire = real;
-      wire.exchange = [](const ExchangeParams& params, void* stream) {
+  const FabricKernels* fabric() override {
+    static const FabricKernels& real = *ForwardingTransport::fabric();
+    static const FabricKernels late = [] {
+      FabricKernels fabric = real;
+      fabric.exchange = [](const ExchangeParams& params, void* stream) {
         const int status = real.exchange(params, stream);
         if (params.header.options.call == Call::combine) hold_up(stream, kLate);
         return status;
       };
-      return wire;
+      return fabric;
     }();
     return &late;
   }
@@ -322,7 +322,7 @@ TEST_F(GpuFaults, NameTheRankWhoseRowsOrSumsDoNotCome) {
       args.expert_output = layer.combine_buffer(*got.descriptor);
       args.stream = place.stream();
       layer.combine(args, *got.descriptor);
-      // The late rank finds all that it waits for, and hears of the fault in the first barrier.
+      // The late rank finds all that it waits for, and learns of the fault in the first barrier.
       for (int i = 0; i < 2; ++i) {
         place.wait();
         layer.barrier(true, place.stream());

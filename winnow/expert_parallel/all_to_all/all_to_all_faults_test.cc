@@ -62,7 +62,7 @@ class Absence : public OnEachDevice {
   void expect_named(const std::string& operation, int nodes, const Call& call) {
     const auto outcomes = without_rank_2(world_.ranks(), [&](int rank) {
       call(rank);
-      // The host of a GPU hears of it from a later call.
+      // The host of a GPU learns of it from a later call.
       for (int later = 0; on_gpu() && later < 2; ++later) {
         world_.place(rank).wait();
         world_.layer(rank).barrier(true, world_.place(rank).stream());
@@ -245,7 +245,7 @@ TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
       for (bool more = true; more; std::this_thread::yield()) {
         const std::lock_guard lock(mutex);
         more = !ended;
-        // The newest is the one beside the hole that the next dispatch has been offered.
+        // The newest is the one beside the free extent that the next dispatch has been offered.
         if (!kept.empty()) kept.pop_back();
       }
     });
@@ -302,14 +302,14 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
 // Neither layers nor notifiers, in a store that outlives them.
 TEST(Lifecycle, TheStoreIsEmptyOnceTheyAreMade) {
   const TemporaryFolder folder;
-  const auto store = std::make_shared<FileStore>(folder.path());
+  const auto store = std::make_shared<FileStore>(folder.path(), "test");
   const Ranks ranks(3);
   for (int again = 0; again < 3; ++again) {
     expect_all_return(ranks.run([&](int rank) {
       const AllToAll layer(ranks.transport(rank), store, small_config(3));
       const Notifier notifier(ranks.transport(rank), store, {.experts = 6});
     }));
-    EXPECT_EQ(entries_of(folder.path()), 0);
+    EXPECT_EQ(entries_of(folder.path() / "test"), 0);
   }
 }
 

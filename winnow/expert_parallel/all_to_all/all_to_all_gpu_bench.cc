@@ -1,5 +1,5 @@
 // The benchmarks of expert_parallel::all_to_all on GPUs: 4096 tokens of 7168 bf16 on each rank, top
-// 8 of 256 experts, beside a copy of the same bytes on one GPU, or under `winnow launch` a plain
+// 8 of 256 experts, beside a copy of the same bytes on one GPU, or under a launcher a plain
 // copy from each rank's memory to the next one's. Useful bytes are those that are read and written
 // (on one GPU), or that leave a GPU.
 #include <memory>

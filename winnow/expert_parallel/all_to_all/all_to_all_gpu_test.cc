@@ -148,7 +148,7 @@ TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
   }
 }
 
-TEST_F(Graphs, OverflowIsToldByTheNextCall) {
+TEST_F(Graphs, OverflowIsSignalledByTheNextCall) {
   struct Shape {
     int nodes, locals;
     bool token_major;
@@ -181,7 +181,7 @@ TEST_F(Graphs, OverflowIsToldByTheNextCall) {
   }
 }
 
-TEST_F(Graphs, BadIndicesAreToldByTheNextCall) {
+TEST_F(Graphs, BadIndicesAreSignalledByTheNextCall) {
   const Problem problem = recorded_problem(2, 2);
   std::vector<Round> rounds = make_rounds(problem);
   World world(kGpu, problem.config(), problem.world_size());
@@ -307,7 +307,7 @@ TEST_F(GpuRefusals, WhatWasLearnedSinceStays) {
   }
 }
 
-// The rank at fault throws at once, the others when they have heard.
+// The rank at fault throws at once, the others when they have received.
 TEST_F(GpuRefusals, ArgumentsOfOneRankWhereTheOthersDoNotWait) {
   for (int i = 0; i < 3; ++i) {
     const auto outcomes = world_.dispatch([](int rank, Given& given) {

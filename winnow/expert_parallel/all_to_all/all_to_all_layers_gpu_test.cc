@@ -50,9 +50,9 @@ class GpuArenas : public GpuTest {
   std::map<int, std::vector<Dispatched>> results_;
 };
 
-// Rank 0 refuses a call for which rank 1 takes room that all had offered earlier, and hears of it
+// Rank 0 refuses a call for which rank 1 takes room that all had offered earlier, and learns of it
 // only in the next one. Neither may give back a segment that the other keeps.
-TEST_F(GpuArenas, AreAlikeWhereARefusalIsHeardLater) {
+TEST_F(GpuArenas, AreAlikeWhereARefusalIsReceivedLater) {
   const std::int64_t begun = world_.layer(0).arena_bytes();
   for (const int call : {1, 2}) expect_all_return(dispatch(call));
   const std::int64_t grown = world_.layer(0).arena_bytes();
@@ -146,7 +146,7 @@ TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
     EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
     EXPECT_THAT(outcome.text,
                 StartsWith("expert_parallel::AllToAll: backend: want a backend for tensors "
-                           "on cuda:99, got sm90: this GPU is not visible to the process"));
+                           "on cuda:99, got cuda: this GPU is not visible to the process"));
   }
 }
 

@@ -231,7 +231,7 @@ inline Tensor gather_expert_ids(const World& world, int rank, const std::vector<
 // What combine returns at `source`: the sum of the rows of each token's kept pairs.
 // expert_outputs[d] is the tensor [R, H] that rank d passed. Sums are f32 and nest: pairs of a
 // rank by k, ranks of a node, nodes. A partial sum is rounded to the payload type where it crosses
-// a wire: a rank's sum under local combine, unless it is the rank that reduces for this source
+// a fabric: a rank's sum under local combine, unless it is the rank that reduces for this source
 // (same local index), and the sum of a node that is not the source's own. The result is rounded
 // once more. A product with a weight is rounded to f32 before it is added. `weights` [n, K] or
 // absent; those that are given to combine are applied where the rows are reduced, so no sum of a

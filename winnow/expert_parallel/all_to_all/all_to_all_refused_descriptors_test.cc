@@ -28,7 +28,7 @@ TEST_P(Refusals, Combine) {
       change(rank, args);
       layer(rank).combine(args, descriptor);
     });
-    for (const Outcome& outcome : heard("combine", outcomes)) {
+    for (const Outcome& outcome : received("combine", outcomes)) {
       EXPECT_THAT(outcome.text, HasSubstr("expert_parallel::combine: "));
       EXPECT_THAT(outcome.text, HasSubstr(part));
       EXPECT_EQ(outcome.code, ErrorCode::invalid_argument);
@@ -111,7 +111,7 @@ TEST_P(Refusals, DifferentCalls) {
     if (rank == 1) combine(rank, layer(rank).combine_buffer(descriptor), descriptor);
   });
   expect_refused_with("the call differs: dispatch on rank 0, combine on rank 1",
-                      heard("combine", outcomes));
+                      received("combine", outcomes));
 }
 
 TEST_P(Refusals, DescriptorsOfAnotherLayer) {
@@ -126,7 +126,7 @@ TEST_P(Refusals, DescriptorsOfAnotherLayer) {
   const auto outcomes = world_.run([&](int rank) {
     combine(rank, rank == 0 ? rows : none, *got[std::size_t(rank)].descriptor);
   });
-  expect_refused_with("rank 0: descriptor", heard("combine", outcomes));
+  expect_refused_with("rank 0: descriptor", received("combine", outcomes));
 }
 
 TEST_P(Refusals, DescriptorsWithoutADispatch) {
@@ -151,7 +151,7 @@ TEST_P(Refusals, DescriptorsWithoutADispatch) {
     expect_refused_with(refuses ? "rank 1: no rows"
                                 : "rank 1: descriptor: want one of this layer, got one without a "
                                   "dispatch",
-                        heard("combine", outcomes));
+                        received("combine", outcomes));
   }
 }
 

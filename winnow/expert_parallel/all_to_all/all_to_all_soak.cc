@@ -149,7 +149,7 @@ std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& 
   return steps;
 }
 
-// Ranks that have not waited for the others hear of it in the next call.
+// Ranks that have not waited for the others learn of it in the next call.
 void expect_refusal(AllToAll& layer, const Place& place, const Step& step) {
   const Config& config = layer.config();
   const bool wrong = layer.rank() == step.refused_by;
@@ -238,7 +238,7 @@ struct Held {
 };
 
 // A layer as old as the soak. What piles up from call to call slows down its calls. It has one
-// rank: how soon two threads hear of each other is up to the machine.
+// rank: how soon two threads learn of each other is up to the machine.
 class OldLayer {
  public:
   // Calls it for a while and notes the fastest dispatch and combine.

@@ -15,14 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 
-class AllToAllCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(AllToAllCases, MatchTheOracle) {
-  testing::expect_case_passes("expert_parallel::all_to_all", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, AllToAllCases,
-    ::testing::ValuesIn(testing::operation_named("expert_parallel::all_to_all").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(AllToAllCases, "expert_parallel::all_to_all");
 
 Tensor indices_of(std::initializer_list<std::initializer_list<std::int32_t>> rows, int topk) {
   Tensor result(DType::i32, {std::int64_t(rows.size()), topk});
@@ -260,7 +253,7 @@ TEST(AllToAll, CombinesInAnyOrder) {
         combine_and_check(layer, kHere, problem, rounds[i], rank, alive[i], mine);
         if (i == 0 || i == 5) alive[i] = {};
         if (i != 5) continue;
-        // Into the holes that the two have left.
+        // Into the free extents that the two have left.
         alive[5] = dispatch_and_check(layer, kHere, problem, rounds[5], rank, nullptr, mine);
         alive[0] = dispatch_and_check(layer, kHere, problem, rounds[0], rank, nullptr, mine);
         check_dispatched(kHere, problem, rounds[4], rank, alive[4], mine);

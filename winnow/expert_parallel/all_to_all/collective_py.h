@@ -127,12 +127,13 @@ inline std::pair<Error, bool> error_of(const char* operation, const std::excepti
 // those that `run` has then, which the library refuses on all ranks. `told`: the library throws
 // here what `refused` is; else it is thrown afterwards.
 template <class Function>
-[[noreturn]] void run_refused(const std::exception_ptr& refused, bool told, const Function& run) {
+[[noreturn]] void run_refused(const std::exception_ptr& refused, bool signalled,
+                              const Function& run) {
   try {
     run();
   } catch (const Error& error) {
     // Broken, closed, or a peer that did not come: that counts more.
-    if (told || error.code() == ErrorCode::timeout) throw;
+    if (signalled || error.code() == ErrorCode::timeout) throw;
   }
   std::rethrow_exception(refused);
 }
@@ -147,10 +148,10 @@ template <class Args, class Function>
 void run_collective(const char* operation, const std::exception_ptr& refused, Args& args,
                     const Function& run) {
   if (!refused) return run();
-  const auto [refusal, told] = error_of(operation, refused);
+  const auto [refusal, signalled] = error_of(operation, refused);
   args = {};
   args.refusal = &refusal;
-  run_refused(refused, told, run);
+  run_refused(refused, signalled, run);
 }
 
 // Takes part in a call, with arguments that are a refusal and nothing else, so that all ranks
@@ -184,7 +185,7 @@ Option(T&, const char*, nanobind::handle) -> Option<T>;
 
 // Constructs the object at `self`, whose ranks meet in the store, with the configuration that the
 // arguments say. `options` ends with those that have no default: if anything cannot be read, one of
-// them is 0, which every rank refuses when it hears of it.
+// them is 0, which every rank refuses when it learns of it.
 template <class Bound, class Config, class... T>
 void make_on_all_ranks(const char* operation, Bound* self,
                        std::shared_ptr<expert_parallel::Transport> transport,

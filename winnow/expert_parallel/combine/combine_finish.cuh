@@ -3,7 +3,7 @@
 
 #include "winnow/device/common/warp.cuh"
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
-#include "winnow/expert_parallel/cuda/tell_node.cuh"
+#include "winnow/expert_parallel/cuda/signal_node.cuh"
 
 namespace winnow::expert_parallel {
 
@@ -13,8 +13,8 @@ __device__ inline void finish(const LayerView& view) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const bool last = threadIdx.x == 0 && runs(view) &&
-                    tell_node(view, &view.state->arrivals[kSumsDone], gridDim.x,
-                              view.control_layout.done, epoch_of(view));
+                    signal_node(view, &view.state->arrivals[kSumsDone], gridDim.x,
+                                view.control_layout.done, epoch_of(view));
   if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);
 }
 

@@ -1,4 +1,4 @@
-// AllToAll::combine(), below the door. Internal.
+// AllToAll::combine(), behind the entry point. Internal.
 #pragma once
 
 #include <string_view>

@@ -11,19 +11,23 @@
 
 namespace winnow::expert_parallel {
 
-// What its waits wait for: in the exchange; of another node a chunk of the rail; of a rank of the
-// node what it pushes; the end.
-inline constexpr Phase kExpertRowsPhase{2}, kSumsPhase{5}, kPushedSumsPhase{6}, kPushedRowsPhase{7},
-    kEndOfSumsPhase{8};
+// What the waits of combine wait for.
+inline constexpr Phase kExpertRowsPhase{2};  // the exchange of headers
+inline constexpr Phase kSumsPhase{5};        // a chunk that another node sends over the rail
+inline constexpr Phase kPushedSumsPhase{6};  // sums that a rank of this node pushes
+inline constexpr Phase kPushedRowsPhase{7};  // rows that a rank of this node pushes
+inline constexpr Phase kEndOfSumsPhase{8};   // the node's ranks are done reading each other's rows
 
-// Whose tokens a kernel works for: those of this rail's ranks on the other nodes, summed over this
-// node; or those of this rank, over all nodes.
-enum Part { kOthers, kOwn };
+// Whose tokens a kernel works for.
+enum Part {
+  kOthers,  // those of the rail peers on other nodes, summed over this node and sent back; first
+  kOwn,     // those of this rank, summed over all nodes; last
+};
 
 // How the rows of a node's other ranks reach the one that reduces their tokens.
 enum class Travel {
-  rows_are_read,    // by that one
-  rows_are_pushed,  // to memory of its own; token-major
+  rows_are_read,    // the reducing rank reads them where they are
+  rows_are_pushed,  // each rank writes its rows into the reducing rank's memory; token-major
   sums_are_pushed,  // each rank's sum of its rows of a token, rounded; expert-major
 };
 
@@ -53,8 +57,10 @@ struct ValueParams {
   LayerView view;
   RoutingTables routing;
   bool token_major = false;
-  bool adds = false;      // those of all rows of a token; token-major
-  bool finishes = false;  // no kernel of sums tells the node that this rank has read its memory
+  bool adds = false;  // adds up the values of all rows of a token; token-major
+  // kOwn tells the node that this rank has read its memory: no kernel of sums does, since there are
+  // no rows or they are pushed.
+  bool finishes = false;
   DType dtype = DType::f32;
   std::int64_t max_tokens = 0;
   // This rank's n tokens.
@@ -62,11 +68,11 @@ struct ValueParams {
   std::byte* out = nullptr;
   std::int64_t out_stride = 0;  // bytes
 };
-// From where the ranks of this node have put them: those of others' tokens to
-// RailLayout::staged_scale(), this rank's to `out`.
+// Reads the values where the ranks of this node have put them (Header::values), and writes those of
+// kOthers to RailLayout::staged_scale(), those of kOwn to `out`.
 int launch_values(Part part, const ValueParams& params, int blocks, void* stream);
 
-// The weights of a combine of its own, in f32.
+// Converts the weights that were given to combine() itself to f32.
 struct WeightParams {
   LayerView view;
   DType dtype = DType::f32;
@@ -76,13 +82,14 @@ struct WeightParams {
   std::int64_t stride = 0;                    // bytes
   float* pairs = nullptr;                     // [NN, T, K] of the rail sources
 };
-// Behind the exchange, which has brought those of the other nodes.
+// Launched after the exchange, which brings the weights of the other nodes.
 int launch_weights(const WeightParams& params, int blocks, void* stream);
 
-// Pushes this rank's rows. The sums of what others push are launched behind it and run beside it.
+// Pushes this rank's rows. launch_sums() follows at once and runs at the same time: the two share
+// the blocks.
 int launch_push_rows(Part part, const CudaSumParams& params, int blocks, void* stream);
-// The sums: of others' tokens rounded, to RailLayout::staged_row(); of this rank's to `out`. When
-// the latter end no rank of the node reads this rank's rows any more.
+// Writes the sums of kOthers, rounded, to RailLayout::staged_row() and those of kOwn to `out`. When
+// those of kOwn end, no rank of the node reads this rank's rows any more.
 int launch_sums(Part part, const CudaSumParams& params, int blocks, void* stream);
 // Loads the kernels onto the current GPU.
 int load_push_rows();

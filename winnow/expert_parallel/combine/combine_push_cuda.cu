@@ -20,7 +20,7 @@ using device::ceil_div;
 
 // What the warps of a block do: one loads rows, one thread of another stores them, and one of the
 // last tells of what has been written, whose fences would hold up the rows.
-enum Warp { kLoads, kStores, kTells, kWarps };
+enum Warp { kLoads, kStores, kSignals, kWarps };
 
 // Few large pieces, since each takes its time to begin; all but the ones that are being loaded may
 // be on their way to another GPU.
@@ -115,7 +115,7 @@ __device__ void load_rows(const CudaSumParams& params, Part part, RowPipe& pipe)
 }
 
 // The telling thread.
-__device__ void tell_reducers(const CudaSumParams& params, Part part, Written& written) {
+__device__ void signal_reducers(const CudaSumParams& params, Part part, Written& written) {
   const LayerView& view = params.view;
   const CudaTopology& topology = view.topology;
   const Sources sources(topology, part);
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   } else if (threadIdx.x == 32 * kStores) {
     pipe.store<kReading>([&](int mark) { written.put(mark); });
     written.put(-1);
-  } else if (threadIdx.x == 32 * kTells) {
-    tell_reducers(params, part, written);
+  } else if (threadIdx.x == 32 * kSignals) {
+    signal_reducers(params, part, written);
   }
 }
 

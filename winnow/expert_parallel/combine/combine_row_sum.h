@@ -1,4 +1,4 @@
-// The sums of combine, below the door. Internal.
+// The sums of combine, behind the entry point. Internal.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Addend {
   const void* row = nullptr;  // [hidden] of the dtype
   float weight = 1;
   bool ends_rank = false;   // the sum of this row's rank goes into the sum of its node
-  bool round_rank = false;  // rounded to the dtype before: it crosses a wire
+  bool round_rank = false;  // rounded to the dtype before: it crosses a fabric
   bool ends_node = false;   // the sum of the node goes into the total
 };
 

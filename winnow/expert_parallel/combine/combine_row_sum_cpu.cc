@@ -136,7 +136,7 @@ void sum_rows_cpu(const RowSumParams& params) {
     case DType::bf16:
       return sum_rows<BFloat16>(params);
     default:
-      return;  // the door lets no other dtype in
+      return;  // the checks let no other dtype in
   }
 }
 

@@ -11,9 +11,9 @@
 #include "winnow/expert_parallel/combine/combine_sum_cuda.cuh"
 #include "winnow/expert_parallel/cuda/claims.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
-#include "winnow/expert_parallel/cuda/tell_node.cuh"
+#include "winnow/expert_parallel/cuda/signal_node.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/exchange/heard.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
@@ -409,33 +409,34 @@ class Reductions {
 // Where the expert rows of the other ranks of this node are, from their headers.
 __device__ void find_rows(const LayerView& view, std::byte** rows) {
   const CudaTopology& topology = view.topology;
-  const Heard heard(view);
+  const Received received(view);
   for (int local = int(threadIdx.x); local < topology.locals; local += int(blockDim.x)) {
     if (local == topology.local) continue;
-    rows[local] = at_extent(view, local, heard.header(topology.rank_at(topology.node, local)).rows);
+    rows[local] =
+        at_extent(view, local, received.header(topology.rank_at(topology.node, local)).rows);
   }
 }
 
 // Tells the ranks of the node of the slices that all blocks have pushed. The fences take time, so
 // not the adding warps do it, but the feeder of one team for its block.
-class SliceTeller {
+class SliceSignaller {
  public:
-  __device__ SliceTeller(const CudaSumParams& params, Part part, const Cut& cut, int teams)
+  __device__ SliceSignaller(const CudaSumParams& params, Part part, const Cut& cut, int teams)
       : view_(params.view), part_(part), cut_(cut), teams_(teams) {}
 
   // Tells of what is there. The feeding warp.
-  __device__ void tell() {
-    for (; told_ < reached(); ++told_) {
+  __device__ void signal() {
+    for (; signalled_ < reached(); ++signalled_) {
       if (threadIdx.x % 32 == 0 && runs(view_)) {
-        tell_node(view_, &view_.state->slice_arrivals[told_], gridDim.x, slice_words(view_, part_),
-                  epoch_of(view_) * kSlices + told_ + 1);
+        signal_node(view_, &view_.state->slice_arrivals[signalled_], gridDim.x,
+                    slice_words(view_, part_), epoch_of(view_) * kSlices + signalled_ + 1);
       }
       __syncwarp();
     }
   }
   // All slices, when this team has been fed the last mark.
   __device__ void finish() {
-    while (told_ < kSlices) tell();
+    while (signalled_ < kSlices) signal();
   }
 
  private:
@@ -452,7 +453,7 @@ class SliceTeller {
   Part part_;
   const Cut& cut_;
   int teams_;
-  std::uint32_t told_ = 0;
+  std::uint32_t signalled_ = 0;
 };
 
 template <class T, bool kWeighted, int kLevels>
@@ -488,18 +489,18 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
       while (reductions.any() && reductions.feed(feeder)) continue;
     } else {
       Pushes<kWeighted> pushes(params, part, length);
-      SliceTeller teller(params, part, cut, teams_of(kLevels));
+      SliceSignaller signaller(params, part, cut, teams_of(kLevels));
       if (!may_begin()) return;
       pushes.begin();
       reductions.begin();
-      const bool tells = pushes.any() && team == 0;
+      const bool signals = pushes.any() && team == 0;
       // In turns, so that the links are in use all the time; but sums that also wait for other
       // nodes come when nothing is left to push.
       for (bool pushing = pushes.any(), summing = reductions.any(); pushing || summing;) {
         if (pushing) {
           pushing = pushes.feed(feeder);
-          if (tells && pushing) teller.tell();
-          if (tells && !pushing) teller.finish();
+          if (signals && pushing) signaller.signal();
+          if (signals && !pushing) signaller.finish();
         }
         if (!summing || (pushing && (kLevels > 2 || !reductions.ready()))) continue;
         if (!reductions.wait() || !reductions.feed(feeder)) break;
@@ -526,7 +527,7 @@ Kernel kernel_of(int levels, DType dtype, bool weighted) {
       return kernel_of<float>(levels, weighted);
     case DType::f16:
       return kernel_of<__half>(levels, weighted);
-    default:  // the door lets no other dtype in
+    default:  // the checks let no other dtype in
       return kernel_of<__nv_bfloat16>(levels, weighted);
   }
 }

@@ -14,6 +14,7 @@
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/places.cuh"
 
 namespace winnow::expert_parallel::row_sums {
 
@@ -63,7 +64,7 @@ struct alignas(16) Piece {
 
 // A ring's bookkeeping; the slots follow it in dynamic shared memory.
 struct alignas(128) Shared {
-  std::uint64_t full[kMaxSlots], empty[kMaxSlots];
+  device::Barrier full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
   Addend addends[kMaxAddends];  // of the sums that are being fed
   std::uint32_t marks;          // that the team has reached
@@ -108,17 +109,20 @@ struct Ring {
     slot += count;
     if (slot >= slots) slot -= slots, parity ^= 1;
   }
-  __device__ std::uint32_t full() const { return device::shared_address(&shared->full[slot]); }
-  __device__ std::uint32_t empty() const { return device::shared_address(&shared->empty[slot]); }
+  __device__ device::Place<device::Barrier> full() const {
+    return device::place_of(shared->full[slot]);
+  }
+  __device__ device::Place<device::Barrier> empty() const {
+    return device::place_of(shared->empty[slot]);
+  }
   __device__ std::uint32_t data() const { return slots_begin + slot * piece_bytes; }
 };
 
 // By one thread of the team; the block's barrier follows.
 __device__ inline void begin(const Ring& ring) {
   for (std::uint32_t i = 0; i < ring.slots; ++i) {
-    device::mbarrier_init(device::shared_address(&ring.shared->full[i]), 1);
-    device::mbarrier_init(device::shared_address(&ring.shared->empty[i]),
-                          kAdders * device::kWarpArrival);
+    device::place_of(ring.shared->full[i]).init(1);
+    device::place_of(ring.shared->empty[i]).init(kAdders * device::kWarpArrival);
   }
   device::fence_mbarrier_init();
   ring.shared->marks = 0;
@@ -174,10 +178,10 @@ class Feeder {
         piece.flags = addend.flags | (addend.row == nullptr ? 0u : std::uint32_t(kRow));
         piece.weight = addend.weight;
         if (addend.row == nullptr) {
-          device::mbarrier_arrive(mine.full());
+          mine.full().arrive();
         } else {
-          device::mbarrier_arrive_expect(mine.full(), bytes);
-          device::bulk_load(mine.data(), addend.row + at, bytes, mine.full(), policy_);
+          mine.full().arrive_expect(bytes);
+          device::bulk_load(mine.data(), addend.row + at, bytes, mine.full().address, policy_);
         }
       }
       __syncwarp();
@@ -186,9 +190,9 @@ class Feeder {
   }
   __device__ void push_flag(Flags flag) {
     if (lane_ == 0) {
-      device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+      ring_.empty().wait(ring_.parity ^ 1, "feeder", int(ring_.slot));
       ring_.shared->pieces[ring_.slot] = {nullptr, nullptr, nullptr, 0, flag, 0.0f};
-      device::mbarrier_arrive(ring_.full());
+      ring_.full().arrive();
     }
     __syncwarp();
     ring_.advance(1);
@@ -198,15 +202,15 @@ class Feeder {
   __device__ std::uint32_t empty_slots(const Ring& mine, std::uint32_t wanted) const {
 #ifdef WINNOW_RACECHECK
     // The tool takes one lane for the issuer of all copies, so each waits for every slot.
-    device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+    ring_.empty().wait(ring_.parity ^ 1, "feeder", int(ring_.slot));
     return 1;
 #else
-    const bool mine_is = lane_ < min(wanted, ring_.slots) &&
-                         device::mbarrier_test_wait(mine.empty(), mine.parity ^ 1);
+    const bool mine_is =
+        lane_ < min(wanted, ring_.slots) && mine.empty().test_wait(mine.parity ^ 1);
     const unsigned others = ~__ballot_sync(device::kFullWarp, mine_is);
     if (others == 0) return 32;
     if (others & 1) {
-      device::mbarrier_wait(ring_.empty(), ring_.parity ^ 1, "feeder", int(ring_.slot));
+      ring_.empty().wait(ring_.parity ^ 1, "feeder", int(ring_.slot));
     }
     return max(1, __ffs(others) - 1);
 #endif
@@ -350,18 +354,19 @@ __device__ void add_rows(Ring ring) {
   const bool many = vectors > kVectors / 2 * kStep;
   for (bool there = false;;) {
     if (!there) {
-      device::mbarrier_wait(ring.full(), ring.parity, "adder", int(ring.slot));
+      ring.full().wait(ring.parity, "adder", int(ring.slot));
       read_next();
     }
     const Head piece = next;
-    const std::uint32_t empty = ring.empty(), slot = ring.slot;
+    const auto empty = ring.empty();
+    const std::uint32_t slot = ring.slot;
     const std::uint32_t data = ring.data() + thread * kVectorBytes;
     ring.advance(1);
     if (piece.flags & kEnd) return;
     if (piece.flags & kMark) {
       meet_adders();
       if (thread == 0) count_mark();
-      device::mbarrier_arrive_warp(empty);
+      empty.arrive_warp();
       there = false;
       continue;
     }
@@ -390,8 +395,8 @@ __device__ void add_rows(Ring ring) {
       bias = ring.shared->pieces[slot].bias;
       second_bias = ring.shared->pieces[slot].second_bias;
     }
-    device::mbarrier_arrive_warp(empty);
-    there = device::mbarrier_test_wait(ring.full(), ring.parity);
+    empty.arrive_warp();
+    there = ring.full().test_wait(ring.parity);
     if (there) read_next();
     if (piece.flags & kRow) {
       const auto value = [&](std::uint32_t v, float(&row)[C::kCount]) {

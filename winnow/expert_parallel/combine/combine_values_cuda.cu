@@ -8,7 +8,7 @@
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/cuda/bits.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/exchange/heard.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
@@ -112,9 +112,9 @@ __global__ void __launch_bounds__(kThreads)
   const CudaTopology& topology = view.topology;
   WINNOW_BLOCK_SHARED(tables, const std::byte* [kMaxLocals]);
   if (__syncthreads_or(!runs(view) || *params.routing.placed == 0)) return;
-  const Heard heard(view);
+  const Received received(view);
   for (int local = int(threadIdx.x); local < topology.locals; local += kThreads) {
-    const Header& header = heard.header(topology.rank_at(topology.node, local));
+    const Header& header = received.header(topology.rank_at(topology.node, local));
     tables[local] = at_extent(view, local, header.values);
   }
   __syncthreads();

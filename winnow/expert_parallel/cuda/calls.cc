@@ -3,16 +3,61 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "winnow/core/error.h"
 #include "winnow/core/interrupt.h"
-#include "winnow/expert_parallel/cuda/fault_report.h"
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/memory/layouts.h"
 
 namespace winnow::expert_parallel {
+namespace {
+
+// As Communicator words its own: "rank 0 waited 30.0 s for the counts of rank 2 (epoch 7, seen 6):
+// thread, running". `texts` name the phases.
+FaultRecord fault_record(const FaultReport& report, std::span<const PhaseText> texts,
+                         const Transport& transport) {
+  const FaultNotice& notice = report.notice;
+  const auto text = std::ranges::find(texts, notice.phase, &PhaseText::phase);
+  FaultRecord record;
+  record.operation = text == texts.end() ? "expert_parallel" : text->operation;
+  record.phase = text == texts.end() ? "a word" : text->text;
+  record.rank = report.reporter;
+  record.peer = notice.peer;
+  record.waited_for = notice.waited_for;
+  record.seen = notice.seen;
+  record.text = "rank " + std::to_string(report.reporter);
+  if (notice.phase == Phase::memory) {
+    record.code = ErrorCode::resource;
+    record.text += ": out of memory in the call";
+    return record;
+  }
+  if (notice.phase == Phase::interrupted) {
+    record.reason = ErrorReason::interrupted;
+    record.phase = "the end of an interrupt";
+    record.text += " was interrupted";
+    return record;
+  }
+  record.text +=
+      " waited " + to_seconds(std::chrono::nanoseconds(notice.elapsed_ns)) + " for " + record.phase;
+  const std::string wanted = std::to_string(notice.waited_for), seen = std::to_string(notice.seen);
+  if (notice.phase == Phase::blocks) {
+    record.text += ", of which " + seen + " of " + wanted + " run: other work holds its SMs";
+    return record;
+  }
+  record.text +=
+      " of rank " + std::to_string(notice.peer) + " (epoch " + wanted + ", seen " + seen + ")";
+  if (notice.peer >= 0 && notice.peer < transport.world_size()) {
+    record.text += ": " + transport.describe_peer(notice.peer);
+    const bool gone = transport.peer_gone(notice.peer);
+    record.reason = gone ? ErrorReason::peer_gone : ErrorReason::absent;
+  }
+  return record;
+}
+
+}  // namespace
 
 CudaCalls::CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view, Device device,
                      std::string_view creation, std::vector<PhaseText> texts)
@@ -21,13 +66,13 @@ CudaCalls::CudaCalls(std::shared_ptr<Transport> transport, const LayerView& view
       texts_(std::move(texts)),
       device_(device),
       operation_(creation) {
-  if (transport_->wire() == nullptr) {
+  if (transport_->fabric() == nullptr) {
     throw Error(ErrorCode::unsupported, operation_,
                 "the transport " + transport_->name() + " serves no GPUs");
   }
   const DeviceGuard guard(device_);
   last_ = make_event();
-  fault_told_ = make_event();
+  fault_signalled_ = make_event();
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   fault_stream_.reset(stream);
@@ -159,7 +204,7 @@ void CudaCalls::throw_fault() {
   if (!fault_) {
     if (std::atomic_ref(fault_report_->state).load(std::memory_order_acquire) == 0) return;
     fault_ = fault_record(*fault_report_, texts_, *transport_);
-    tell_fault();
+    signal_fault();
   }
   expert_parallel::throw_fault(*fault_, transport_->rank());
 }
@@ -181,22 +226,22 @@ void CudaCalls::break_for(Phase phase) {
   report.notice.phase = phase;
   report.notice.peer = report.reporter;
   fault_ = fault_record(report, texts_, *transport_);
-  tell_fault(report.notice);
+  signal_fault(report.notice);
 }
 
 // Unless kernels have told everybody. On a stream of its own, since that of the call may be held up
 // or record a graph. Where it fails, the waits of the other nodes expire by themselves.
-void CudaCalls::tell_fault(const FaultNotice& found) {
+void CudaCalls::signal_fault(const FaultNotice& found) {
   if (view_.topology.nodes == 1 && found.phase == Phase::none) return;
   const DeviceGuard guard(device_);
   const cudaStream_t stream = fault_stream_.get();
-  const cudaEvent_t told = fault_told_.get();
-  if (transport_->wire()->tell_fault(view_, fault_->rank, found, stream) == cudaSuccess &&
-      cudaEventRecord(told, stream) == cudaSuccess) {
-    free_after(told);
+  const cudaEvent_t signalled = fault_signalled_.get();
+  if (transport_->fabric()->signal_fault(view_, fault_->rank, found, stream) == cudaSuccess &&
+      cudaEventRecord(signalled, stream) == cudaSuccess) {
+    free_after(signalled);
     // They know before this rank makes a new layer.
     const Deadline deadline(std::chrono::milliseconds(100));
-    while (cudaEventQuery(told) == cudaErrorNotReady && !deadline.expired()) {
+    while (cudaEventQuery(signalled) == cudaErrorNotReady && !deadline.expired()) {
       std::this_thread::yield();
     }
   }

@@ -46,7 +46,7 @@ class CudaCalls {
   template <class Report, class Add>
   void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device, LayerView& view,
                     const Add& add) {
-    std::uint32_t *told = nullptr, *device_told = nullptr;
+    std::uint32_t *signalled = nullptr, *device_signalled = nullptr;
     const auto lay_out = [&](Tables tables, FaultReport*& fault, std::uint32_t*& gone,
                              auto& reports) {
       tables.add(fault, 1);
@@ -54,12 +54,13 @@ class CudaCalls {
       for (Report* report : reports) add(tables, *report);
       return static_cast<std::size_t>(tables.bytes());
     };
-    page_ = PinnedPage(lay_out(Tables(), fault_report_, told, host));
-    lay_out(Tables(page_.host()), fault_report_, told, host);
-    lay_out(Tables(page_.device()), view.fault, device_told, device);
-    view.gone = device_told;
-    peers_ = transport_->watch_peers(
-        [told](int rank) { std::atomic_ref(told[rank]).store(1, std::memory_order_release); });
+    page_ = PinnedPage(lay_out(Tables(), fault_report_, signalled, host));
+    lay_out(Tables(page_.host()), fault_report_, signalled, host);
+    lay_out(Tables(page_.device()), view.fault, device_signalled, device);
+    view.gone = device_signalled;
+    peers_ = transport_->watch_peers([signalled](int rank) {
+      std::atomic_ref(signalled[rank]).store(1, std::memory_order_release);
+    });
   }
   // Counts the ranks on this GPU, after the last allocation. Errors: unsupported, if too many.
   int count_ranks();
@@ -107,15 +108,15 @@ class CudaCalls {
   // If a kernel has written the number of an earlier call to `deferred`, lets tell(number) throw
   // its error. An error of the current call, even if it is there already, is left for the next
   // call. Afterwards kernels may write the next error.
-  template <class Tell>
-  void throw_deferred(std::uint64_t& deferred, const Tell& tell) {
+  template <class Signal>
+  void throw_deferred(std::uint64_t& deferred, const Signal& signal) {
     const std::uint64_t call = load_acquire(&deferred);
     if (call == 0 || call == number_) return;
     struct Read {
       std::uint64_t& deferred;
       ~Read() { store_release(&deferred, 0); }
     } read{deferred};
-    tell(call);
+    signal(call);
   }
   // This rank alone has no memory for the rest of its call: tells all ranks, breaks the calls for
   // good and throws the error.
@@ -126,7 +127,7 @@ class CudaCalls {
  private:
   void leave() noexcept;
   [[noreturn]] void fail_without_host_memory();
-  void tell_fault(const FaultNotice& found = {});
+  void signal_fault(const FaultNotice& found = {});
   void break_for(Phase phase);
 
   std::shared_ptr<Transport> transport_;
@@ -151,7 +152,7 @@ class CudaCalls {
   Event last_;  // the end of the last call that was not recorded
   // For telling other ranks of a fault: made early, since later there may be no memory for them.
   std::unique_ptr<CUstream_st, Destroy> fault_stream_;
-  Event fault_told_;
+  Event fault_signalled_;
   // Of the call's stream and of the last one's: one handle may stand for several streams.
   unsigned long long stream_id_ = 0, last_stream_ = 0;
   bool any_call_ = false;

@@ -10,6 +10,7 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/places.cuh"
 
 namespace winnow::expert_parallel {
 
@@ -35,7 +36,7 @@ struct PipeShape {
 class RowPipe {
  public:
   struct Shared {
-    std::uint64_t full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
+    device::Barrier full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
     std::byte* to[PipeShape::kMostStages][32];
     std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd, or kMark less the mark
     std::uint32_t bytes[PipeShape::kMostStages];
@@ -53,8 +54,8 @@ class RowPipe {
   // One thread; the block's barrier follows.
   __device__ void begin(int producers) {
     for (int stage = 0; stage < count_; ++stage) {
-      device::mbarrier_init(full(stage), 1);
-      device::mbarrier_init(empty(stage), 1);
+      full(stage).init(1);
+      empty(stage).init(1);
     }
     device::fence_mbarrier_init();
     shared_.next = 0;
@@ -77,10 +78,10 @@ class RowPipe {
         shared_.targets[stage] = __popc(lanes);
         shared_.bytes[stage] = size;
         if (element_bytes > 0) {
-          device::mbarrier_arrive(full(stage));
+          full(stage).arrive();
         } else {
-          device::mbarrier_arrive_expect(full(stage), size);
-          device::bulk_load(stage_address(stage), from + offset, size, full(stage),
+          full(stage).arrive_expect(size);
+          device::bulk_load(stage_address(stage), from + offset, size, full(stage).address,
                             device::policy_evict_first());
         }
       }
@@ -89,18 +90,18 @@ class RowPipe {
 
   // By a warp: it sends nothing more. The last one says so to the storing thread.
   __device__ void end() {
-    if (is_last(shared_.producing)) tell(kEnd);
+    if (is_last(shared_.producing)) signal(kEnd);
   }
 
   // By a warp, of `warps` that do: it has sent what comes before the mark. When all have, and what
   // they sent has been written, the storing thread is told. Without `warps`: this one alone.
   __device__ void mark(std::int32_t& warps, int which) {
-    if (is_last(warps)) tell(kMark - which);
+    if (is_last(warps)) signal(kMark - which);
   }
 
   __device__ void mark(int which) {
     __syncwarp();
-    tell(kMark - which);
+    signal(kMark - which);
   }
 
   // By one thread: stores what the producers send, and calls reached(mark). When it returns all has
@@ -122,17 +123,17 @@ class RowPipe {
     for (int reading = 0;; ++reading) {
       if (reading == kReading) {
         device::bulk_wait_read<kReading - 1>();
-        device::mbarrier_arrive(empty(oldest));
+        empty(oldest).arrive();
         oldest = oldest + 1 == count_ ? 0 : oldest + 1;
         --reading;
       }
       // Not before the pieces behind the mark keep the link busy, unless there is nothing else to
       // do: what comes next may be waiting for the mark.
       if (mark != kEnd) ++since;
-      if (mark != kEnd && (since > kBehind || !device::mbarrier_test_wait(full(stage), parity))) {
+      if (mark != kEnd && (since > kBehind || !full(stage).test_wait(parity))) {
         reach();
       }
-      device::mbarrier_wait(full(stage), parity, "store", stage);
+      full(stage).wait(parity, "store", stage);
       const int targets = shared_.targets[stage];
       if (targets < 0 && mark != kEnd) reach();
       if (targets == kEnd) break;
@@ -173,11 +174,11 @@ class RowPipe {
     }
   }
 
-  __device__ std::uint32_t full(int stage) const {
-    return device::shared_address(&shared_.full[stage]);
+  __device__ device::Place<device::Barrier> full(int stage) const {
+    return device::place_of(shared_.full[stage]);
   }
-  __device__ std::uint32_t empty(int stage) const {
-    return device::shared_address(&shared_.empty[stage]);
+  __device__ device::Place<device::Barrier> empty(int stage) const {
+    return device::place_of(shared_.empty[stage]);
   }
   __device__ std::uint32_t stage_address(int stage) const { return stages_ + stage * piece_; }
 
@@ -192,11 +193,11 @@ class RowPipe {
     }
     return __shfl_sync(device::kFullWarp, last, 0);
   }
-  __device__ void tell(int what) {
+  __device__ void signal(int what) {
     const int stage = take();
     if (lane_ != 0) return;
     shared_.targets[stage] = what;
-    device::mbarrier_arrive(full(stage));
+    full(stage).arrive();
   }
 
   // The stage of the next piece, empty.
@@ -205,7 +206,7 @@ class RowPipe {
     if (lane_ == 0) number = atomicAdd(&shared_.next, 1u);
     number = __shfl_sync(device::kFullWarp, number, 0);
     const int stage = static_cast<int>(number % count_);
-    device::mbarrier_wait(empty(stage), (number / count_ & 1) ^ 1, "load", stage);
+    empty(stage).wait((number / count_ & 1) ^ 1, "load", stage);
     return stage;
   }
 

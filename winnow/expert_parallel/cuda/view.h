@@ -1,8 +1,8 @@
 // What the kernels of one rank's layer know: plain structs, passed by value. Internal.
 //
 // Symmetric memory, which all ranks have alike, is accessed in two ways: that of ranks of this node
-// through pointers, node[local], that of other nodes only through puts of a Wire (wire.cuh), and
-// only along the rail.
+// through pointers, node[local], that of other nodes only through puts of a fabric (fabric.cuh),
+// and only along the rail.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct NodePointers {
 struct SymmetricView {
   std::byte* local = nullptr;
   std::byte* const* node = nullptr;  // [L], in device memory: the ranks of this node by local index
-  std::byte* const* peers = nullptr;  // [W], for wires that are copies (in_process); else null
+  std::byte* const* peers = nullptr;  // [W], for fabrics that are copies (in_process); else null
 };
 
 // The first wait of this rank that expired, in pinned host memory that kernels write.
@@ -76,7 +76,7 @@ struct ReportView {
   Header* headers = nullptr;       // [W]
   Findings* findings = nullptr;    // [W]
   std::int64_t* wanted = nullptr;  // [W] rows
-  std::int32_t* words = nullptr;   // CudaLayer::report_words(): what the call's own kernels add
+  std::int32_t* words = nullptr;   // Handshake::report_words(): what the call's own kernels add
 };
 
 struct LayerView {

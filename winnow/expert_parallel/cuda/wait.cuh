@@ -34,12 +34,12 @@ __device__ inline void report_fault(const LayerView& view, int reporter,
 }
 
 // Whether some rank has told of a fault, which is reported then.
-__device__ inline bool told_of_fault(const LayerView& view) {
+__device__ inline bool fault_signalled(const LayerView& view) {
   const std::byte* control = view.control.local;
-  const std::uint64_t told = device::ld_acquire_sys(
+  const std::uint64_t signalled = device::ld_acquire_sys(
       reinterpret_cast<const std::uint64_t*>(control + view.control_layout.fault));
-  if (told == 0) return false;
-  const int reporter = int(told) - 1;
+  if (signalled == 0) return false;
+  const int reporter = int(signalled) - 1;
   report_fault(
       view, reporter,
       *reinterpret_cast<const FaultNotice*>(control + view.control_layout.notice(reporter)));
@@ -72,7 +72,7 @@ __device__ inline bool wait_until(const LayerView& view, const std::uint64_t* wo
     if (there(seen)) return true;
     if (look % 64 != 0) continue;
     if (broken(view)) return false;
-    if (told_of_fault(view)) return false;
+    if (fault_signalled(view)) return false;
     const std::uint64_t elapsed = device::globaltimer() - start;
     if (elapsed >= view.timeout_ns) {
       report_fault(view, view.topology.rank, {value, seen, elapsed, phase, peer});
@@ -102,7 +102,7 @@ __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& wor
   const std::uint64_t start = device::globaltimer();
   const auto give_up = [&](unsigned look) {
     if (broken(view)) return true;
-    if (told_of_fault(view)) return true;
+    if (fault_signalled(view)) return true;
     const std::uint64_t elapsed = device::globaltimer() - start;
     const bool over = elapsed >= view.timeout_ns;
     if (!over && look % kLooksBetweenPeers != 0) return false;

@@ -75,7 +75,7 @@ class Dispatch {
   Interrupts interrupts_;
 };
 
-// Says what this rank has and wants, or what is wrong with it, and hears the same from all.
+// Says what this rank has and wants, or what is wrong with it, and receives the same from all.
 void Dispatch::post() {
   Header header;
   PairCounts counts;
@@ -86,7 +86,7 @@ void Dispatch::post() {
     header = make_header(request_, args_);
     if (request_.cached == nullptr) count(header, counts);
   });
-  header.rows = layer_.arena.largest_hole();
+  header.rows = layer_.arena.largest_free();
   header.releasable = layer_.arena.releasable(header.rows);
   const bool counted = !counts.pairs.empty();
   layer_.meet(kDispatch, "the counts", header, counted ? &counts : nullptr, request_.table);
@@ -123,13 +123,14 @@ void Dispatch::count(Header& header, PairCounts& counts) const {
 
 // Everybody knows all counts now, so everybody finds the same rows, and the same faults.
 void Dispatch::place() {
-  const Exchange& heard = layer_.exchange;
+  const Exchange& received = layer_.exchange;
   const ExpertMap& map = layer_.map;
-  const Placement placement =
-      place_blocks(map, heard.counts(), request_.order, request_.expert_alignment, layer_.rank());
+  const Placement placement = place_blocks(map, received.counts(), request_.order,
+                                           request_.expert_alignment, layer_.rank());
   check_row_counts(placement.rank_rows, request_.order, map.topk);
   if (request_.worst_case_rows == 0) {
-    check_room(placement.rank_rows, [&](int rank) -> const Header& { return heard.header(rank); });
+    check_room(placement.rank_rows,
+               [&](int rank) -> const Header& { return received.header(rank); });
   }
   routing_ = made_ = make_routing(request_, layer_.config, map, layer_.epoch);
   made_->wanted_rows = placement.rank_rows;
@@ -144,7 +145,7 @@ void Dispatch::place() {
     made_->source_begins.push_back(static_cast<std::int32_t>(std::min(begin, limit)));
   }
   for (int rank = 0; rank < map.topology.world_size; ++rank) {
-    made_->tokens_per_rank.push_back(static_cast<std::int32_t>(heard.header(rank).tokens));
+    made_->tokens_per_rank.push_back(static_cast<std::int32_t>(received.header(rank).tokens));
   }
   defer_faults();
   fill_tables(placement);
@@ -182,23 +183,23 @@ void Dispatch::check_indices(int node) const {
   const ExpertMap& map = layer_.map;
   const int source = sources().rank(node);
   const PairCounts counted = count_pairs(map, sources().indices(node));
-  const WorldCounts heard = layer_.exchange.counts();
+  const WorldCounts received = layer_.exchange.counts();
   const auto check = [&](const std::vector<std::int32_t>& indices, const std::int32_t* counts,
                          std::string_view what) {
     for (std::size_t i = 0; i < indices.size(); ++i) {
-      check_said(indices[i], layer_.exchange.speaker(source), what, counts[i], counts[i]);
+      check_bounds(indices[i], layer_.exchange.sender(source), what, counts[i], counts[i]);
     }
   };
-  check(counted.pairs, heard.pairs[static_cast<std::size_t>(source)], "indices of an expert");
-  check(counted.tokens, heard.tokens[static_cast<std::size_t>(source)], "indices of a rank");
+  check(counted.pairs, received.pairs[static_cast<std::size_t>(source)], "indices of an expert");
+  check(counted.tokens, received.tokens[static_cast<std::size_t>(source)], "indices of a rank");
 }
 
 // Dropped pairs and rows do not stop this call; every rank remembers the same fault for the next.
 void Dispatch::defer_faults() {
   for (int rank = 0; rank < layer_.map.topology.world_size && !layer_.deferred; ++rank) {
-    const Header& said = layer_.exchange.header(rank);
-    if (said.refusal == 0) continue;
-    layer_.deferred = DeferredFault{ErrorCode::invalid_argument, said.message(rank)};
+    const Header& message = layer_.exchange.header(rank);
+    if (message.refusal == 0) continue;
+    layer_.deferred = DeferredFault{ErrorCode::invalid_argument, message.message(rank)};
   }
   for (std::size_t rank = 0; rank < routing_->wanted_rows.size() && !layer_.deferred; ++rank) {
     const std::int64_t wanted = routing_->wanted_rows[rank], most = routing_->worst_case_rows;
@@ -225,17 +226,17 @@ void Dispatch::take_weights() {
 // Takes the region of this rank and finds those of its node.
 void Dispatch::reserve() {
   const Topology& topology = layer_.map.topology;
-  std::vector<Extent> holes;
+  std::vector<Extent> free_extents;
   std::vector<std::int64_t> bytes;
   std::uint64_t releasable = ~std::uint64_t{0};
   for (int rank = 0; rank < topology.world_size; ++rank) {
     const std::int64_t rows = routing_->rows_of(rank);
-    holes.push_back(layer_.exchange.header(rank).rows);
+    free_extents.push_back(layer_.exchange.header(rank).rows);
     bytes.push_back(RegionLayout(layer_.config, request_, rows).bytes +
                     CombineRoom(layer_.config, request_, rows).bytes);
     releasable &= layer_.exchange.header(rank).releasable;
   }
-  const std::vector<Extent> extents = layer_.reserve(std::move(holes), bytes, releasable);
+  const std::vector<Extent> extents = layer_.reserve(std::move(free_extents), bytes, releasable);
 
   const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
   const std::int64_t rows = routing_->rows_of(layer_.rank());
@@ -331,21 +332,21 @@ void Dispatch::forward(std::int64_t chunk) {
 void Dispatch::find_copies() {
   const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
-  const Speaker by = layer_.exchange.speaker(layer_.rank());  // of its node one has written them
+  const Sender by = layer_.exchange.sender(layer_.rank());  // of its node one has written them
   made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
   made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int64_t& first = made_->first_copies[static_cast<std::size_t>(row)];
     if (tables.ids == nullptr) {
       const RowSource source =
-          tables.sources[row].hear(by, layer_.map.topology.world_size, rows, topk);
+          tables.sources[row].read(by, layer_.map.topology.world_size, rows, topk);
       if (source.rank < 0) continue;
       first = source.first;
       made_->copies[static_cast<std::size_t>(first * topk + source.k)] = row;
       continue;
     }
     for (std::int64_t k = 0; k < topk; ++k) {
-      const std::int32_t id = tables.ids[row * topk + k].hear(
+      const std::int32_t id = tables.ids[row * topk + k].read(
           by, "an expert id", -1, std::int64_t{layer_.map.per_rank() - 1});
       if (id < 0) continue;
       first = made_->copies[static_cast<std::size_t>(row * topk + k)] = row;

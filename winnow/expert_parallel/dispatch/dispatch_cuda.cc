@@ -27,7 +27,13 @@ namespace {
 class CudaDispatch {
  public:
   CudaDispatch(CudaLayer& layer, const DispatchArgs& args)
-      : layer_(layer), args_(args), config_(layer.config()) {}
+      : layer_(layer),
+        place_(layer.place()),
+        config_(place_.config),
+        regions_(layer.regions()),
+        handshake_(layer.handshake()),
+        calls_(layer.calls()),
+        args_(args) {}
 
   Dispatched run() {
     number_ = layer_.begin(kDispatch, args_.stream, args_.sm_count);
@@ -48,6 +54,7 @@ class CudaDispatch {
 
  private:
   void post();
+  void use_kept_offers();
   void take_weights();
   void learn();
   void reserve();
@@ -67,16 +74,14 @@ class CudaDispatch {
   // where many more can arrive than do, nor with copy_out, whose tensor has as many rows as arrive.
   bool may_go_ahead() const {
     return counted() && request_.order == RowOrder::token_major && !request_.scatter &&
-           !request_.copy_out && layer_.nodes() == 1 && !layer_.capturing() &&
+           !request_.copy_out && place_.nodes() == 1 && !calls_.capturing() &&
            most_rows() <= kMostRows / config_.topk;
   }
   // Whether ranks with copy_out take the rows to a tensor of the caller's while others arrive.
   bool takes() const {
-    return request_.copy_out && request_.order == RowOrder::token_major && layer_.nodes() == 1;
+    return request_.copy_out && request_.order == RowOrder::token_major && place_.nodes() == 1;
   }
-  std::int64_t most_rows() const {
-    return std::int64_t(layer_.map().topology.world_size) * config_.max_tokens;
-  }
+  std::int64_t most_rows() const { return std::int64_t(place_.world()) * config_.max_tokens; }
   // What a rank's region is laid out for.
   std::int64_t laid_rows(int rank) const {
     return goes_ahead_ ? most_rows() : routing_->rows_of(rank);
@@ -84,10 +89,10 @@ class CudaDispatch {
   // For the sums that a rank forms of its rows, under enable_local_combine.
   bool needs_row_weights() const {
     return config_.enable_local_combine && request_.order == RowOrder::expert_major &&
-           layer_.map().topology.local_world_size > 1;
+           place_.locals() > 1;
   }
-  std::byte* own_payload() const { return move_.payload.data[layer_.local()]; }
-  std::int64_t all_pairs() const { return layer_.nodes() * config_.max_tokens * config_.topk; }
+  std::byte* own_payload() const { return move_.payload.data[place_.local()]; }
+  std::int64_t all_pairs() const { return place_.nodes() * config_.max_tokens * config_.topk; }
   std::int64_t bytes_of(std::int64_t rows) const;
   std::vector<std::int64_t> region_bytes() const;
   // Where the tables of the ranks of this node are; null where there is no such table.
@@ -95,8 +100,12 @@ class CudaDispatch {
                               std::int64_t RegionLayout::* offset) const;
 
   CudaLayer& layer_;
-  const DispatchArgs& args_;
+  const Place& place_;
   const Config& config_;
+  Regions& regions_;
+  Handshake& handshake_;
+  CudaCalls& calls_;
+  const DispatchArgs& args_;
   std::uint64_t number_ = 0;
   Request request_;
   Report report_ = Report::none;
@@ -113,15 +122,15 @@ class CudaDispatch {
   MoveParams move_;
 };
 
-// Says what this rank has and wants, or what is wrong with it, and hears the same from all.
+// Says what this rank has and wants, or what is wrong with it, and receives the same from all.
 void CudaDispatch::post() {
   Header header;
   const auto attempt = [&](const auto& step) {
     header.refuse_what_throws(kDispatch, step);
     if (header.refusal == 0) return;
-    layer_.offer_hole(header);
-    layer_.exchange(kCountsPhase, header, nullptr, nullptr, 0, Report::headers);
-    layer_.wait_report();
+    regions_.offer(header);
+    handshake_.exchange(kCountsPhase, header, nullptr, nullptr, 0, Report::headers);
+    handshake_.wait_report();
   };
   attempt([&] {
     request_ = check_request(config_, layer_.identity(), args_);
@@ -138,7 +147,7 @@ void CudaDispatch::post() {
     }
   });
   if (counted()) {
-    if (layer_.capturing()) {
+    if (calls_.capturing()) {
       throw Error(ErrorCode::invalid_argument, std::string(kDispatch), "worst_case_rows",
                   "1 or more while a graph is recorded, since the host cannot wait for counts",
                   "0");
@@ -146,7 +155,7 @@ void CudaDispatch::post() {
     report_ = Report::more;
     goes_ahead_ = may_go_ahead();
     if (goes_ahead_) bytes_ = region_bytes();
-    goes_ahead_ = goes_ahead_ && layer_.fits(bytes_);
+    goes_ahead_ = goes_ahead_ && regions_.fits(bytes_);
     if (goes_ahead_) {
       attempt([&] { reserve(); });
     } else {
@@ -154,40 +163,49 @@ void CudaDispatch::post() {
     }
   } else {
     bytes_ = region_bytes();
-    if (!layer_.fits(bytes_)) layer_.learn_offered(bytes_);
-    if (!layer_.fits(bytes_)) {
+    if (!regions_.fits(bytes_)) use_kept_offers();
+    if (!regions_.fits(bytes_)) {
       report_ = Report::headers;
     } else {
       attempt([&] { reserve(); });
       // So that a call like this one need not wait next time either.
-      if (!layer_.capturing() && !layer_.fits(bytes_)) report_ = Report::later;
+      if (!calls_.capturing() && !regions_.fits(bytes_)) report_ = Report::later;
     }
   }
-  if (report_ != Report::none) layer_.offer_hole(header);
+  if (report_ != Report::none) regions_.offer(header);
   if (new_routing_) new_routing_->count();
-  layer_.exchange(kCountsPhase, header, new_routing_ ? new_routing_->counts() : nullptr, table_,
-                  table_bytes_, report_);
+  handshake_.exchange(kCountsPhase, header, new_routing_ ? new_routing_->counts() : nullptr, table_,
+                      table_bytes_, report_);
+}
+
+// What the ranks offered in an earlier call, for which the host did not wait. If that is not
+// enough, the headers of this call tell more, for which the host waits if it can.
+void CudaDispatch::use_kept_offers() {
+  handshake_.read_offers();
+  if (regions_.use_kept(bytes_) || !calls_.capturing()) return;
+  throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
+              "the arena is too small for what a graph records: make Config::arena_rows larger");
 }
 
 // A repeated routing sends the rail peers weights only, back to back.
 void CudaDispatch::take_weights() {
-  if (layer_.nodes() == 1 || request_.tokens == 0) return;
+  if (place_.nodes() == 1 || request_.tokens == 0) return;
   dense_weights_ = dense_rows(layer_, args_.weights);
   table_ = dense_weights_.data;
   table_bytes_ = request_.tokens * dense_weights_.stride;
 }
 
 void CudaDispatch::learn() {
-  layer_.wait_report();
-  layer_.learn_holes();
-  if (goes_ahead_) layer_.release_learned();
+  handshake_.wait_report();
+  regions_.learn(number_, handshake_.received());
+  if (goes_ahead_) regions_.release_learned();
 }
 
 // The rows, behind what they need.
 void CudaDispatch::move() {
   if (request_.scatter) scatter();
-  if (layer_.nodes() > 1) send();
-  layer_.check(launch_move(move_, layer_.blocks(), layer_.stream()), "move");
+  if (place_.nodes() > 1) send();
+  calls_.check(launch_move(move_, layer_.blocks(), calls_.stream()), "move");
   layer_.quiet();
 }
 
@@ -199,7 +217,7 @@ std::int64_t CudaDispatch::bytes_of(std::int64_t rows) const {
 // What each rank needs.
 std::vector<std::int64_t> CudaDispatch::region_bytes() const {
   std::vector<std::int64_t> bytes;
-  for (int rank = 0; rank < layer_.map().topology.world_size; ++rank) {
+  for (int rank = 0; rank < place_.world(); ++rank) {
     bytes.push_back(bytes_of(laid_rows(rank)));
   }
   return bytes;
@@ -209,9 +227,9 @@ NodePointers CudaDispatch::table_pointers(const NodePointers& regions,
                                           std::int64_t RegionLayout::* size,
                                           std::int64_t RegionLayout::* offset) const {
   NodePointers pointers;
-  const Topology& topology = layer_.map().topology;
+  const Topology& topology = place_.map.topology;
   for (int local = 0; local < topology.local_world_size; ++local) {
-    const std::int64_t rows = laid_rows(topology.rank(layer_.node(), local));
+    const std::int64_t rows = laid_rows(topology.rank(place_.node(), local));
     const RegionLayout layout(config_, request_, rows);
     if (layout.*size > 0) pointers.data[local] = regions.data[local] + layout.*offset;
   }
@@ -224,11 +242,11 @@ void CudaDispatch::reserve() {
   // Where the arena has to grow, the next call like this one shall go ahead.
   const std::vector<Extent> extents =
       layer_.reserve(bytes_, may_go_ahead() ? bytes_of(most_rows()) : 0);
-  const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
-  const std::int64_t rows = laid_rows(layer_.rank());
+  const Extent& mine = extents[static_cast<std::size_t>(place_.rank)];
+  const std::int64_t rows = laid_rows(place_.rank);
   std::int64_t end = mine.offset;
   const auto take = [&](std::int64_t bytes) {
-    return layer_.arena().take(mine.segment, std::exchange(end, end + bytes), bytes);
+    return regions_.arena().take(mine.segment, std::exchange(end, end + bytes), bytes);
   };
   output_ = take(RegionLayout(config_, request_, rows).bytes);
   buffer_ = request_.copy_out ? output_ : take(CombineRoom(config_, request_, rows).bytes);
@@ -245,7 +263,7 @@ void CudaDispatch::reserve() {
 
 // The tables of the rows of this rank, and what the kernels that move rows know.
 void CudaDispatch::make_tables() {
-  const std::int64_t rows = laid_rows(layer_.rank());
+  const std::int64_t rows = laid_rows(place_.rank);
   if (new_routing_) new_routing_->make_row_tables(rows);
   if (request_.weights) {
     weights_ = keep_tables(layer_, [&](Tables& add) {
@@ -273,7 +291,7 @@ void CudaDispatch::make_tables() {
   move_.scale_words = static_cast<int>(request_.scale_bytes / std::int64_t(sizeof(float)));
   move_.weight_dtype = config_.weight_dtype;
   move_.takes = takes();
-  move_.shares_gpu = layer_.shares_gpu();
+  move_.shares_gpu = calls_.shares_gpu();
 }
 
 // Where the rows go, which are counted now, and the tables of a repeated routing.
@@ -313,7 +331,7 @@ void CudaDispatch::send() {
   params.view = layer_.view();
   params.placed = new_routing_ ? nullptr : routing_->tables.placed;
   params.indices =
-      routing_->tables.indices + layer_.node() * config_.max_tokens * std::int64_t(config_.topk);
+      routing_->tables.indices + place_.node() * config_.max_tokens * std::int64_t(config_.topk);
   params.tokens = request_.tokens;
   params.rows = move_.input;
   params.row_stride = move_.input_stride;
@@ -321,7 +339,7 @@ void CudaDispatch::send() {
   params.scales = request_.scale_bytes > 0 ? move_.scales : nullptr;
   params.scale_stride = move_.scale_stride;
   params.scale_bytes = request_.scale_bytes;
-  layer_.check(layer_.wire().rail_send(params, layer_.blocks(), layer_.stream()), "rail_send");
+  layer_.rail_send(params);
 }
 
 Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -329,50 +347,50 @@ Tensor CudaDispatch::make_result(DType dtype, std::initializer_list<std::int64_t
     std::int64_t bytes = size_of(dtype);
     for (const std::int64_t size : shape) bytes *= size;
     const std::shared_ptr<Region> own = layer_.keep(bytes);
-    return Tensor::borrow(own, own->data(), dtype, shape, layer_.device());
+    return Tensor::borrow(own, own->data(), dtype, shape, place_.device());
   }
   try {
     return args_.allocate(dtype, shape);
   } catch (const std::exception&) {
-    layer_.fail_without_memory();
+    calls_.fail_without_memory();
   }
 }
 
 template <class MakeTensor>
 Dispatched CudaDispatch::arrived(const MakeTensor& tensor) const {
-  const auto here = [&](const NodePointers& table) { return table.data[layer_.local()]; };
+  const auto here = [&](const NodePointers& table) { return table.data[place_.local()]; };
   return make_dispatched(
-      Backend::sm90, request_, config_, routing_->rows_of(layer_.rank()),
+      Backend::cuda, request_, config_, routing_->rows_of(place_.rank),
       {here(move_.payload), here(move_.row_weights), here(move_.row_scales), here(move_.ids)},
       args_.out.present(), tensor);
 }
 
 Dispatched CudaDispatch::result() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const std::int64_t rows = routing_->rows_of(place_.rank);
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     if (data == nullptr) return Tensor();
     if (move_.out != nullptr && data == own_payload()) return std::move(taken_->output);
-    if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, layer_.device());
+    if (!request_.copy_out) return Tensor::borrow(output_, data, dtype, shape, place_.device());
     Tensor own = make_result(dtype, shape);
     const std::int64_t bytes = own.view().numel() * size_of(dtype);
-    layer_.check(cudaMemcpyAsync(own.data(), data, static_cast<std::size_t>(bytes),
-                                 cudaMemcpyDeviceToDevice, layer_.stream()),
+    calls_.check(cudaMemcpyAsync(own.data(), data, static_cast<std::size_t>(bytes),
+                                 cudaMemcpyDeviceToDevice, calls_.stream()),
                  "copy_out");
     return own;
   };
   if (args_.out.present() && move_.out == nullptr) {
-    layer_.check(
+    calls_.check(
         copy_rows(static_cast<std::byte*>(args_.out.data()), row_stride(args_.out), own_payload(),
-                  request_.row_bytes, request_.row_bytes, rows, layer_.stream()),
+                  request_.row_bytes, request_.row_bytes, rows, calls_.stream()),
         "out");
   }
   Dispatched result = move_.taken.ids != nullptr ? *std::move(taken_) : arrived(tensor);
 
-  auto state = make_state(layer_.identity(), layer_.rank(), number_, request_, routing_, buffer_,
-                          CombineRoom(config_, request_, laid_rows(layer_.rank())).values);
+  auto state = make_state(layer_.identity(), place_.rank, number_, request_, routing_, buffer_,
+                          CombineRoom(config_, request_, laid_rows(place_.rank)).values);
   state->cuda_weights = {move_.pair_weights, move_.weights_of_rows};
   state->memory = {weights_};
-  if (layer_.capturing()) {  // the graph uses it again
+  if (calls_.capturing()) {  // the graph uses it again
     if (dense_weights_.copy) state->memory.push_back(dense_weights_.copy);
     if (scales_.copy) state->memory.push_back(scales_.copy);
     if (new_routing_) state->memory.push_back(new_routing_->scratch());
@@ -387,5 +405,24 @@ Dispatched CudaDispatch::result() {
 Dispatched dispatch(CudaLayer& layer, const DispatchArgs& args) {
   return CudaDispatch(layer, args).run();
 }
+
+namespace {
+
+int load() {
+  for (const auto load_one : {load_count, load_place, load_move, load_scatter}) {
+    if (const int status = load_one(); status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+constexpr PhaseText kTexts[] = {{kCountsPhase, kDispatch, "the counts"},
+                                {kTokensPhase, kDispatch, "the tokens"},
+                                {kRowsPhase, kDispatch, "the rows"},
+                                {Phase::blocks, kDispatch, "the blocks of its kernel"},
+                                {Phase::memory, kDispatch, "memory"}};
+
+}  // namespace
+
+CudaOperation cuda_dispatch() { return {load, kTexts}; }
 
 }  // namespace winnow::expert_parallel

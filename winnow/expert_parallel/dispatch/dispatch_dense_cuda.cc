@@ -9,8 +9,9 @@ DenseRows dense_rows(CudaLayer& layer, const ConstTensorView& rows) {
   const auto* data = static_cast<const std::byte*>(rows.data());
   if (count == 1 || row_stride(rows) == bytes) return {data, bytes, nullptr};
   const std::shared_ptr<Region> copy = layer.keep(count * bytes);
-  layer.check(copy_rows(copy->data(), bytes, data, row_stride(rows), bytes, count, layer.stream()),
-              "the copy of weights");
+  layer.calls().check(
+      copy_rows(copy->data(), bytes, data, row_stride(rows), bytes, count, layer.calls().stream()),
+      "the copy of weights");
   return {copy->data(), bytes, copy};
 }
 
@@ -25,8 +26,9 @@ DenseRows rows_of_words(CudaLayer& layer, const ConstTensorView& rows) {
   }
   const std::int64_t column = columns > 1 ? rows.stride(1) * size : size, bytes = columns * size;
   const std::shared_ptr<Region> copy = layer.keep(count * bytes);
-  layer.check(copy_columns(copy->data(), data, row, column, count, columns, size, layer.stream()),
-              "the copy of scales");
+  layer.calls().check(
+      copy_columns(copy->data(), data, row, column, count, columns, size, layer.calls().stream()),
+      "the copy of scales");
   return {copy->data(), bytes, copy};
 }
 

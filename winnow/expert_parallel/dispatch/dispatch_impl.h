@@ -1,4 +1,4 @@
-// AllToAll::dispatch(), below the door. Internal.
+// AllToAll::dispatch(), behind the entry point. Internal.
 #pragma once
 
 #include "winnow/expert_parallel/dispatch/dispatch.h"

@@ -7,7 +7,6 @@
 
 #include "winnow/core/dtype.h"
 #include "winnow/expert_parallel/cuda/view.h"
-#include "winnow/expert_parallel/dispatch/dispatch_row_source.h"
 #include "winnow/expert_parallel/routing/tables.h"
 
 namespace winnow::expert_parallel {
@@ -52,7 +51,7 @@ struct PlaceReport {
   }
 };
 
-// Finds the rows of this rank's rail sources from what the exchange has heard.
+// Finds the rows of this rank's rail sources from what the exchange has received.
 struct PlaceParams {
   LayerView view;
   bool token_major = false;

@@ -18,11 +18,11 @@
 #include "winnow/expert_parallel/cuda/bits.cuh"
 #include "winnow/expert_parallel/cuda/blocks.cuh"
 #include "winnow/expert_parallel/cuda/claims.cuh"
+#include "winnow/expert_parallel/cuda/fabric.cuh"
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/cuda/row_pipe.cuh"
-#include "winnow/expert_parallel/cuda/tell_node.cuh"
+#include "winnow/expert_parallel/cuda/signal_node.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
-#include "winnow/expert_parallel/cuda/wire.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
@@ -495,7 +495,7 @@ __device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
       there = wait_until(
           view, words + from,
           [&](std::uint64_t seen) { return RowsSent::cover(seen, epoch, below); },
-          RowsSent::say(epoch, below), kRowsPhase, source);
+          RowsSent::write(epoch, below), kRowsPhase, source);
       device::fence_proxy_async_global();
     }
     if (!__shfl_sync(kFullWarp, there, 0)) return false;
@@ -603,7 +603,7 @@ __device__ void fill_tables(const MoveParams& p) {
           // This rank passes on, and reduces, the tokens of its own rail.
           if (source.rank % topology.locals != local) {
             atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
-                      FirstRow::say(source.first, source.first == row));
+                      FirstRow::write(source.first, source.first == row));
           }
         });
   }
@@ -641,22 +641,22 @@ __device__ void finish(const MoveParams& p, RowPipe& pipe, bool all) {
 // learn of it. One thread of each block that sends them. What the last block has reached is told,
 // of all that it knows at least to be there.
 template <Beside kBeside>
-__device__ void tell_sent(const MoveParams& p, int slice, const Reached& reached) {
+__device__ void signal_sent(const MoveParams& p, int slice, const Reached& reached) {
   const LayerView& view = p.view;
   const bool sent = slice == p.slices;
   const std::uint64_t epoch = epoch_of(view);
   std::uint64_t* const arrivals =
       sent ? &view.state->arrivals[kMoveDone] : &view.state->slice_arrivals[slice];
-  if (!last_to_tell(arrivals, sent ? gridDim.x : p.senders)) return;
+  if (!last_to_signal(arrivals, sent ? gridDim.x : p.senders)) return;
   for (int to = 0; to < view.topology.locals; ++to) {
     if (kBeside == Beside::takes) {
       std::uint32_t below = sent ? UINT32_MAX : 0;
       for (int i = 0; i <= slice && !sent; ++i) below = max(below, reached[i][to]);
-      tell(view, to, view.control_layout.sent, RowsSent::say(epoch, below));
+      signal(view, to, view.control_layout.sent, RowsSent::write(epoch, below));
     } else if (!sent) {
-      tell(view, to, view.control_layout.slices, epoch * kSlices + slice + 1);
+      signal(view, to, view.control_layout.slices, epoch * kSlices + slice + 1);
     }
-    if (sent) tell(view, to, view.control_layout.done, epoch);
+    if (sent) signal(view, to, view.control_layout.done, epoch);
   }
 }
 
@@ -669,12 +669,12 @@ struct Marks {
 
 // One thread. Where something has not come not all marks do.
 template <Beside kBeside>
-__device__ void tell_marks(const MoveParams& p, const Marks& marks, const Reached& reached) {
+__device__ void signal_marks(const MoveParams& p, const Marks& marks, const Reached& reached) {
   const auto sent = std::uint32_t(p.slices);
-  for (std::uint32_t told = sends_to_others(p) ? 0 : sent; told <= sent;) {
+  for (std::uint32_t signalled = sends_to_others(p) ? 0 : sent; signalled <= sent;) {
     const std::uint32_t now = device::ld_acquire_cta_shared(&marks.reached);
-    for (; told < (now & ~Marks::kOver); ++told) {
-      if (runs(p.view)) tell_sent<kBeside>(p, int(told), reached);
+    for (; signalled < (now & ~Marks::kOver); ++signalled) {
+      if (runs(p.view)) signal_sent<kBeside>(p, int(signalled), reached);
     }
     if ((now & Marks::kOver) != 0) break;
   }
@@ -715,7 +715,7 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
     if (sends) {
       all = send_tokens<kBeside>(p, pipe, sending, reached);
       clear_rows(p);
-      // Not where something has not come, which is a fault that every wait hears of.
+      // Not where something has not come, which is a fault that every wait learns of.
       if (all) pipe.mark(sending[p.slices], p.slices);
     }
     if constexpr (kBeside == Beside::repeats) {
@@ -734,7 +734,7 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
   } else if (threadIdx.x % 32 == 0) {
     if (kBeside == Beside::nothing) {
       pipe.store([&](int mark) {
-        if (runs(p.view)) tell_sent<kBeside>(p, mark, reached);
+        if (runs(p.view)) signal_sent<kBeside>(p, mark, reached);
       });
     } else if (warp == kProducers<kBeside>) {
       std::uint32_t so_far = 0;
@@ -744,7 +744,7 @@ __global__ __launch_bounds__(32 * kMoveWarps<kBeside>,
       });
       device::st_release_cta_shared(&marks.reached, so_far | Marks::kOver);
     } else {
-      tell_marks<kBeside>(p, marks, reached);
+      signal_marks<kBeside>(p, marks, reached);
     }
   }
 }

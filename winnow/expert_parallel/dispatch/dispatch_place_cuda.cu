@@ -10,7 +10,7 @@
 #include "winnow/expert_parallel/cuda/pairs.cuh"
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
-#include "winnow/expert_parallel/exchange/heard.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 #include "winnow/expert_parallel/routing/placement.h"
 
 namespace winnow::expert_parallel {
@@ -52,7 +52,7 @@ __device__ std::int64_t limit_of(const PlaceParams& p) {
 
 // Sums over the sources: of each expert's pairs (to `starts`, to be added up later), and of the
 // blocks that come before those of the rail sources.
-__device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Blocks& blocks) {
+__device__ void sum_sources(const PlaceParams& p, const Received& received, const Blocks& blocks) {
   const CudaTopology& topology = p.view.topology;
   const int world = topology.world, locals = topology.locals, local = topology.local;
   const int per_node = topology.experts / topology.nodes;
@@ -63,7 +63,7 @@ __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Bloc
 #pragma unroll 4
     for (int source = 0; source < world; ++source) {
       if (here && source % locals == local) first[source / locals * per_node] = sum;
-      sum += heard.pairs(source)[expert];
+      sum += received.pairs(source)[expert];
     }
     blocks.starts[expert] = sum;
   }
@@ -71,16 +71,16 @@ __device__ void sum_sources(const PlaceParams& p, const Heard& heard, const Bloc
   const std::int64_t limit = limit_of(p);
   for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
     const bool here = rank / locals == topology.node;
-    const bool tells = blockIdx.x == 0 && rank == topology.rank;
+    const bool signals = blockIdx.x == 0 && rank == topology.rank;
     std::int64_t sum = 0;
     for (int source = 0; source < world; ++source) {
       if (here && source % locals == local) {
         blocks.firsts[source / locals * locals + rank % locals] = sum;
       }
-      if (tells) p.tables.source_begins[source] = static_cast<std::int32_t>(min(sum, limit));
-      sum += heard.tokens(source)[rank];
+      if (signals) p.tables.source_begins[source] = static_cast<std::int32_t>(min(sum, limit));
+      sum += received.tokens(source)[rank];
     }
-    if (tells) p.tables.source_begins[world] = static_cast<std::int32_t>(min(sum, limit));
+    if (signals) p.tables.source_begins[world] = static_cast<std::int32_t>(min(sum, limit));
     blocks.wanted[rank] = sum;
   }
 }
@@ -90,7 +90,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
   const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank(), lane = threadIdx.x % 32;
   for (int rank = threadIdx.x / 32; rank < topology.world; rank += blockDim.x / 32) {
-    const bool tells = blockIdx.x == 0 && rank == topology.rank;
+    const bool signals = blockIdx.x == 0 && rank == topology.rank;
     std::int64_t row = 0;
     for (int base = 0; base < per_rank; base += 32) {
       const int expert = base + lane;
@@ -102,7 +102,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
                                       : ceil_div(count, p.expert_alignment) * p.expert_alignment;
       const std::int64_t behind = row + warp_prefix(padded, lane);
       if (any) *start = behind - padded;
-      if (any && tells) {
+      if (any && signals) {
         p.tables.expert_counts[expert] = clamped(count);
         p.tables.expert_offsets[expert] = clamped(behind - padded);
       }
@@ -110,18 +110,18 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
     }
     if (lane != 0) continue;
     if (!p.token_major) blocks.wanted[rank] = row;
-    if (tells) p.tables.expert_offsets[per_rank] = clamped(row);
+    if (signals) p.tables.expert_offsets[per_rank] = clamped(row);
   }
 }
 
 // What the host wants to know.
-__device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& blocks) {
+__device__ void report(const PlaceParams& p, const Received& received, const Blocks& blocks) {
   const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank();
   std::int32_t* words = p.view.report.words;
   for (int rank = threadIdx.x; rank < topology.world; rank += blockDim.x) {
     p.tables.wanted[rank] = blocks.wanted[rank];
-    p.tables.tokens[rank] = static_cast<std::int32_t>(heard.header(rank).tokens);
+    p.tables.tokens[rank] = static_cast<std::int32_t>(received.header(rank).tokens);
     if (p.reports) reinterpret_cast<std::int64_t*>(words)[rank] = blocks.wanted[rank];
   }
   for (int i = threadIdx.x; p.token_major && i < topology.nodes * topology.locals;
@@ -132,7 +132,7 @@ __device__ void report(const PlaceParams& p, const Heard& heard, const Blocks& b
   for (int i = threadIdx.x; p.reports && i < 2 * per_rank + 1; i += blockDim.x) {
     words[i] = i < per_rank ? p.tables.expert_counts[i] : p.tables.expert_offsets[i - per_rank];
   }
-  if (p.reports) report_heard(p.view, p.view.report, false);
+  if (p.reports) report_received(p.view, p.view.report, false);
   if (threadIdx.x != 0) return;
   if (p.reports) {
     p.view.report.report->refused = 0;
@@ -239,8 +239,8 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   blocks.firsts = blocks.starts + experts;
   blocks.wanted = blocks.firsts + blocks_here;
 
-  const Heard heard(p.view);
-  sum_sources(p, heard, blocks);
+  const Received received(p.view);
+  sum_sources(p, received, blocks);
   __syncthreads();
   add_up_experts(p, blocks);
   __syncthreads();
@@ -252,7 +252,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
   // The first block has enough to do with the report.
   const int reporters = gridDim.x > 1 ? 1 : 0;
   const int placer = int(blockIdx.x) - reporters, placers = int(gridDim.x) - reporters;
-  if (blockIdx.x == 0) report(p, heard, blocks);
+  if (blockIdx.x == 0) report(p, received, blocks);
   if (placer < 0) return;
   if (!p.token_major) {
     const std::int64_t tokens = topology.world * p.max_tokens;
@@ -262,7 +262,7 @@ __global__ __launch_bounds__(kThreads, 1) void place(const __grid_constant__ Pla
     }
   }
   for (int from = 0; from < topology.nodes; ++from) {
-    const std::int64_t tokens = heard.header(topology.rank_at(from, topology.local)).tokens;
+    const std::int64_t tokens = received.header(topology.rank_at(from, topology.local)).tokens;
     const std::byte* table =
         from == node ? p.table
                      : p.view.control.local +

@@ -47,7 +47,7 @@ struct Request {
 // The table is left empty.
 Request check_request(const Config& config, const std::shared_ptr<const char>& layer,
                       const DispatchArgs& args);
-// What the other ranks hear of it.
+// What the other ranks learn of it.
 Header make_header(const Request& request, const DispatchArgs& args);
 // A new routing with what is known of it before any count. `number`: of the dispatch.
 std::shared_ptr<Routing> make_routing(const Request& request, const Config& config,

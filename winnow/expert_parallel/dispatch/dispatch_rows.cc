@@ -60,17 +60,17 @@ RegionTables::RegionTables(std::byte* data, const RegionLayout& layout)
     : payload(data),
       weights(layout.weight_bytes > 0 ? data + layout.weights : nullptr),
       scales(layout.scale_bytes > 0 ? data + layout.scales : nullptr),
-      ids(layout.id_bytes > 0 ? said_at<std::int32_t>(data, layout.ids) : nullptr),
-      sources(layout.source_bytes > 0 ? said_at<RowSource>(data, layout.sources) : nullptr),
+      ids(layout.id_bytes > 0 ? untrusted_at<std::int32_t>(data, layout.ids) : nullptr),
+      sources(layout.source_bytes > 0 ? untrusted_at<RowSource>(data, layout.sources) : nullptr),
       owners(layout.owner_bytes > 0 ? reinterpret_cast<std::uint64_t*>(data + layout.owners)
                                     : nullptr) {}
 
-void check_said(const RowSource& source, const Speaker& by, std::int64_t world, std::int64_t rows,
-                std::int64_t topk) {
-  check_said(source.rank, by, "the source of a row", -1, world - 1);
+void check_bounds(const RowSource& source, const Sender& by, std::int64_t world, std::int64_t rows,
+                  std::int64_t topk) {
+  check_bounds(source.rank, by, "the source of a row", -1, world - 1);
   if (source.rank < 0) return;
-  check_said(source.k, by, "the source of a row", 0, topk - 1);
-  check_said(source.first, by, "the source of a row", 0, rows - 1);
+  check_bounds(source.k, by, "the source of a row", 0, topk - 1);
+  check_bounds(source.first, by, "the source of a row", 0, rows - 1);
 }
 
 RowWriter::RowWriter(const Layer& layer, const Request& request, const RegionLayout& sizes,
@@ -101,7 +101,7 @@ void RowWriter::write_pairs(const TokenRecord& token, const int* locals) const {
     }
     if (to.sources) {
       const auto first = std::find(locals, locals + k, locals[k]) - locals;
-      to.sources[row].say(
+      to.sources[row].write(
           {token.source, static_cast<std::int32_t>(token.token), k, token.rows[first]});
     }
   }
@@ -115,11 +115,11 @@ void RowWriter::write_token(const TokenRecord& token, const int* locals) const {
     const RegionTables& to = rank(local);
     const std::int64_t row = token.rows[first];
     write_payload(token, to, row);
-    Said<std::int32_t>* ids = to.ids + row * map_.topk;
+    Untrusted<std::int32_t>* ids = to.ids + row * map_.topk;
     std::byte* weights = to.weights ? to.weights + row * sizes_.weight_bytes : nullptr;
     for (int k = 0; k < map_.topk; ++k) {
       const bool here = locals[k] == local;
-      ids[k].say(here ? token.experts[k] % map_.per_rank() : -1);
+      ids[k].write(here ? token.experts[k] % map_.per_rank() : -1);
       if (weights == nullptr) continue;
       std::byte* weight = weights + k * weight_bytes;
       here ? copy(weight, token.weights + k * weight_bytes, weight_bytes)
@@ -139,8 +139,8 @@ void RowWriter::clear_row(const RegionTables& to, std::int64_t row) const {
     std::memset(to.weights + row * sizes_.weight_bytes, 0,
                 static_cast<std::size_t>(sizes_.weight_bytes));
   }
-  for (int k = 0; to.ids && k < map_.topk; ++k) to.ids[row * map_.topk + k].say(-1);
-  if (to.sources) to.sources[row].say({});
+  for (int k = 0; to.ids && k < map_.topk; ++k) to.ids[row * map_.topk + k].write(-1);
+  if (to.sources) to.sources[row].write({});
 }
 
 void RowWriter::write_padding(const Routing& routing, int local) const {

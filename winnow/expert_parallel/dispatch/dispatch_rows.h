@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "winnow/expert_parallel/dispatch/dispatch_request.h"
-#include "winnow/expert_parallel/dispatch/dispatch_row_source.h"
-#include "winnow/expert_parallel/transport/said.h"
+#include "winnow/expert_parallel/routing/tables.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -43,16 +43,16 @@ struct RegionTables {
   std::byte* payload = nullptr;
   std::byte* weights = nullptr;  // null where there is no such table
   std::byte* scales = nullptr;
-  Said<std::int32_t>* ids = nullptr;
-  Said<RowSource>* sources = nullptr;
+  Untrusted<std::int32_t>* ids = nullptr;
+  Untrusted<RowSource>* sources = nullptr;
   std::uint64_t* owners = nullptr;
 
   RegionTables(std::byte* data, const RegionLayout& layout);
 };
 
-// For Said<RowSource>: padding, or what find_copies() can look up.
-void check_said(const RowSource& source, const Speaker& by, std::int64_t world, std::int64_t rows,
-                std::int64_t topk);
+// For Untrusted<RowSource>: padding, or what find_copies() can look up.
+void check_bounds(const RowSource& source, const Sender& by, std::int64_t world, std::int64_t rows,
+                  std::int64_t topk);
 
 // One token on its way.
 struct TokenRecord {

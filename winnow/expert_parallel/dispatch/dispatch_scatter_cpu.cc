@@ -98,8 +98,8 @@ class Scatter {
         const std::size_t at = offset + pair;
         if (layer_.map.node_of(routing_.indices[at]) != layer_.node()) continue;
         const int rank = layer_.map.rank_of(routing_.indices[at]);
-        check_said(from[pair], layer_.exchange.speaker(sources_.rank(node)), "a scattered row", 0,
-                   routing_.wanted_rows[static_cast<std::size_t>(rank)] - 1);
+        check_bounds(from[pair], layer_.exchange.sender(sources_.rank(node)), "a scattered row", 0,
+                     routing_.wanted_rows[static_cast<std::size_t>(rank)] - 1);
         routing_.rows[at] = from[pair];
       }
     }
@@ -150,10 +150,9 @@ void check_table_sizes(std::span<const std::int32_t> tokens, std::span<const std
     if (rows[rank] == tokens[rank] || rows[rank] == all) continue;
     std::string wanted = std::to_string(tokens[rank]);
     if (all != tokens[rank]) wanted += " or " + std::to_string(all);
-    throw Error(ErrorCode::invalid_argument, std::string(kDispatch),
-                "rank " + std::to_string(rank) + ": scatter_indices: want " + wanted +
-                    " rows, got " + std::to_string(rows[rank]),
-                "scatter_indices");
+    throw error_from_message(ErrorCode::invalid_argument, std::string(kDispatch),
+                             "rank " + std::to_string(rank) + ": scatter_indices: want " + wanted +
+                                 " rows, got " + std::to_string(rows[rank]));
   }
 }
 

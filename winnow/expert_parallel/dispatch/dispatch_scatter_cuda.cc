@@ -14,9 +14,10 @@ namespace {
 
 // What a kernel of this call has found, when the stream is through with it.
 ScatterFinding read_finding(CudaLayer& layer) {
-  layer.wait_for_stream("the check of the scattered rows");
+  layer.calls().wait_for_stream("the check of the scattered rows");
   ScatterFinding finding;
-  std::memcpy(static_cast<void*>(&finding), layer.report_words().data(), sizeof finding);
+  std::memcpy(static_cast<void*>(&finding), layer.handshake().report_words().data(),
+              sizeof finding);
   return finding;
 }
 
@@ -24,8 +25,8 @@ ScatterFinding read_finding(CudaLayer& layer) {
 void meet(CudaLayer& layer, Stream stream, const Header& header, const std::byte* table,
           std::int64_t table_bytes) {
   layer.begin(kDispatch, stream);
-  layer.exchange(kCountsPhase, header, nullptr, table, table_bytes, Report::headers);
-  layer.wait_report();
+  layer.handshake().exchange(kCountsPhase, header, nullptr, table, table_bytes, Report::headers);
+  layer.handshake().wait_report();
 }
 
 }  // namespace
@@ -34,8 +35,8 @@ void scatter_rows(CudaLayer& layer, const ConstTensorView& table, Stream stream,
                   ScatterParams params, std::span<const std::int64_t> wanted_rows,
                   std::span<const std::int32_t> tokens, std::span<const std::int64_t> table_rows) {
   check_table_sizes(tokens, table_rows);
-  const auto rank = static_cast<std::size_t>(layer.rank());
-  const std::int64_t topk = layer.config().topk, own_pairs = params.tokens * topk;
+  const auto rank = static_cast<std::size_t>(layer.place().rank);
+  const std::int64_t topk = layer.place().config.topk, own_pairs = params.tokens * topk;
   const auto begin_of = [&](std::int64_t of) {
     return std::accumulate(wanted_rows.begin(), wanted_rows.begin() + of, std::int64_t{0});
   };
@@ -45,11 +46,12 @@ void scatter_rows(CudaLayer& layer, const ConstTensorView& table, Stream stream,
           : std::accumulate(tokens.begin(), tokens.begin() + rank, std::int64_t{0});
   params.stride = table.stride(0);
   params.given = static_cast<const std::int32_t*>(table.data()) + first * params.stride;
-  layer.check(cudaMemsetAsync(params.owners.data[layer.local()], 0xff,
-                              static_cast<std::size_t>(wanted_rows[rank]) * sizeof(std::uint64_t),
-                              layer.stream()),
-              "clear the owners of rows");
-  layer.check(launch_translate(params, layer.stream()), "translate");
+  layer.calls().check(
+      cudaMemsetAsync(params.owners.data[layer.place().local()], 0xff,
+                      static_cast<std::size_t>(wanted_rows[rank]) * sizeof(std::uint64_t),
+                      layer.calls().stream()),
+      "clear the owners of rows");
+  layer.calls().check(launch_translate(params, layer.calls().stream()), "translate");
   Header header;
   header.options.call = Call::scatter_rows;
   if (const ScatterFinding bad = read_finding(layer); bad.bad != 0) {
@@ -62,7 +64,7 @@ void scatter_rows(CudaLayer& layer, const ConstTensorView& table, Stream stream,
   meet(layer, stream, header, reinterpret_cast<const std::byte*>(params.rows),
        own_pairs * std::int64_t(sizeof(std::int32_t)));
 
-  layer.check(launch_claim(params, layer.stream()), "claim");
+  layer.calls().check(launch_claim(params, layer.calls().stream()), "claim");
   Header verdict;
   verdict.options.call = Call::scatter_check;
   if (const ScatterFinding bad = read_finding(layer); bad.bad != 0) {

@@ -1,4 +1,6 @@
-// The kernels of scatter_indices, of one block each: they check more than they move.
+// The kernels of scatter_indices: translate turns the caller's numbers into rows of each expert's
+// rank, claim finds rows that two pairs name. The host reads the finding after each of them. Both
+// are one block, since they move little.
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
@@ -12,7 +14,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr unsigned long long kNone = ~0ull;
 
-// Of this call's block, where the host reads it.
+// The finding of the kernel, where the host reads it.
 __device__ ScatterFinding* finding_of(const LayerView& view) {
   return reinterpret_cast<ScatterFinding*>(view.report.words);
 }
@@ -53,8 +55,8 @@ __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ Sc
   *finding_of(p.view) = finding;
 }
 
-// A claim is the pair's place among the pairs of all ranks. The smaller of two stays, so that the
-// larger one is at fault whichever came first.
+// Each pair writes its number among the pairs of all ranks into the word of its row. Of two numbers
+// the smaller one stays, so that the larger one is at fault whichever came first.
 __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ ScatterParams p) {
   if (!runs(p.view)) return;
   WINNOW_BLOCK_SHARED(first_bad, unsigned long long);
@@ -66,8 +68,8 @@ __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ Scatte
     *finding_of(p.view) = ScatterFinding{};
   }
   __syncthreads();
-  ScatterFinding found;  // of this thread
-  unsigned long long worst = kNone;
+  ScatterFinding found;              // of this thread
+  unsigned long long worst = kNone;  // the smallest pair at fault
   for (int from = 0; from < topology.nodes; ++from) {
     const int source = topology.rank_at(from, topology.local);
     const std::int64_t pairs = std::int64_t(p.tables.tokens[source]) * topology.topk;
@@ -97,7 +99,7 @@ __global__ __launch_bounds__(kThreads) void claim(const __grid_constant__ Scatte
   if (worst != kNone) atomicMin(&first_bad, worst);
   __syncthreads();
   if (worst != kNone && worst == first_bad)
-    *finding_of(p.view) = found;  // all of them say the same
+    *finding_of(p.view) = found;  // in one thread: a pair loses its row once
 }
 
 }  // namespace

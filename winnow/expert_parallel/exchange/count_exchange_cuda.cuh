@@ -11,14 +11,14 @@
 #include "winnow/expert_parallel/cuda/wait.cuh"
 #include "winnow/expert_parallel/exchange/block_scan.cuh"
 #include "winnow/expert_parallel/exchange/count_exchange_cuda.h"
-#include "winnow/expert_parallel/exchange/heard.cuh"
-#include "winnow/expert_parallel/exchange/meeting_cuda.cuh"
+#include "winnow/expert_parallel/exchange/exchange_base_cuda.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 
 namespace winnow::expert_parallel {
 
-template <class W>
-class NotifyBlock : Meeting<W, CountExchangeParams> {
-  using Base = Meeting<W, CountExchangeParams>;
+template <class Fabric>
+class NotifyBlock : ExchangeBase<Fabric, CountExchangeParams> {
+  using Base = ExchangeBase<Fabric, CountExchangeParams>;
   using Base::params_;
   using Base::topology_;
   using Base::view_;
@@ -30,12 +30,12 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
   };
 
   __device__ NotifyBlock(const CountExchangeParams& params, Shared& shared, std::uint64_t call)
-      : Base(params, call), shared_(shared), heard_(view_, call) {}
+      : Base(params, call), shared_(shared), received_(view_, call) {}
 
   __device__ void run() {
     if (params_.counts != nullptr) take_counts();
     this->post();
-    if (!this->pass_on() || !this->hear()) return;
+    if (!this->pass_on() || !this->read()) return;
     if (threadIdx.x == 0) shared_.first = kNone;
     const bool refused = find_refusals();
     if (!refused) add_up();
@@ -45,9 +45,9 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
     if (threadIdx.x == 0) view_.state->refused = !runs;
     if (runs) write_outputs();
     if (params_.waits) {
-      tell_host(params_.view.report, refused, first);
+      signal_host(params_.view.report, refused, first);
     } else if (!runs && __syncthreads_or(threadIdx.x == 0 && can_defer())) {
-      tell_host(params_.view.deferred, refused, first);
+      signal_host(params_.view.deferred, refused, first);
     }
   }
 
@@ -113,18 +113,18 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
 
   // What `rank` has found in its counts; nothing where it refuses the call, and has told none.
   __device__ CountFinding found(int rank) const {
-    if (heard_.header(rank).refusal != 0) return {};
-    const auto* row = reinterpret_cast<const std::byte*>(heard_.pairs(rank));
+    if (received_.header(rank).refusal != 0) return {};
+    const auto* row = reinterpret_cast<const std::byte*>(received_.pairs(rank));
     return *reinterpret_cast<const CountFinding*>(row + CountRow::found(topology_));
   }
 
-  // Every rank has heard the same and comes to the same verdict.
+  // Every rank has received the same and comes to the same verdict.
   __device__ bool find_refusals() const {
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
-      refuses = refuses || heard_.header(rank).refusal != 0 ||
+      refuses = refuses || received_.header(rank).refusal != 0 ||
                 found(rank).fault != CountFault::none ||
-                heard_.header(rank).options.channels != heard_.header(0).options.channels;
+                received_.header(rank).options.channels != received_.header(0).options.channels;
     }
     return __syncthreads_or(refuses);
   }
@@ -143,17 +143,17 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
         nodes, shared_.scratch,
         [&](std::int64_t node) {
           const int rank = topology_.rank_at(int(node), topology_.local);
-          return Sum(heard_.tokens(rank)[world + topology_.node]);
+          return Sum(received_.tokens(rank)[world + topology_.node]);
         },
         store_at(0));
     inclusive_sums(
         world, shared_.scratch,
-        [&](std::int64_t rank) { return Sum(heard_.tokens(int(rank))[topology_.rank]); },
+        [&](std::int64_t rank) { return Sum(received_.tokens(int(rank))[topology_.rank]); },
         store_at(nodes));
     for (int x = threadIdx.x; x < experts; x += blockDim.x) {
       Sum pairs = 0;
       for (int rank = 0; rank < world; ++rank) {
-        pairs += heard_.pairs(rank)[topology_.rank * experts + x];
+        pairs += received_.pairs(rank)[topology_.rank * experts + x];
       }
       const Sum segments = (pairs + params_.alignment - 1) / params_.alignment;
       store_at(nodes + world)(x, segments * params_.alignment);
@@ -184,12 +184,12 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
     return device::ld_acquire_sys(&params_.view.deferred.report->call) == 0;
   }
 
-  __device__ void tell_host(const NotifyReportView& to, bool refused, unsigned too_large) const {
+  __device__ void signal_host(const NotifyReportView& to, bool refused, unsigned too_large) const {
     using Word = std::uint64_t;
     constexpr int kWords = sizeof(Header) / sizeof(Word);
     for (int i = threadIdx.x; refused && i < topology_.world * kWords; i += blockDim.x) {
-      reinterpret_cast<Word*>(&to.statements[i / kWords].said)[i % kWords] =
-          reinterpret_cast<const Word*>(&heard_.header(i / kWords))[i % kWords];
+      reinterpret_cast<Word*>(&to.statements[i / kWords].message)[i % kWords] =
+          reinterpret_cast<const Word*>(&received_.header(i / kWords))[i % kWords];
     }
     for (int rank = threadIdx.x; refused && rank < topology_.world; rank += blockDim.x) {
       to.statements[rank].found = found(rank);
@@ -206,19 +206,19 @@ class NotifyBlock : Meeting<W, CountExchangeParams> {
   }
 
   Shared& shared_;
-  Heard heard_;
+  Received received_;
 };
 
-template <class W>
+template <class Fabric>
 __global__ void __launch_bounds__(kExchangeThreads)
     notify_kernel(const __grid_constant__ CountExchangeParams params) {
-  WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<W>::Shared);
+  WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<Fabric>::Shared);
   const LayerView& view = params.view.layer;
   if (broken(view)) return;
   const std::uint64_t call = epoch_of(view) + 1;
-  if (__syncthreads_or(threadIdx.x == 0 && told_of_fault(view))) return;
+  if (__syncthreads_or(threadIdx.x == 0 && fault_signalled(view))) return;
   if (threadIdx.x == 0) view.state->epoch = call;
-  NotifyBlock<W>(params, shared, call).run();
+  NotifyBlock<Fabric>(params, shared, call).run();
 }
 
 }  // namespace winnow::expert_parallel

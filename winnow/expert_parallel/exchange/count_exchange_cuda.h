@@ -15,7 +15,7 @@ inline constexpr Phase kNotifyCountsPhase{11};
 
 // The statement of a rank about its call, and what its kernels found in its counts.
 struct CheckedStatement {
-  Header said;
+  Header message;
   CountFinding found;
 };
 
@@ -62,7 +62,7 @@ struct NotifyView {
   NotifyReportView report, deferred;
 };
 
-// One block: tells, hears, decides, writes the results. Null outputs are not written.
+// One block: tells, receives, decides, writes the results. Null outputs are not written.
 struct CountExchangeParams {
   NotifyView view;
   Header header;

@@ -16,7 +16,7 @@
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
-#include "winnow/expert_parallel/transport/said.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -41,7 +41,7 @@ struct Options {
   std::int64_t pair_values = 0;             // of combine: 1: values travel, 2: and no rows
   std::int64_t sm_count = 0;                // of this call
   // On GPUs, where the host does not wait: a mark of the regions that were reserved since all ranks
-  // heard of the holes. 0: they hear of them in this call.
+  // learned of the free extents. 0: they learn of them in this call.
   std::int64_t regions = 0;
 };
 
@@ -58,9 +58,9 @@ struct Header {
   std::int64_t scatter_rows = 0;  // of the table that was given
   std::int64_t out_rows = -1;     // dispatch: of `out`; -1: none was given
   std::uint64_t releasable = 0;   // Arena::releasable()
-  Extent rows;                    // dispatch: the hole that rows may use; combine: the expert rows
-  Extent values;                  // combine: the values of the rows' pairs
-  char text[kTextBytes] = {};     // what is wrong
+  Extent rows;    // dispatch: the free extent that rows may use; combine: the expert rows
+  Extent values;  // combine: the values of the rows' pairs
+  char text[kTextBytes] = {};  // what is wrong
 
   void refuse(const Error& error);
   // Runs `step`; an exception becomes the refusal of this rank, since the other ranks wait for it.
@@ -82,14 +82,14 @@ static_assert(std::is_trivially_copyable_v<Header>);
 struct HeaderBounds {
   std::int64_t world = 1, tokens = 0, counts = 0;  // counts: in a row
 };
-// For Said<Header>: of all but the extents, which depend on the arena.
-void check_said(const Header& header, const Speaker& by, const HeaderBounds& bounds);
+// For Untrusted<Header>: of all but the extents, which depend on the arena.
+void check_bounds(const Header& header, const Sender& by, const HeaderBounds& bounds);
 
 // GPUs copy what stands before the text, and behind the header, in words of 16 bytes.
 static_assert(sizeof(Header) % 16 == 0 && Header::kTextBytes % 16 == 0);
 
-// The mailboxes of one rank. They hold two epochs: a rank posts epoch e + 1 when it has heard epoch
-// e from all, and e + 2 only when all have posted e + 1, hence have read everything of e. So
+// The mailboxes of one rank. They hold two epochs: a rank posts epoch e + 1 when it has received
+// epoch e from all, and e + 2 only when all have posted e + 1, hence have read everything of e. So
 // nothing is ever cleared, and a message says by its epoch which call it belongs to.
 class Exchange {
  public:
@@ -99,34 +99,35 @@ class Exchange {
            std::int64_t table_bytes, const Deadline& deadline);
 
   // Posts header and counts (absent: null) to every rank, and `table` to this rank's rail peers;
-  // then hears from all. One message to each other node, whose receiver passes header and counts on
-  // to the ranks of its node. `phase` is what errors say was waited for.
+  // then receives from all. One message to each other node, whose receiver passes header and counts
+  // on to the ranks of its node. `phase` is what errors say was waited for.
   void run(std::uint64_t epoch, std::string_view operation, std::string_view phase, Header header,
            const PairCounts* counts, std::span<const std::byte> table);
 
-  // What run() heard, within its bounds, in memory of this rank alone; valid until the next run().
+  // What run() received, within its bounds, in memory of this rank alone; valid until the next
+  // run().
   const Header& header(int rank) const;
   // Of a call in which every rank posts counts.
   WorldCounts counts() const;
   // Copies a part of the table of the rail source on another node, which may hold anything.
   void copy_table(int node, std::size_t offset, void* to, std::size_t bytes) const;
   // For what else a rank has said in this call.
-  Speaker speaker(int rank) const { return {operation_, phase_, rank}; }
+  Sender sender(int rank) const { return {operation_, phase_, rank}; }
 
-  // throw_refusals() of the headers that were heard.
+  // throw_refusals() of the headers that were received.
   void throw_refusals(std::string_view operation) const;
 
  private:
   void post(const Header& header, const PairCounts* counts, std::span<const std::byte> table);
   void pass_on(const Deadline& deadline, const WaitName& name);
-  void hear(const Deadline& deadline, WaitName name);
+  void read(const Deadline& deadline, WaitName name);
   void take(int rank);
   HeaderBounds bounds() const;
 
-  std::size_t heard_signal(int rank) const;
+  std::size_t received_signal(int rank) const;
   std::size_t rail_signal(int node) const;
-  std::size_t heard_offset(int rank) const;  // of a row, in the mailbox of every rank
-  std::size_t rail_offset(int node) const;   // of a row and a table, in that of the rail peers
+  std::size_t received_offset(int rank) const;  // of a row, in the mailbox of every rank
+  std::size_t rail_offset(int node) const;      // of a row and a table, in that of the rail peers
 
   Communicator& communicator_;
   ExpertMap map_;
@@ -136,13 +137,13 @@ class Exchange {
   std::string operation_, phase_;  // of the last run()
   std::size_t row_bytes_ = 0, table_bytes_ = 0, signal_bytes_ = 0;
   std::shared_ptr<SymmetricMemory> memory_;
-  std::vector<std::byte> message_;  // header, counts and table as they travel
-  std::vector<std::byte> heard_;    // [W] rows
+  std::vector<std::byte> message_;   // header, counts and table as they travel
+  std::vector<std::byte> received_;  // [W] rows
 };
 
-// Throws the same error on every rank that heard the same headers: the refusal of the lowest rank
-// that refuses, else the first option in which ranks differ.
-void throw_refusals(std::string_view operation, std::span<const Header* const> heard);
-void throw_refusals(std::string_view operation, std::span<const Header> heard);
+// Throws the same error on every rank that received the same headers: the refusal of the lowest
+// rank that refuses, else the first option in which ranks differ.
+void throw_refusals(std::string_view operation, std::span<const Header* const> received);
+void throw_refusals(std::string_view operation, std::span<const Header> received);
 
 }  // namespace winnow::expert_parallel

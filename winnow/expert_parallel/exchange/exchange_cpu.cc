@@ -74,10 +74,14 @@ std::size_t bytes_of(const Header& header) {  // with its counts
   return sizeof(Header) + header.counts * sizeof(std::int32_t);
 }
 
-std::string differs(std::string_view name, const std::string& first, const std::string& other,
-                    int rank) {
-  return std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
-         std::to_string(rank);
+// The last word of `name` is that of the argument: "dtype of input".
+[[noreturn]] void fail_differing(std::string_view operation, std::string_view name,
+                                 const std::string& first, const std::string& other, int rank) {
+  throw Error(ErrorCode::invalid_argument, std::string(operation),
+              std::string(name) + " differs: " + first + " on rank 0, " + other + " on rank " +
+                  std::to_string(rank),
+              {.differing = std::string(name.substr(name.rfind(' ') + 1)),
+               .reason = ErrorReason::arguments_differ});
 }
 
 }  // namespace
@@ -90,14 +94,14 @@ void Header::refuse(const Error& error) {
 }
 
 std::string Header::message(int rank) const {
-  return "rank " + std::to_string(subject < 0 ? rank : subject) + ": " + said_text(text);
+  return "rank " + std::to_string(subject < 0 ? rank : subject) + ": " + untrusted_text(text);
 }
 
-void check_said(const Header& header, const Speaker& by, const HeaderBounds& bounds) {
-  check_said(header.refusal, by, "a refusal", 0, kMostRefusal);
-  check_said(header.subject, by, "the rank at fault", -1, bounds.world - 1);
-  check_said(header.counts, by, "counts", 0, bounds.counts);
-  check_said(header.tokens, by, "tokens", 0, bounds.tokens);
+void check_bounds(const Header& header, const Sender& by, const HeaderBounds& bounds) {
+  check_bounds(header.refusal, by, "a refusal", 0, kMostRefusal);
+  check_bounds(header.subject, by, "the rank at fault", -1, bounds.world - 1);
+  check_bounds(header.counts, by, "counts", 0, bounds.counts);
+  check_bounds(header.tokens, by, "tokens", 0, bounds.tokens);
 }
 
 Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_t max_tokens,
@@ -116,7 +120,7 @@ Exchange::Exchange(Communicator& communicator, const ExpertMap& map, std::int64_
   memory_ = communicator.allocate(signal_bytes_ + 2 * (world * row_bytes_ + rail), deadline,
                                   "the mailboxes");
   message_.resize(row_bytes_ + table_bytes_);
-  heard_.resize(world * row_bytes_);
+  received_.resize(world * row_bytes_);
 }
 
 HeaderBounds Exchange::bounds() const {
@@ -124,13 +128,13 @@ HeaderBounds Exchange::bounds() const {
   return {topology.world_size, max_tokens_, map_.experts + topology.world_size + topology.nodes()};
 }
 
-std::size_t Exchange::heard_signal(int rank) const {
+std::size_t Exchange::received_signal(int rank) const {
   return static_cast<std::size_t>(rank) * sizeof(std::uint64_t);
 }
 std::size_t Exchange::rail_signal(int node) const {
-  return heard_signal(map_.topology.world_size + node);
+  return received_signal(map_.topology.world_size + node);
 }
-std::size_t Exchange::heard_offset(int rank) const {
+std::size_t Exchange::received_offset(int rank) const {
   const auto world = static_cast<std::size_t>(map_.topology.world_size);
   return signal_bytes_ + (epoch_ % 2 * world + static_cast<std::size_t>(rank)) * row_bytes_;
 }
@@ -151,7 +155,7 @@ void Exchange::run(std::uint64_t epoch, std::string_view operation, std::string_
   communicator_.check();
   post(header, counts, table);
   pass_on(deadline, name);
-  hear(deadline, name);
+  read(deadline, name);
 }
 
 void Exchange::post(const Header& header, const PairCounts* counts,
@@ -182,8 +186,8 @@ void Exchange::post(const Header& header, const PairCounts* counts,
                              rail_signal(node), epoch_);
   }
   for (int to = 0; to < map_.topology.local_world_size; ++to) {
-    communicator_.put_signal(*memory_, node, to, heard_offset(rank), message_.data(),
-                             bytes_of(posted), heard_signal(rank), epoch_);
+    communicator_.put_signal(*memory_, node, to, received_offset(rank), message_.data(),
+                             bytes_of(posted), received_signal(rank), epoch_);
   }
 }
 
@@ -198,22 +202,22 @@ void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
     communicator_.wait_at_least(reinterpret_cast<std::uint64_t*>(local + rail_signal(from)), epoch_,
                                 deadline, waiting);
     std::byte* row = local + rail_offset(from);
-    const Header header = said_at<Header>(row, 0)->hear(speaker(waiting.peer), bounds());
+    const Header header = untrusted_at<Header>(row, 0)->read(sender(waiting.peer), bounds());
     for (int to = 0; to < topology.local_world_size; ++to) {
-      communicator_.put_signal(*memory_, node, to, heard_offset(waiting.peer), row,
-                               bytes_of(header), heard_signal(waiting.peer), epoch_);
+      communicator_.put_signal(*memory_, node, to, received_offset(waiting.peer), row,
+                               bytes_of(header), received_signal(waiting.peer), epoch_);
     }
   }
 }
 
-void Exchange::hear(const Deadline& deadline, WaitName name) {
+void Exchange::read(const Deadline& deadline, WaitName name) {
   const Topology& topology = map_.topology;
   const auto wait_for = [&](int rank) {
     name.peer = rank;
     name.writer = topology.rank(communicator_.node(), topology.local(rank));
-    communicator_.wait_at_least(
-        reinterpret_cast<std::uint64_t*>(Communicator::local_memory(*memory_) + heard_signal(rank)),
-        epoch_, deadline, name);
+    communicator_.wait_at_least(reinterpret_cast<std::uint64_t*>(
+                                    Communicator::local_memory(*memory_) + received_signal(rank)),
+                                epoch_, deadline, name);
   };
   // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
   for (int step = 0; step < topology.nodes(); ++step) {
@@ -227,24 +231,24 @@ void Exchange::hear(const Deadline& deadline, WaitName name) {
 
 // What this rank has posted it knows.
 void Exchange::take(int rank) {
-  std::byte* const to = heard_.data() + static_cast<std::size_t>(rank) * row_bytes_;
+  std::byte* const to = received_.data() + static_cast<std::size_t>(rank) * row_bytes_;
   if (rank == communicator_.rank()) {
     std::memcpy(to, message_.data(), row_bytes_);
     return;
   }
-  std::byte* const row = Communicator::local_memory(*memory_) + heard_offset(rank);
-  const Speaker by = speaker(rank);
-  const Header header = said_at<Header>(row, 0)->hear(by, bounds());
+  std::byte* const row = Communicator::local_memory(*memory_) + received_offset(rank);
+  const Sender by = sender(rank);
+  const Header header = untrusted_at<Header>(row, 0)->read(by, bounds());
   std::memcpy(to, &header, sizeof(header));
-  const auto* said = said_at<std::int32_t>(row, sizeof(Header));
+  const auto* message = untrusted_at<std::int32_t>(row, sizeof(Header));
   auto* counts = reinterpret_cast<std::int32_t*>(to + sizeof(Header));
   const std::int64_t most = std::min<std::int64_t>(INT32_MAX, max_tokens_ * map_.topk);
   for (std::uint32_t i = 0; i < header.counts; ++i)
-    counts[i] = said[i].hear(by, "a count", 0, most);
+    counts[i] = message[i].read(by, "a count", 0, most);
 }
 
 const Header& Exchange::header(int rank) const {
-  return *reinterpret_cast<const Header*>(heard_.data() +
+  return *reinterpret_cast<const Header*>(received_.data() +
                                           static_cast<std::size_t>(rank) * row_bytes_);
 }
 
@@ -252,8 +256,8 @@ WorldCounts Exchange::counts() const {
   WorldCounts counts;
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
     // Those of nodes may be missing.
-    check_said(header(rank).counts, speaker(rank), "counts",
-               bounds().counts - map_.topology.nodes(), bounds().counts);
+    check_bounds(header(rank).counts, sender(rank), "counts",
+                 bounds().counts - map_.topology.nodes(), bounds().counts);
     const auto* pairs = reinterpret_cast<const std::int32_t*>(&header(rank) + 1);
     counts.pairs.push_back(pairs);
     counts.tokens.push_back(pairs + map_.experts);
@@ -264,47 +268,44 @@ WorldCounts Exchange::counts() const {
 
 void Exchange::copy_table(int node, std::size_t offset, void* to, std::size_t bytes) const {
   const int rank = map_.topology.rank(node, communicator_.local());
-  check_said(offset + bytes, speaker(rank), "bytes of a table", 0,
-             static_cast<std::int64_t>(table_bytes_));
+  check_bounds(offset + bytes, sender(rank), "bytes of a table", 0,
+               static_cast<std::int64_t>(table_bytes_));
   if (bytes == 0) return;
   const std::byte* table = Communicator::local_memory(*memory_) + rail_offset(node) + row_bytes_;
   std::memcpy(to, table + offset, bytes);
 }
 
 void Exchange::throw_refusals(std::string_view operation) const {
-  std::vector<const Header*> heard;
-  for (int rank = 0; rank < map_.topology.world_size; ++rank) heard.push_back(&header(rank));
-  expert_parallel::throw_refusals(operation, heard);
+  std::vector<const Header*> received;
+  for (int rank = 0; rank < map_.topology.world_size; ++rank) received.push_back(&header(rank));
+  expert_parallel::throw_refusals(operation, received);
 }
 
-void throw_refusals(std::string_view operation, std::span<const Header* const> heard) {
-  for (std::size_t rank = 0; rank < heard.size(); ++rank) {
-    const Header& said = *heard[rank];
-    if (said.refusal == 0 || said.deferred != 0) continue;
-    throw error_from_message(code_of(said.refusal), std::string(operation),
-                             said.message(static_cast<int>(rank)));
+void throw_refusals(std::string_view operation, std::span<const Header* const> received) {
+  for (std::size_t rank = 0; rank < received.size(); ++rank) {
+    const Header& message = *received[rank];
+    if (message.refusal == 0 || message.deferred != 0) continue;
+    throw error_from_message(code_of(message.refusal), std::string(operation),
+                             message.message(static_cast<int>(rank)));
   }
-  const Options& first = heard[0]->options;
-  for (std::size_t rank = 1; rank < heard.size(); ++rank) {
-    const Options& other = heard[rank]->options;
-    std::string text;
+  const Options& first = received[0]->options;
+  for (std::size_t rank = 1; rank < received.size(); ++rank) {
+    const Options& other = received[rank]->options;
     if (other.call != first.call) {
-      text = differs("the call", call_name(first.call), call_name(other.call), int(rank));
+      fail_differing(operation, "the call", call_name(first.call), call_name(other.call),
+                     int(rank));
     }
     for (const Option& option : kOptions) {
-      if (!text.empty() || first.*option.value == other.*option.value) continue;
-      text = differs(option.name, option.print(first.*option.value),
+      if (first.*option.value == other.*option.value) continue;
+      fail_differing(operation, option.name, option.print(first.*option.value),
                      option.print(other.*option.value), int(rank));
-    }
-    if (!text.empty()) {
-      throw Error(ErrorCode::invalid_argument, std::string(operation), text);
     }
   }
 }
 
-void throw_refusals(std::string_view operation, std::span<const Header> heard) {
+void throw_refusals(std::string_view operation, std::span<const Header> received) {
   std::vector<const Header*> pointers;
-  for (const Header& header : heard) pointers.push_back(&header);
+  for (const Header& header : received) pointers.push_back(&header);
   throw_refusals(operation, pointers);
 }
 

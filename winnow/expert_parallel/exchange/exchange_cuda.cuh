@@ -8,15 +8,15 @@
 #include "winnow/expert_parallel/cuda/report.cuh"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/cuda/wait.cuh"
+#include "winnow/expert_parallel/exchange/exchange_base_cuda.cuh"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
-#include "winnow/expert_parallel/exchange/heard.cuh"
-#include "winnow/expert_parallel/exchange/meeting_cuda.cuh"
+#include "winnow/expert_parallel/exchange/received.cuh"
 
 namespace winnow::expert_parallel {
 
-template <class W>
-class ExchangeBlock : Meeting<W, ExchangeParams> {
-  using Base = Meeting<W, ExchangeParams>;
+template <class Fabric>
+class ExchangeBlock : ExchangeBase<Fabric, ExchangeParams> {
+  using Base = ExchangeBase<Fabric, ExchangeParams>;
   using Base::epoch_;
   using Base::params_;
   using Base::topology_;
@@ -27,7 +27,7 @@ class ExchangeBlock : Meeting<W, ExchangeParams> {
 
   __device__ void run() {
     this->post();
-    if (!this->pass_on() || !this->hear()) return;
+    if (!this->pass_on() || !this->read()) return;
     // Not before: what follows would hold SMs while it may take another rank's kernel to go on.
     device::allow_next_kernel();
     decide();
@@ -40,13 +40,13 @@ class ExchangeBlock : Meeting<W, ExchangeParams> {
  private:
   // Without branches, so that no load waits for another.
   __device__ void decide() {
-    const Heard heard(view_, epoch_);
+    const Received received(view_, epoch_);
     bool refuses = false;
     for (int rank = threadIdx.x; rank < topology_.world; rank += blockDim.x) {
-      const Header& header = heard.header(rank);
-      const bool bad = heard.findings(rank).bad != 0;
+      const Header& header = received.header(rank);
+      const bool bad = received.findings(rank).bad != 0;
       const auto* options = reinterpret_cast<const std::int64_t*>(&header.options);
-      const auto* first = reinterpret_cast<const std::int64_t*>(&heard.header(0).options);
+      const auto* first = reinterpret_cast<const std::int64_t*>(&received.header(0).options);
       bool differ = false;
 #pragma unroll
       for (int i = 0; i < int(sizeof(Options) / sizeof(std::int64_t)); ++i) {
@@ -61,7 +61,7 @@ class ExchangeBlock : Meeting<W, ExchangeParams> {
   }
 
   __device__ void report() const {
-    report_heard(view_, view_.report, refused_);
+    report_received(view_, view_.report, refused_);
     if (threadIdx.x != 0) return;
     view_.report.report->refused = refused_;
     complete(view_, view_.report);
@@ -69,7 +69,7 @@ class ExchangeBlock : Meeting<W, ExchangeParams> {
 
   __device__ void defer() const {
     if (!__syncthreads_or(threadIdx.x == 0 && can_defer(view_))) return;
-    report_heard(view_, view_.deferred, true);
+    report_received(view_, view_.deferred, true);
     if (threadIdx.x != 0) return;
     view_.deferred.report->refused = refused_;
     view_.deferred.report->overflow = 0;
@@ -80,21 +80,21 @@ class ExchangeBlock : Meeting<W, ExchangeParams> {
   bool any_bad_ = false;  // of the ranks that this thread looked at
 };
 
-template <class W>
+template <class Fabric>
 __global__ void __launch_bounds__(kExchangeThreads)
     exchange_kernel(const __grid_constant__ ExchangeParams params) {
   const LayerView& view = params.view;
   device::wait_for_kernel_before();
   const bool was_broken = broken(view);
   const std::uint64_t epoch = epoch_of(view) + 1;
-  if (__syncthreads_or(was_broken || (threadIdx.x == 0 && told_of_fault(view)))) return;
+  if (__syncthreads_or(was_broken || (threadIdx.x == 0 && fault_signalled(view)))) return;
   if (threadIdx.x == 0) {
     view.state->epoch = epoch;
     view.state->call = params.call;
     for (std::uint32_t& claim : view.state->claims) claim = 0;
   }
   __syncthreads();
-  ExchangeBlock<W>(params, epoch).run();
+  ExchangeBlock<Fabric>(params, epoch).run();
 }
 
 }  // namespace winnow::expert_parallel

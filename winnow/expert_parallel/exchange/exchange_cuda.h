@@ -15,7 +15,8 @@ struct Findings {
   std::int32_t token = 0, k = 0, value = 0;
 };
 
-// One block. Posts header, counts and table, hears all ranks, decides. See exchange_cuda.cuh.
+// One block. Posts header, counts and table, receives from all ranks, decides. See
+// exchange_cuda.cuh.
 struct ExchangeParams {
   LayerView view;
   Header header;

@@ -14,7 +14,7 @@
 namespace winnow::expert_parallel {
 
 // Signals carry the epoch, so that none is ever cleared. The rail's buffers serve one call at a
-// time: a peer writes in epoch e + 1 only when it has heard that this rank is through with e.
+// time: a peer writes in epoch e + 1 only when it has received that this rank is through with e.
 class Rail {
  public:
   // Collective. Rows of at most `row_bytes`, scales of at most `scale_bytes`, of max_tokens tokens.

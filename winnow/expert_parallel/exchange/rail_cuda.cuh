@@ -5,7 +5,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/shared.cuh"
-#include "winnow/expert_parallel/cuda/wire.cuh"
+#include "winnow/expert_parallel/cuda/fabric.cuh"
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/routing/placement.h"
 
@@ -39,23 +39,23 @@ __device__ inline std::uint64_t find_wanted(const CudaTopology& topology,
 
 // Puts `count` rows of consecutive tokens, back to back, at `offset` of the peer's rail memory.
 // `staged` is where they may stand in symmetric memory.
-template <class W>
+template <class Fabric>
 __device__ void put_run(const LayerView& view, int peer, std::int64_t offset, const std::byte* rows,
                         std::int64_t stride, std::int64_t bytes, int count, std::byte* staged) {
   const auto join = [&] { bytes *= count, stride = bytes, count = 1; };
   if (stride == bytes) join();
-  if (W::kRegisteredSources && rows != staged) {
+  if (Fabric::kRegisteredSources && rows != staged) {
     for (int i = 0; i < count; ++i) copy_by_block(staged + i * bytes, rows + i * stride, bytes);
     __syncthreads();
     rows = staged;
     join();
   }
   for (int i = 0; i < count; ++i) {
-    W::put(view.rail, peer, offset + i * bytes, rows + i * stride, bytes);
+    Fabric::put(view.rail, peer, offset + i * bytes, rows + i * stride, bytes);
   }
 }
 
-template <class W>
+template <class Fabric>
 __global__ void __launch_bounds__(kRailSendThreads, 1)
     rail_send_kernel(const __grid_constant__ RailSendParams params) {
   const LayerView& view = params.view;
@@ -86,27 +86,27 @@ __global__ void __launch_bounds__(kRailSendThreads, 1)
       left ^= run;
       if (params.row_bytes > 0) {
         std::byte* staged = view.rail.local + layout.staged_row(to, token, params.row_bytes);
-        put_run<W>(view, peer, layout.row(topology.node, token, params.row_bytes),
-                   params.back ? staged : params.rows + token * params.row_stride,
-                   params.back ? params.row_bytes : params.row_stride, params.row_bytes, length,
-                   staged);
+        put_run<Fabric>(view, peer, layout.row(topology.node, token, params.row_bytes),
+                        params.back ? staged : params.rows + token * params.row_stride,
+                        params.back ? params.row_bytes : params.row_stride, params.row_bytes,
+                        length, staged);
       }
       if (params.scale_bytes == 0) continue;
       std::byte* staged = view.rail.local + layout.staged_scale(to, token, params.scale_bytes);
-      put_run<W>(view, peer, layout.scale(topology.node, token, params.scale_bytes),
-                 params.back ? staged : params.scales + token * params.scale_stride,
-                 params.back ? params.scale_bytes : params.scale_stride, params.scale_bytes, length,
-                 staged);
+      put_run<Fabric>(view, peer, layout.scale(topology.node, token, params.scale_bytes),
+                      params.back ? staged : params.scales + token * params.scale_stride,
+                      params.back ? params.scale_bytes : params.scale_stride, params.scale_bytes,
+                      length, staged);
     }
-    if (all != 0) W::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
+    if (all != 0) Fabric::signal(view.rail, peer, layout.signal(topology.node, chunk), epoch);
   }
 }
 
 // One thread. It does not wait where the layer is broken: a peer may be dead, and what the puts
 // read is memory of the layer, which nobody uses again before all ranks have let go of it.
-template <class W>
+template <class Fabric>
 __global__ void __launch_bounds__(1) quiet_kernel(const __grid_constant__ LayerView view) {
-  if (runs(view)) W::quiet();
+  if (runs(view)) Fabric::quiet();
 }
 
 }  // namespace winnow::expert_parallel

@@ -7,7 +7,7 @@ namespace winnow::expert_parallel {
 
 Backend choose_layer_backend(std::string_view operation, Device device,
                              std::optional<Backend> forced) {
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
   // Bulk copies and their barriers came with it.
   constexpr int kLeastCapability = 90;
   // A wrong WINNOW_LOG is found here, as WINNOW_CHECK is, and not in a call for which others wait.

@@ -32,7 +32,7 @@ class CollectiveBackend {
   Backend backend_;
 };
 
-// As choose_backend() does: sm90, whose kernels need compute capability 9.0, or cpu. `forced` is
+// As choose_backend() does: cuda, whose kernels need compute capability 9.0, or cpu. `forced` is
 // Config::backend. Throws Error naming `operation`.
 WINNOW_EXPORT Backend choose_layer_backend(std::string_view operation, Device device,
                                            std::optional<Backend> forced);

@@ -53,19 +53,19 @@ void Layer::meet(std::string_view operation, std::string_view phase, const Heade
 
 void Layer::check_extent(int rank, const Extent& extent, std::string_view what) const {
   const std::int64_t room = arena.room(extent.segment);
-  const Speaker by = exchange.speaker(rank);
-  check_said(extent.offset, by, what, 0, room);
-  check_said(extent.bytes, by, what, 0, room - extent.offset);
+  const Sender by = exchange.sender(rank);
+  check_bounds(extent.offset, by, what, 0, room);
+  check_bounds(extent.bytes, by, what, 0, room - extent.offset);
 }
 
-std::vector<Extent> Layer::reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
-                                   std::uint64_t releasable) {
+std::vector<Extent> Layer::reserve(std::vector<Extent> free_extents,
+                                   std::span<const std::int64_t> bytes, std::uint64_t releasable) {
   arena.release(releasable);
   for (int rank = 0; rank < map.topology.world_size; ++rank) {
-    const Extent& hole = holes[static_cast<std::size_t>(rank)];
-    if (hole.segment >= 0) check_extent(rank, hole, "what is free");
+    const Extent& free_extent = free_extents[static_cast<std::size_t>(rank)];
+    if (free_extent.segment >= 0) check_extent(rank, free_extent, "what is free");
   }
-  return take_regions(holes, bytes, [&](std::int64_t missing) {
+  return take_regions(free_extents, bytes, [&](std::int64_t missing) {
     const std::int64_t grown = arena.grown_for(missing);
     const std::int64_t segment = arena.add(communicator.allocate(
         static_cast<std::size_t>(grown), Deadline(config.timeout), "a larger arena"));

@@ -73,10 +73,10 @@ struct Layer {
   // Throws unless a stretch of which a rank has told in this call lies in the arena.
   void check_extent(int rank, const Extent& extent, std::string_view what) const;
 
-  // A region of the arena at every rank. `bytes` are what each needs, `holes` what each offered,
-  // for all ranks alike; ranks whose hole is too small get the beginning of one new segment.
-  // Collective if there is one. `releasable` on every rank: given back.
-  std::vector<Extent> reserve(std::vector<Extent> holes, std::span<const std::int64_t> bytes,
+  // A region of the arena at every rank. `bytes` are what each needs, `free extents` what each
+  // offered, for all ranks alike; ranks whose free extent is too small get the beginning of one new
+  // segment. Collective if there is one. `releasable` on every rank: given back.
+  std::vector<Extent> reserve(std::vector<Extent> free_extents, std::span<const std::int64_t> bytes,
                               std::uint64_t releasable);
 };
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/launch.cuh"
-#include "winnow/expert_parallel/cuda/wire.cuh"
+#include "winnow/expert_parallel/cuda/fabric.cuh"
 #include "winnow/expert_parallel/layer/layer_kernels_cuda.h"
 
 namespace winnow::expert_parallel {

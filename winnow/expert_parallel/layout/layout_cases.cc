@@ -1,6 +1,6 @@
 // The case table of expert_parallel::layout. Counts have no tolerance.
 #include "winnow/expert_parallel/layout/layout.h"
-#include "winnow/expert_parallel/layout/layout_fields.h"
+#include "winnow/expert_parallel/layout/layout_contract.h"
 #include "winnow/expert_parallel/layout/layout_oracle.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/testing/repeated.h"
@@ -107,10 +107,10 @@ CaseOutcome run_case(const LayoutCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation layout_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run_case);
-  for (testing::Case& one : cases) one.on_gpu = true;
-  return {"expert_parallel::layout", "tokens per rank, node and expert", std::move(cases),
-          layout_benchmarks(), testing::repeated(layout)};
+  const auto on_gpu = [](const LayoutCase&) { return true; };
+  return {"expert_parallel::layout", "tokens per rank, node and expert",
+          testing::cases_of<LayoutCase>(make_cases(), run_case, on_gpu), layout_benchmarks(),
+          testing::repeated(kLayout, layout)};
 }
 
 }  // namespace winnow::expert_parallel

@@ -1,4 +1,6 @@
-// What layout() takes. Internal.
+// What layout() takes.
+// In a shape, "topk=8" says which size winnow.supports() assumes unless it is given one
+// (core/contract_table.h); a call may have any. Internal.
 #pragma once
 
 #include <tuple>
@@ -27,7 +29,7 @@ struct LayoutTable {
         rule<check_sizes>, optional_output<&Args::tokens_per_rank>("[W]", any_of(i32)),
         optional_output<&Args::tokens_per_node>("[W/L]", any_of(i32)),
         optional_output<&Args::tokens_per_expert>("[E]", any_of(i32)),
-        output<&Args::is_token_in_rank>("[n, W]", any_of(u8)).usual().asked("[0, world_size]"));
+        output<&Args::is_token_in_rank>("[n, W]", any_of(u8)).described().asked("[0, world_size]"));
   }
 };
 inline constexpr contract::Contract<LayoutTable> kLayout;

@@ -1,4 +1,4 @@
-// layout below the door. Internal.
+// layout behind the entry point. Internal.
 #pragma once
 
 #include "winnow/expert_parallel/routing/counts.h"

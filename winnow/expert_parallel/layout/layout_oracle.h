@@ -1,4 +1,5 @@
-// What expert_parallel::layout counts, set by set. It shares no code with any backend.
+// The oracle of expert_parallel::layout: counts each token by the sets of its ranks and nodes. It
+// shares no code with any backend.
 #pragma once
 
 #include <cstdint>

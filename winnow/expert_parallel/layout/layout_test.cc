@@ -18,14 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-class LayoutCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(LayoutCases, MatchTheOracle) {
-  testing::expect_case_passes("expert_parallel::layout", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, LayoutCases,
-    ::testing::ValuesIn(testing::operation_named("expert_parallel::layout").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(LayoutCases, "expert_parallel::layout");
 
 // Two nodes of two ranks with two experts each.
 class Layout : public ::testing::Test {

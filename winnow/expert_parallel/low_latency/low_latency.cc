@@ -10,10 +10,42 @@
 #include "winnow/core/record.h"
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
-#include "winnow/expert_parallel/low_latency/low_latency_logged.h"
 #include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
+
+// The arguments by name, for the log of calls.
+
+template <class Visitor>
+void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
+  visit("input", args.input);
+  visit("expert_indices", args.expert_indices);
+  visit("format", args.format);
+  visit("part", args.part);
+  visit("sent", args.sent);
+  visit("output", args.output);
+  visit("scales", args.scales);
+  visit("counts", args.counts);
+  visit("source_tokens", args.source_tokens);
+  visit("source_pairs", args.source_pairs);
+  visit("pair_rows", args.pair_rows);
+  visit("ranges", args.ranges);
+  visit("expert_statistics", args.expert_statistics);
+  visit("wait_statistics", args.wait_statistics);
+}
+
+template <class Visitor>
+void each_argument(const LowLatencyCombineArgs& args, Visitor&& visit) {
+  visit("expert_output", args.expert_output);
+  visit("pair_rows", args.pair_rows);
+  visit("expert_indices", args.expert_indices);
+  visit("weights", args.weights);
+  visit("out", args.out);
+  visit("wait_statistics", args.wait_statistics);
+  visit("part", args.part);
+  visit("sent", args.sent);
+}
+
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -42,9 +74,9 @@ void PendingCalls::check_send(const Check& check) const {
              "the older call received first, whose places this one takes", "one that is not");
 }
 
-PendingCall PendingCalls::send(const LowLatencyNote& said) {
+PendingCall PendingCalls::send(const LowLatencyNote& message) {
   static std::atomic<std::uint64_t> count{0};  // of all objects: one's call is no other's
-  return pending_.emplace_back(PendingCall{LowLatencySent(++count), ++last_, said});
+  return pending_.emplace_back(PendingCall{LowLatencySent(++count), ++last_, message});
 }
 
 PendingCall PendingCalls::find(const Check& check, LowLatencySent sent) const {
@@ -73,10 +105,10 @@ LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens) {
   return note;
 }
 
-void check_said(const LowLatencyNote& note, const Speaker& by, std::int64_t max_tokens) {
-  check_said(note.refusal, by, "a refusal", 0, kMostRefusal);
-  check_said(note.format, by, "format", 0, static_cast<int>(RowFormat::fp8_ue8m0));
-  check_said(note.tokens, by, "tokens", 0, max_tokens);
+void check_bounds(const LowLatencyNote& note, const Sender& by, std::int64_t max_tokens) {
+  check_bounds(note.refusal, by, "a refusal", 0, kMostRefusal);
+  check_bounds(note.format, by, "format", 0, static_cast<int>(RowFormat::fp8_ue8m0));
+  check_bounds(note.tokens, by, "tokens", 0, max_tokens);
 }
 
 // ---- Checks.
@@ -129,7 +161,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
   add(layout.returned,
       2 * config.max_tokens * config.topk * layout.pieces * LowLatencyLayout::kPieceBytes);
-  add(layout.notes_said, world * 8);
+  add(layout.notes_message, world * 8);
   add(layout.weights, 2 * world * config.max_tokens * config.topk * 8);
   add(layout.token_signals, 2 * world * config.max_tokens * 8);
   layout.bytes = end;
@@ -246,7 +278,7 @@ void check_combine(const Check& check, const LowLatencyConfig& config, int world
                {"weights", args.weights}});
 }
 
-// ---- The door.
+// ---- The entry points.
 
 LowLatency::LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Store> store,
                        const LowLatencyConfig& config)
@@ -265,7 +297,7 @@ LowLatency::LowLatency(std::shared_ptr<Transport> transport, std::shared_ptr<Sto
   backend_ = make_collective({kLowLatency, *transport, *store, deadline}, fields_of(config_),
                              choose, [&](Backend backend) {
                                if constexpr (kBuiltWithCuda) {
-                                 if (backend == Backend::sm90) {
+                                 if (backend == Backend::cuda) {
                                    return make_low_latency_cuda(transport, config_);
                                  }
                                }

@@ -1,5 +1,5 @@
 // The benchmarks of expert_parallel::low_latency on GPUs: rows of 7168 columns, top 8 of 288
-// experts, beside a copy of the same bytes on one GPU, or under `winnow launch` a plain copy from
+// experts, beside a copy of the same bytes on one GPU, or under a launcher a plain copy from
 // each rank's memory to the next one's. Useful bytes are those of the rows that are read and
 // written (on one GPU), or that leave a GPU.
 #include <memory>

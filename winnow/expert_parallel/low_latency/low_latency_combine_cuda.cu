@@ -174,8 +174,8 @@ __device__ void send_weights(const LowLatencyCombineParams& p, std::uint64_t epo
 // The weight of a pair whose row is here, when it has come. Not of a rank whose `send` was given
 // none; and nobody waits long for one that is late: the rows say as much as their sum. `start`:
 // since when the block waits.
-__device__ void hear_weight(const LowLatencyView& view, std::uint64_t epoch, const SentPair& pair,
-                            std::uint64_t start, Tokens& tokens) {
+__device__ void receive_weight(const LowLatencyView& view, std::uint64_t epoch,
+                               const SentPair& pair, std::uint64_t start, Tokens& tokens) {
   constexpr std::uint64_t kPatience = 10'000;  // ns, half of what the rows take longer
   if (tokens.rows[threadIdx.x] == nullptr) return;
   const std::int64_t at = view.layout.weight(
@@ -194,8 +194,8 @@ class PieceSender {
   // Of the piece that was sent last: in shared memory, of each warp.
   struct Last {
     std::int32_t* left;  // pieces of its token that have not come; null: there is no such piece
-    std::uint64_t* said_at;
-    std::uint64_t said;
+    std::uint64_t* untrusted_at;
+    std::uint64_t message;
   };
   __device__ PieceSender(const LowLatencyCombineParams& p, std::uint64_t epoch,
                          std::uint32_t stages, Last& last)
@@ -265,7 +265,7 @@ class PieceSender {
     __threadfence_block();
     if (atomicSub(piece.left, 1) != 1) return;
     own_token ? __threadfence() : __threadfence_system();
-    device::st_relaxed_sys(piece.said_at, piece.said);
+    device::st_relaxed_sys(piece.untrusted_at, piece.message);
   }
   // Around what the warp writes into a stage, and lane 0 stores from there.
   __device__ std::uint32_t next_stage() {
@@ -416,10 +416,11 @@ __device__ void say_note(const LowLatencyView& view, std::uint64_t epoch,
   if (speaks()) __threadfence_system();  // behind the note itself
   const Sent known = arrive_sent(view, kBlocksKnow, mistaken);
   if (!known.all) return;
-  if (known.found) tell_found(view, kLowLatencyCombine, epoch);
+  if (known.found) signal_found(view, kLowLatencyCombine, epoch);
   for (int to = 0; to < view.layout.world; ++to) {
     if (masked(view, to)) continue;
-    device::st_relaxed_sys(word(view.peers[to], view.layout.said(view.layer.topology.rank)), epoch);
+    device::st_relaxed_sys(word(view.peers[to], view.layout.message(view.layer.topology.rank)),
+                           epoch);
   }
 }
 
@@ -451,11 +452,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   // Loaded before anything is waited for.
   SentPair pair = pair_of_thread(p, 0);
   const float weight = weight_of(p, int(blockIdx.x * kThreads + threadIdx.x));
-  tell_received(view);
+  signal_received(view);
   if (!wait_for_places(view, kLowLatencyCombine, epoch)) return;
   device::allow_next_kernel();
   send_weights(p, epoch, weight);
-  if (speaks()) tell_note(view, kLowLatencyCombine, epoch, p.note);
+  if (speaks()) signal_note(view, kLowLatencyCombine, epoch, p.note);
   const std::uint64_t start = device::globaltimer();
   const int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), blocks = row_blocks();
   PieceSender sender(
@@ -473,7 +474,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     if (first == 0) check_rows(p, pair, mistaken);
     __syncthreads();
     if (first == 0 && threadIdx.x == kThreads - 1) say_note(view, epoch, mistaken);
-    if (sums) hear_weight(view, epoch, pair, start, tokens);
+    if (sums) receive_weight(view, epoch, pair, start, tokens);
     __syncthreads();
     // Half of the warps begin with the tokens of other ranks, whose link they share, and half with
     // this rank's own.
@@ -660,16 +661,16 @@ __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
   Summed summed;
   if (unit < all) choose_token(p, int(unit / pieces), summed);  // before anything has come
   for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) come[rank] = true;
-  // The first block hears what ranks say of the call. Where a rank that does not come is masked, it
-  // is known at the end only whose rows are added; and rows that are dropped have to have come, so
-  // that others may take their places.
+  // The first block receives what ranks say of the call. Where a rank that does not come is masked,
+  // it is known at the end only whose rows are added; and rows that are dropped have to have come,
+  // so that others may take their places.
   const bool waits = view.shrinks || p.out == nullptr;
   if (waits || blockIdx.x == 0) {
     const std::int64_t words =
-        waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.said(0);
-    const HeardCall heard = hear(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
-                                 p.wait_statistics, come, [] {});
-    if (heard.broken || heard.refused) return;
+        waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.message(0);
+    const ReceivedCall received = read(view, kLowLatencyCombine, words, epoch, p.note.format,
+                                       p.call, p.wait_statistics, come, [] {});
+    if (received.broken || received.refused) return;
   } else {
     device::allow_next_kernel();
     __syncthreads();
@@ -687,7 +688,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   WINNOW_BLOCK_SHARED(come, bool[kMaxLocals]);
   if (!p.behind_send) {
     device::wait_for_kernel_before();
-    tell_received(p.view);
+    signal_received(p.view);
   }
   receive(p, come);
   if (p.behind_send) device::wait_for_kernel_before();

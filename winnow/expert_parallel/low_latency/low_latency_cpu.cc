@@ -91,10 +91,10 @@ class CpuLowLatency : public LowLatencyBackend {
   static std::uint64_t* word(std::byte* memory, std::int64_t offset) {
     return reinterpret_cast<std::uint64_t*>(memory + offset);
   }
-  Said<LowLatencyNote>& note(int at, std::uint64_t epoch, int from) const {
-    return *said_at<LowLatencyNote>(peers_[size(at)], layout_.note(call_, epoch, from));
+  Untrusted<LowLatencyNote>& note(int at, std::uint64_t epoch, int from) const {
+    return *untrusted_at<LowLatencyNote>(peers_[size(at)], layout_.note(call_, epoch, from));
   }
-  Speaker by(int source, std::string_view phase = "the rows") const {
+  Sender by(int source, std::string_view phase = "the rows") const {
     return {name_, phase, source};
   }
   template <class Visit>
@@ -141,7 +141,7 @@ class CpuLowLatency : public LowLatencyBackend {
     });
     if (!refusal) write(epoch);
     for_each_peer([&](int peer) {
-      note(peer, epoch, rank()).say(call.said);
+      note(peer, epoch, rank()).write(call.message);
       store_release(word(peers_[size(peer)], layout_.signal(call_, rank())), epoch);
     });
     if (!refusal || receives(part)) return call.sent;
@@ -150,45 +150,49 @@ class CpuLowLatency : public LowLatencyBackend {
   }
 
   // What all ranks have said of a call, of those that are masked nothing.
-  struct Heard {
+  struct Received {
     std::vector<std::int32_t> tokens;  // [W]
     std::vector<std::int64_t> waited;  // [W] nanoseconds
   };
   // Waits for all ranks. What any of them refuses, all throw.
-  Heard hear(const PendingCall& call, int format) {
-    Heard heard{std::vector<std::int32_t>(size(world_)), std::vector<std::int64_t>(size(world_))};
+  Received read(const PendingCall& call, int format) {
+    Received received{std::vector<std::int32_t>(size(world_)),
+                      std::vector<std::int64_t>(size(world_))};
     const Deadline deadline(config_.timeout);
     for_each_peer([&](int peer) {
       const auto start = std::chrono::steady_clock::now();
       wait(peer, layout_.signal(call_, peer), call.epoch, deadline, "the rows");
       const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
-      heard.waited[size(peer)] = waited.count();
+      received.waited[size(peer)] = waited.count();
     });
-    const auto refuse = [&](ErrorCode code, const std::string& text) {
-      end(call);
-      throw error_from_message(code, name_, text);
-    };
     std::optional<std::string> differs;  // in a call that is refused it may
     for (int peer = 0; peer < world_; ++peer) {
       if (mask_[size(peer)] != 0) continue;
-      const LowLatencyNote said =
-          peer == rank() ? call.said
-                         : note(rank(), call.epoch, peer).hear(by(peer), config_.max_tokens);
-      if (said.refusal != 0) {
-        refuse(code_of(said.refusal), "rank " + std::to_string(peer) + ": " + said_text(said.text));
+      const LowLatencyNote message =
+          peer == rank() ? call.message
+                         : note(rank(), call.epoch, peer).read(by(peer), config_.max_tokens);
+      if (message.refusal != 0) {
+        end(call);
+        throw error_from_message(
+            code_of(message.refusal), name_,
+            "rank " + std::to_string(peer) + ": " + untrusted_text(message.text));
       }
-      heard.tokens[size(peer)] = said.tokens;
-      if (said.format == format || differs) continue;
+      received.tokens[size(peer)] = message.tokens;
+      if (message.format == format || differs) continue;
       differs = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
-                ", " + std::to_string(said.format) + " on rank " + std::to_string(peer);
+                ", " + std::to_string(message.format) + " on rank " + std::to_string(peer);
     }
-    if (differs) refuse(ErrorCode::invalid_argument, *differs);
-    return heard;
+    if (differs) {
+      end(call);
+      throw Error(ErrorCode::invalid_argument, name_, *differs,
+                  {.differing = "format", .reason = ErrorReason::arguments_differ});
+    }
+    return received;
   }
-  void add_waits(const Heard& heard, const TensorView& statistics) const {
+  void add_waits(const Received& received, const TensorView& statistics) const {
     if (!statistics.present()) return;
     for (int peer = 0; peer < world_; ++peer) {
-      statistics.at<std::int64_t>(peer) += heard.waited[size(peer)];
+      statistics.at<std::int64_t>(peer) += received.waited[size(peer)];
     }
   }
   // This rank has received the call, or will not.
@@ -210,7 +214,7 @@ class CpuLowLatency : public LowLatencyBackend {
     std::vector<std::int32_t> counts, begins;  // [W, e]
     std::vector<std::int32_t> pairs;           // [W, M, K]: see LowLatencyLayout::places
   };
-  Places hear_places(const PendingCall& call, const std::vector<std::int32_t>& tokens) const;
+  Places receive_places(const PendingCall& call, const std::vector<std::int32_t>& tokens) const;
   void take_rows(const LowLatencyDispatchArgs& args, std::uint64_t epoch, int source,
                  std::int32_t tokens, const Places& places);
   LowLatencySent send(const LowLatencyCombineArgs& args);
@@ -282,8 +286,8 @@ void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args,
 
 void CpuLowLatency::receive(const LowLatencyDispatchArgs& args, const PendingCall& call) {
   if (args.part == CallPart::receive) check_dispatch(Check(name_), config_, world_, args);
-  const Heard heard = hear(call, static_cast<int>(args.format));
-  const Places places = hear_places(call, heard.tokens);
+  const Received received = read(call, static_cast<int>(args.format));
+  const Places places = receive_places(call, received.tokens);
   for (int expert = 0; expert < layout_.per_rank; ++expert) {
     std::int32_t rows = 0;
     for (int source = 0; source < world_; ++source) {
@@ -299,15 +303,15 @@ void CpuLowLatency::receive(const LowLatencyDispatchArgs& args, const PendingCal
     for (std::int64_t token = 0; token < config_.max_tokens; ++token) {
       for (int k = 0; k < config_.topk; ++k) args.pair_rows.at<std::int32_t>(source, token, k) = -1;
     }
-    take_rows(args, call.epoch, source, heard.tokens[size(source)], places);
+    take_rows(args, call.epoch, source, received.tokens[size(source)], places);
   }
-  add_waits(heard, args.wait_statistics);
+  add_waits(received, args.wait_statistics);
   end(call);
 }
 
 // All of them before a row is taken.
-CpuLowLatency::Places CpuLowLatency::hear_places(const PendingCall& call,
-                                                 const std::vector<std::int32_t>& tokens) const {
+CpuLowLatency::Places CpuLowLatency::receive_places(const PendingCall& call,
+                                                    const std::vector<std::int32_t>& tokens) const {
   const std::int64_t experts = layout_.per_rank, topk = config_.topk;
   Places places;
   places.counts.resize(size(world_ * experts));
@@ -316,24 +320,25 @@ CpuLowLatency::Places CpuLowLatency::hear_places(const PendingCall& call,
   std::vector<std::int32_t> rows(size(experts));
   for (int source = 0; source < world_; ++source) {
     const bool masked = mask_[size(source)] != 0;  // there are no tokens then
-    const auto* counts = said_at<std::int32_t>(own(), layout_.count(call.epoch, source, 0));
+    const auto* counts = untrusted_at<std::int32_t>(own(), layout_.count(call.epoch, source, 0));
     for (std::int64_t expert = 0; expert < experts; ++expert) {
       const std::size_t at = size(source * experts + expert);
       if (!masked) {
         places.counts[at] =
-            counts[expert].hear(by(source), "rows of an expert", 0, tokens[size(source)]);
+            counts[expert].read(by(source), "rows of an expert", 0, tokens[size(source)]);
       }
       places.begins[at] = std::exchange(rows[size(expert)], rows[size(expert)] + places.counts[at]);
     }
     for (std::int64_t token = 0; token < tokens[size(source)]; ++token) {
-      const auto* said = said_at<std::int32_t>(own(), layout_.place(call.epoch, source, token));
+      const auto* message =
+          untrusted_at<std::int32_t>(own(), layout_.place(call.epoch, source, token));
       for (std::int64_t k = 0; k < topk; ++k) {
         const std::int32_t place =
-            said[k].hear(by(source), "the place of a row", -1, experts * config_.max_tokens - 1);
+            message[k].read(by(source), "the place of a row", -1, experts * config_.max_tokens - 1);
         if (place >= 0) {
           const std::int64_t count =
               places.counts[size(source * experts + layout_.expert_of(place))];
-          check_said(layout_.before_of(place), by(source), "the place of a row", 0, count - 1);
+          check_bounds(layout_.before_of(place), by(source), "the place of a row", 0, count - 1);
         }
         places.pairs[size((source * config_.max_tokens + token) * topk + k)] = place;
       }
@@ -402,7 +407,7 @@ LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
 
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall& call) {
   if (args.part == CallPart::receive) check_combine(Check(name_), config_, world_, args);
-  const Heard heard = hear(call, 0);
+  const Received received = read(call, 0);
   static const auto sum_rows = cpu_kernels().expert_parallel_sum_rows;
   Addend addends[kMaxTopk];
   for (std::int64_t token = 0; token < args.out.size(0); ++token) {
@@ -425,7 +430,7 @@ void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall
               .weighted = true,
               .to = static_cast<BFloat16*>(args.out.data()) + token * args.out.stride(0)});
   }
-  add_waits(heard, args.wait_statistics);
+  add_waits(received, args.wait_statistics);
   end(call);
 }
 

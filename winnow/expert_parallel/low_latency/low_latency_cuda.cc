@@ -10,7 +10,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/cuda/calls.h"
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/low_latency/low_latency_impl.h"
 #include "winnow/expert_parallel/memory/cuda_memory.h"
@@ -72,13 +72,13 @@ class CudaLowLatency : public LowLatencyBackend {
   LowLatencyView view_;
   LowLatencyReportView host_deferred_, host_unused_;
   // Its epochs are the host's, which knows none of what a graph repeats: kernels count their own,
-  // and hear how far behind the oldest call one is.
+  // and receive how far behind the oldest call one is.
   PendingCalls pending_[kLowLatencyCalls];
   CudaCalls calls_;  // the last member: all of the above goes when the last call has ended
 };
 
 CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLatencyConfig& config)
-    : LowLatencyBackend(Backend::sm90),
+    : LowLatencyBackend(Backend::cuda),
       config_(config),
       transport_(std::move(transport)),
       world_(transport_->world_size()),
@@ -99,7 +99,7 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
   if (config_.max_tokens > std::numeric_limits<std::int32_t>::max() / world_ / config_.topk) {
     unsupported("a GPU's low-latency calls serve at most 2^31 - 1 pairs of all ranks");
   }
-  calls_.check(transport_->wire()->load(), "loading the kernels");
+  calls_.check(transport_->fabric()->load(), "loading the kernels");
   calls_.check(load_low_latency_dispatch(), "loading the kernels");
   calls_.check(load_low_latency_combine(), "loading the kernels");
   const Topology topology(world_, world_);
@@ -177,7 +177,7 @@ LowLatencySent CudaLowLatency::run(LowLatencyCall call, const Args& args,
     } catch (const Error& error) {
       refusal = error;
     }
-    // Of a half alone, and while a graph is recorded, the other ranks hear nothing.
+    // Of a half alone, and while a graph is recorded, the other ranks receive nothing.
     if (refusal && (calls_.capturing() || !sends(args.part))) {
       calls_.end();
       throw *refusal;
@@ -294,7 +294,7 @@ std::string CudaLowLatency::text_of(int rank, const LowLatencyNote& note) const 
     case LowLatencyNote::kNoRow:
       return by + "pair_rows: want those of a dispatch, got " + value;
     default:
-      return by + said_text(note.text);
+      return by + untrusted_text(note.text);
   }
 }
 
@@ -306,7 +306,8 @@ void CudaLowLatency::throw_deferred() {
       if (note.refusal == 0) continue;
       throw error_from_message(code_of(note.refusal), name, text_of(rank, note));
     }
-    throw Error(ErrorCode::invalid_argument, name, "format differs between ranks");
+    throw Error(ErrorCode::invalid_argument, name, "format differs between ranks",
+                {.differing = "format", .reason = ErrorReason::arguments_differ});
   });
 }
 

@@ -54,7 +54,7 @@ __device__ inline bool comes(const LowLatencyView& view, const std::uint64_t* at
 // Says which calls this rank has received, so that their places are free for the call after the
 // next. Of a kernel that begins when the one before it has ended: whoever receives a call need not
 // wait at its end until all of its blocks have. The threads that have least to do.
-__device__ inline void tell_received(const LowLatencyView& view) {
+__device__ inline void signal_received(const LowLatencyView& view) {
   if (blockIdx.x != gridDim.x - 1) return;
   const int world = view.layer.topology.world, rank = view.layer.topology.rank;
   for (int i = kThreads - 1 - int(threadIdx.x); i < kLowLatencyCalls * world; i += kThreads) {
@@ -69,7 +69,7 @@ __device__ inline void tell_received(const LowLatencyView& view) {
 // look at different words, so that no look waits for another.
 __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std::uint64_t epoch) {
   bool ok = true;
-  if (threadIdx.x == kThreads - 1) ok = !told_of_fault(view.layer);
+  if (threadIdx.x == kThreads - 1) ok = !fault_signalled(view.layer);
   if (threadIdx.x == kThreads - 33) ok = !broken(view.layer);
   if (epoch > 2) {
     for (int rank = int(threadIdx.x); rank < view.layer.topology.world; rank += kThreads) {
@@ -112,8 +112,8 @@ __device__ inline Sent arrive_sent(const LowLatencyView& view, BlocksSending wha
 }
 
 // Says `note` to every rank.
-__device__ inline void tell_note(const LowLatencyView& view, int call, std::uint64_t epoch,
-                                 const LowLatencyNote& note) {
+__device__ inline void signal_note(const LowLatencyView& view, int call, std::uint64_t epoch,
+                                   const LowLatencyNote& note) {
   const int world = view.layer.topology.world, rank = view.layer.topology.rank;
   constexpr int kWords = int(sizeof(LowLatencyNote) / 4);
   // The text only where there is one.
@@ -121,24 +121,24 @@ __device__ inline void tell_note(const LowLatencyView& view, int call, std::uint
   for (int i = int(threadIdx.x); i < world * words; i += kThreads) {
     const int to = i / words;
     if (masked(view, to)) continue;
-    auto* said =
+    auto* message =
         reinterpret_cast<std::uint32_t*>(view.peers[to] + view.layout.note(call, epoch, rank));
-    said[i % words] = reinterpret_cast<const std::uint32_t*>(&note)[i % words];
+    message[i % words] = reinterpret_cast<const std::uint32_t*>(&note)[i % words];
   }
 }
 
 // What has been found, which is rare, instead of what a block has said before. One thread of the
 // last block.
-__device__ inline void tell_found(const LowLatencyView& view, int call, std::uint64_t epoch) {
+__device__ inline void signal_found(const LowLatencyView& view, int call, std::uint64_t epoch) {
   const volatile LowLatencyNote& found = view.state->note;
   for (int to = 0; to < view.layer.topology.world; ++to) {
     if (masked(view, to)) continue;
-    auto& said = *reinterpret_cast<LowLatencyNote*>(
+    auto& message = *reinterpret_cast<LowLatencyNote*>(
         view.peers[to] + view.layout.note(call, epoch, view.layer.topology.rank));
-    said.refusal = 1;  // ErrorCode::invalid_argument
-    said.found = found.found;
-    said.token = found.token;
-    said.value = found.value;
+    message.refusal = 1;  // ErrorCode::invalid_argument
+    message.found = found.found;
+    message.token = found.token;
+    message.value = found.value;
   }
   view.state->note.found = 0;
   __threadfence_system();
@@ -160,8 +160,8 @@ __device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
   return true;
 }
 
-// What a rank has heard of a call.
-struct HeardCall {
+// What a rank has learned of a call.
+struct ReceivedCall {
   bool broken = false, refused = false;
 };
 
@@ -169,10 +169,10 @@ struct HeardCall {
 // says which have come. The whole block. One block decides who is masked, and tells the host of a
 // refusal. meanwhile() loads what has come with the signals beside what is looked at here.
 template <class Meanwhile>
-__device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int64_t words,
-                                 std::uint64_t epoch, std::int32_t format, std::uint64_t number,
-                                 std::int64_t* wait_statistics, bool* come,
-                                 const Meanwhile& meanwhile) {
+__device__ inline ReceivedCall read(const LowLatencyView& view, int call, std::int64_t words,
+                                    std::uint64_t epoch, std::int32_t format, std::uint64_t number,
+                                    std::int64_t* wait_statistics, bool* come,
+                                    const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
@@ -199,9 +199,9 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int6
       come[rank] = verdict == epoch * 2 + 1;
     }
   }
-  HeardCall heard;
-  heard.broken = __syncthreads_or(!ok) != 0;
-  if (heard.broken) return heard;
+  ReceivedCall received;
+  received.broken = __syncthreads_or(!ok) != 0;
+  if (received.broken) return received;
   device::allow_next_kernel();
   meanwhile();
   bool refuses = false;
@@ -212,10 +212,10 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int6
         *reinterpret_cast<const LowLatencyNote*>(own(view) + view.layout.note(call, epoch, rank));
     refuses = refuses || note.refusal != 0 || note.format != format;
   }
-  heard.refused = __syncthreads_or(refuses) != 0;
-  if (!heard.refused || blockIdx.x != 0) return heard;
+  received.refused = __syncthreads_or(refuses) != 0;
+  if (!received.refused || blockIdx.x != 0) return received;
   const bool free = device::ld_acquire_sys(&view.deferred.report->call) == 0;
-  if (__syncthreads_and(free) == 0) return heard;
+  if (__syncthreads_and(free) == 0) return received;
   constexpr int kWords = int(sizeof(LowLatencyNote) / 4);
   for (int i = int(threadIdx.x); i < world * kWords; i += kThreads) {
     const int rank = i / kWords;
@@ -230,7 +230,7 @@ __device__ inline HeardCall hear(const LowLatencyView& view, int call, std::int6
     view.deferred.report->kind = std::uint64_t(call);
     device::st_release_sys(&view.deferred.report->call, number);
   }
-  return heard;
+  return received;
 }
 
 // The shared memory of lay_out_rows(): begins, then a word for each warp.

@@ -184,8 +184,8 @@ WINNOW_DYNAMIC_SHARED(counts_memory, 16);
 
 // How many rows each rank gets for each of its experts. By a block that begins with it: who comes
 // last need not wait for the way of the counts then.
-__device__ void tell_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
-                            std::int64_t tokens) {
+__device__ void signal_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                              std::int64_t tokens) {
   const LowLatencyView& view = p.view;
   const int per_rank = view.layout.per_rank, experts = view.layer.topology.experts;
   auto* const counts = reinterpret_cast<std::int32_t*>(counts_memory);
@@ -245,12 +245,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
   };
   begin_token(blockIdx.x);
-  tell_received(view);
+  signal_received(view);
   if (!wait_for_places(view, kLowLatencyDispatch, epoch)) return;
   device::allow_next_kernel();
   if (blockIdx.x == gridDim.x - 1) {
-    tell_note(view, kLowLatencyDispatch, epoch, p.note);
-    tell_counts(p, epoch, tokens);
+    signal_note(view, kLowLatencyDispatch, epoch, p.note);
+    signal_counts(p, epoch, tokens);
   }
   for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     find_places(p, epoch, token, expert, places, mistaken);
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     const Sent sent = arrive_sent(view, kBlocksSent, mistaken);
     is_last = sent.all;
     if (sent.all) __threadfence();
-    if (sent.all && sent.found) tell_found(view, kLowLatencyDispatch, epoch);
+    if (sent.all && sent.found) signal_found(view, kLowLatencyDispatch, epoch);
   }
   __syncthreads();
   if (!is_last) return;
@@ -423,10 +423,10 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
     }
     if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
   };
-  const HeardCall heard =
-      hear(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
+  const ReceivedCall received =
+      read(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
            p.note.format, p.call, p.wait_statistics, shared.come, load);
-  if (heard.broken || heard.refused || p.output == nullptr) return;
+  if (received.broken || received.refused || p.output == nullptr) return;
   lay_out_rows(entries, begins);
   if (blockIdx.x == 0) write_counts(p, begins);
   for (bool is_first = true; unit < all; unit += step, is_first = false) {
@@ -444,7 +444,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
   WINNOW_BLOCK_SHARED(shared, Received);
   if (!p.behind_send) {
     device::wait_for_kernel_before();
-    tell_received(p.view);
+    signal_received(p.view);
   }
   receive(p, shared);
   if (p.behind_send) device::wait_for_kernel_before();

@@ -43,7 +43,7 @@ struct Player {
     return std::make_unique<LowLatency>(transport, me.store, config);
   }
   void play(LowLatency& layer) const { want_passed(run_rank(layer, problem, rounds).list()); }
-  // A dispatch, and the next call that hears of what its kernels met.
+  // A dispatch, and the next call that learns of what its kernels met.
   std::string error_of_next(LowLatency& layer) const {
     const LowLatencyTensors tensors(place, problem, rounds[0], me.rank);
     return error_of([&] {
@@ -77,7 +77,7 @@ struct Player {
 std::string killed(const Rank& me) {
   check(cudaSetDevice(me.gpu.index));
   const Player player(me);
-  // One waits a long time, and hears of the end at once.
+  // One waits a long time, and learns of the end at once.
   const auto layer = player.make_layer(false, std::chrono::seconds(20));
   const auto shrinking = player.make_layer(true, std::chrono::seconds(20));
   player.play(*layer);

@@ -10,8 +10,8 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/low_latency/low_latency_layout.h"
 #include "winnow/expert_parallel/transport/deadline.h"
-#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -37,7 +37,7 @@ class LowLatencyBackend : public CollectiveBackend {
 struct PendingCall {
   LowLatencySent sent = LowLatencySent::none;
   std::uint64_t epoch = 0;
-  LowLatencyNote said{};  // by this rank: where it is a refusal, no argument is used
+  LowLatencyNote message{};  // by this rank: where it is a refusal, no argument is used
 };
 
 // The calls of one kind that have been sent and are still to be received, oldest first.
@@ -47,7 +47,7 @@ class PendingCalls {
 
   // Throws Error (invalid_argument) if the places of the next call are those of a pending one.
   void check_send(const Check& check) const;
-  PendingCall send(const LowLatencyNote& said);
+  PendingCall send(const LowLatencyNote& message);
   // Throws Error (invalid_argument) if it is not pending.
   PendingCall find(const Check& check, LowLatencySent sent) const;
   // It is received, or will not be.
@@ -62,8 +62,8 @@ class PendingCalls {
 
 // What a rank says of a call: the refusal, if it is not null, or the rest.
 LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens);
-// For Said<LowLatencyNote>.
-void check_said(const LowLatencyNote& note, const Speaker& by, std::int64_t max_tokens);
+// For Untrusted<LowLatencyNote>.
+void check_bounds(const LowLatencyNote& note, const Sender& by, std::int64_t max_tokens);
 
 // `config` is resolved; throws Error (invalid_argument) for what a size must not be.
 void check_low_latency_config(const LowLatencyConfig& config, int world);

@@ -22,14 +22,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class LowLatencyCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(LowLatencyCases, MatchTheOracle) {
-  testing::expect_case_passes("expert_parallel::low_latency", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, LowLatencyCases,
-    ::testing::ValuesIn(testing::operation_named("expert_parallel::low_latency").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(LowLatencyCases, "expert_parallel::low_latency");
 
 TEST_P(ThreeRanks, RefuseWhatOneOfThemHasWrong) {
   make(false);
@@ -472,10 +465,10 @@ TEST(LowLatencyConfigs, TheForcedBackendServesTheDeviceOrIsRefused) {
     })[0];
   };
   const std::string refusal =
-      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got sm90";
+      "expert_parallel::LowLatency: backend: want one that supports tensors on cpu, got cuda";
   EXPECT_EQ(make({}).text, "");
-  EXPECT_EQ(make(Backend::sm90).text, refusal);
-  setenv("WINNOW_BACKEND", "sm90", 1);
+  EXPECT_EQ(make(Backend::cuda).text, refusal);
+  setenv("WINNOW_BACKEND", "cuda", 1);
   EXPECT_EQ(make({}).text, refusal);
   EXPECT_EQ(make(Backend::cpu).text, "");
   unsetenv("WINNOW_BACKEND");

@@ -32,7 +32,7 @@ struct Region::Segment {
     free.erase(here);
   }
 
-  Extent largest_hole() {
+  Extent largest_free() {
     const std::lock_guard lock(mutex);
     const auto largest = std::max_element(
         free.begin(), free.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -43,16 +43,17 @@ struct Region::Segment {
   // What was offered may have joined with its neighbours since.
   void take(std::int64_t offset, std::int64_t wanted) {
     const std::lock_guard lock(mutex);
-    auto hole = free.upper_bound(offset);
-    const bool before = hole != free.begin() && (--hole)->first + hole->second >= offset + wanted;
+    auto free_extent = free.upper_bound(offset);
+    const bool before = free_extent != free.begin() &&
+                        (--free_extent)->first + free_extent->second >= offset + wanted;
     if (!before) {
       throw Error(ErrorCode::internal, "expert_parallel::Arena",
                   "the hole that was offered is gone");
     }
-    const std::int64_t end = hole->first + hole->second;
+    const std::int64_t end = free_extent->first + free_extent->second;
     if (end > offset + wanted) free.emplace(offset + wanted, end - offset - wanted);
-    hole->second = offset - hole->first;
-    if (hole->second == 0) free.erase(hole);
+    free_extent->second = offset - free_extent->first;
+    if (free_extent->second == 0) free.erase(free_extent);
   }
 };
 
@@ -82,11 +83,11 @@ std::int64_t Arena::add(std::shared_ptr<SymmetricMemory> memory) {
   return added_++;
 }
 
-Extent Arena::largest_hole() const {
+Extent Arena::largest_free() const {
   Extent largest;
   for (const auto& segment : segments_) {
-    const Extent hole = segment->largest_hole();
-    if (hole.bytes >= largest.bytes && hole.segment >= 0) largest = hole;
+    const Extent free_extent = segment->largest_free();
+    if (free_extent.bytes >= largest.bytes && free_extent.segment >= 0) largest = free_extent;
   }
   return largest;
 }
@@ -100,11 +101,11 @@ std::shared_ptr<Region> Arena::take(std::int64_t segment, std::int64_t offset, s
   return region;
 }
 
-std::uint64_t Arena::releasable(const Extent& hole) const {
+std::uint64_t Arena::releasable(const Extent& free_extent) const {
   std::uint64_t unused = 0;
   for (std::size_t i = 0; i + 1 < segments_.size() && i < 64; ++i) {
-    const bool whole = segments_[i]->largest_hole().bytes == segments_[i]->bytes;
-    if (whole && segments_[i]->number != hole.segment) unused |= std::uint64_t{1} << i;
+    const bool whole = segments_[i]->largest_free().bytes == segments_[i]->bytes;
+    if (whole && segments_[i]->number != free_extent.segment) unused |= std::uint64_t{1} << i;
   }
   return unused;
 }

@@ -57,13 +57,13 @@ class WINNOW_EXPORT Arena {
   std::int64_t add(std::shared_ptr<SymmetricMemory> memory);
 
   // The largest free stretch of all segments, the newest of equals; no bytes where all is in use.
-  Extent largest_hole() const;
+  Extent largest_free() const;
   // Uses the first bytes (rounded up) of a free stretch.
   std::shared_ptr<Region> take(std::int64_t segment, std::int64_t offset, std::int64_t bytes);
 
   // Bit i: the i-th oldest segment is entirely free here, is not the newest and does not hold
-  // `hole`. Those of which every rank says so may be released.
-  std::uint64_t releasable(const Extent& hole) const;
+  // `free extent`. Those of which every rank says so may be released.
+  std::uint64_t releasable(const Extent& free_extent) const;
   void release(std::uint64_t segments);
 
   // Where in the arena the bytes lie, if all of them lie in one segment at this rank.
@@ -85,32 +85,32 @@ class WINNOW_EXPORT Arena {
   std::int64_t added_ = 0;
 };
 
-// Takes a region of `bytes` [W] for each rank from the front of its hole, alike on every rank.
-// Where a hole is too small, grow(missing) adds a segment of at least so many bytes at every rank
-// and returns it as a hole; all holes that are smaller are given up for it, so that later regions
-// have as much room on every rank.
+// Takes a region of `bytes` [W] for each rank from the front of its free extent, alike on every
+// rank. Where a free extent is too small, grow(missing) adds a segment of at least so many bytes at
+// every rank and returns it as a free extent; all free extents that are smaller are given up for
+// it, so that later regions have as much room on every rank.
 template <class Grow>
-std::vector<Extent> take_regions(std::span<Extent> holes, std::span<const std::int64_t> bytes,
-                                 const Grow& grow) {
+std::vector<Extent> take_regions(std::span<Extent> free_extents,
+                                 std::span<const std::int64_t> bytes, const Grow& grow) {
   std::int64_t missing = 0;  // the most that a rank without room needs
-  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
+  for (std::size_t rank = 0; rank < free_extents.size(); ++rank) {
     const std::int64_t wanted = Arena::round_up(bytes[rank]);
-    if (holes[rank].segment >= 0 && wanted <= holes[rank].bytes) continue;
+    if (free_extents[rank].segment >= 0 && wanted <= free_extents[rank].bytes) continue;
     missing = std::max(missing, wanted);
-    holes[rank] = {};
+    free_extents[rank] = {};
   }
   if (missing > 0) {
     const Extent grown = grow(missing);
-    for (Extent& hole : holes) {
-      if (hole.bytes < missing) hole = grown;
+    for (Extent& free_extent : free_extents) {
+      if (free_extent.bytes < missing) free_extent = grown;
     }
   }
   std::vector<Extent> regions;
-  for (std::size_t rank = 0; rank < holes.size(); ++rank) {
-    Extent& hole = holes[rank];
-    regions.push_back({hole.segment, hole.offset, bytes[rank]});
-    hole.offset += Arena::round_up(bytes[rank]);
-    hole.bytes -= Arena::round_up(bytes[rank]);
+  for (std::size_t rank = 0; rank < free_extents.size(); ++rank) {
+    Extent& free_extent = free_extents[rank];
+    regions.push_back({free_extent.segment, free_extent.offset, bytes[rank]});
+    free_extent.offset += Arena::round_up(bytes[rank]);
+    free_extent.bytes -= Arena::round_up(bytes[rank]);
   }
   return regions;
 }

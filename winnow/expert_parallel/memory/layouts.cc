@@ -24,7 +24,7 @@ ControlLayout control_layout(const ExpertMap& map, const Config& config, std::in
   const std::int64_t nodes = map.topology.nodes();
   ControlLayout layout;
   Parts parts;
-  layout.heard = parts.add(world * kWord);
+  layout.received = parts.add(world * kWord);
   layout.rail = parts.add(nodes * kWord);
   layout.done = parts.add(locals * kWord);
   layout.slices = parts.add(locals * kWord);
@@ -52,7 +52,7 @@ ControlLayout exchange_layout(const Topology& topology, std::int64_t row_bytes) 
   const std::int64_t world = topology.world_size, nodes = topology.nodes();
   ControlLayout layout;
   Parts parts;
-  layout.heard = parts.add(world * kWord);
+  layout.received = parts.add(world * kWord);
   layout.rail = parts.add(nodes * kWord);
   layout.fault = parts.add(kWord);
   layout.notices = parts.add(world * std::int64_t(sizeof(FaultNotice)));

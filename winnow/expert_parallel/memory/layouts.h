@@ -66,7 +66,8 @@ inline constexpr int kPushedTogether = 16;
 // What a rank says of the rows that it has sent another of its node: of which epoch, of which it
 // keeps the lower half, and that all below a row of the receiver's are there.
 struct RowsSent {
-  static WINNOW_HOST_DEVICE constexpr std::uint64_t say(std::uint64_t epoch, std::uint32_t below) {
+  static WINNOW_HOST_DEVICE constexpr std::uint64_t write(std::uint64_t epoch,
+                                                          std::uint32_t below) {
     return epoch << 32 | below;
   }
   static WINNOW_HOST_DEVICE constexpr bool cover(std::uint64_t word, std::uint64_t epoch,
@@ -77,9 +78,9 @@ struct RowsSent {
 
 // Offsets of the control memory, the same on every rank. Words are 64-bit and hold epochs.
 struct ControlLayout {
-  std::int64_t heard = 0;   // [W] words: the row of that rank is there
-  std::int64_t rail = 0;    // [NN] words: the rail row and table of that node are there
-  std::int64_t done = 0;    // [L] words: that rank of the node is done with the others' memory
+  std::int64_t received = 0;  // [W] words: the row of that rank is there
+  std::int64_t rail = 0;      // [NN] words: the rail row and table of that node are there
+  std::int64_t done = 0;      // [L] words: that rank of the node is done with the others' memory
   std::int64_t slices = 0;  // [L] words: epoch * kSlices + slices of dispatch that rank has written
   std::int64_t sent = 0;    // [L] words: RowsSent, of a dispatch with copy_out
   // [2, L] words: epoch * kSlices + slices that rank has pushed, of tokens of other nodes; and

@@ -11,13 +11,32 @@
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/layer/backend.h"
 #include "winnow/expert_parallel/notify/notify_impl.h"
-#include "winnow/expert_parallel/notify/notify_logged.h"
 #include "winnow/expert_parallel/queue_buffers/queue_buffers.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 #include "winnow/expert_parallel/transport/fault.h"
 #include "winnow/expert_parallel/transport/transport.h"
 
 namespace winnow::expert_parallel {
+
+// The arguments by name, for the log of calls.
+
+template <class Visitor>
+void each_argument(const NotifyArgs& args, Visitor&& visit) {
+  visit("tokens_per_rank", args.tokens_per_rank);
+  visit("tokens_per_node", args.tokens_per_node);
+  visit("tokens_per_expert", args.tokens_per_expert);
+  visit("is_token_in_rank", args.is_token_in_rank);
+  visit("channels", args.channels);
+  visit("expert_alignment", args.expert_alignment);
+  visit("worst_case_rows", args.worst_case_rows);
+  visit("node_channel_prefix_matrix", args.node_channel_prefix_matrix);
+  visit("rank_channel_prefix_matrix", args.rank_channel_prefix_matrix);
+  visit("recv_node_prefix_sum", args.recv_node_prefix_sum);
+  visit("recv_rank_prefix_sum", args.recv_rank_prefix_sum);
+  visit("num_recv_tokens", args.num_recv_tokens);
+  visit("num_forward_tokens", args.num_forward_tokens);
+  visit("recv_pairs_per_expert", args.recv_pairs_per_expert);
+}
 
 NotifierBackend::NotifierBackend(Backend backend, const NotifierConfig& config,
                                  const Transport& transport)
@@ -135,7 +154,7 @@ Error error_of(const CountFinding& finding) {
   return Error(ErrorCode::internal, kNotifyOperation, "no finding");
 }
 
-// ---- The door.
+// ---- The entry points.
 
 namespace {
 
@@ -166,7 +185,7 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
   return make_collective({kNotifierOperation, *transport, *store, deadline}, fields, check_config,
                          [&](Backend backend) {
                            if constexpr (kBuiltWithCuda) {
-                             if (backend == Backend::sm90) {
+                             if (backend == Backend::cuda) {
                                return make_cuda_notifier(transport, config, deadline);
                              }
                            }

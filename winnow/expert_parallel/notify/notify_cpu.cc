@@ -53,7 +53,7 @@ class CpuNotifier : public NotifierBackend {
   PairCounts prepare(const NotifyArgs& args);
   void count_channels(const NotifyArgs& args);
   CountFinding check_counts(const PairCounts& counts, std::int64_t channels) const;
-  void write_results(const NotifyArgs& args, const WorldCounts& heard);
+  void write_results(const NotifyArgs& args, const WorldCounts& received);
 
   Communicator communicator_;
   Exchange exchange_;
@@ -158,22 +158,22 @@ CountFinding CpuNotifier::check_counts(const PairCounts& counts, std::int64_t ch
   return {};
 }
 
-void CpuNotifier::write_results(const NotifyArgs& args, const WorldCounts& heard) {
+void CpuNotifier::write_results(const NotifyArgs& args, const WorldCounts& received) {
   const int node = topology_.node(rank_), local = topology_.local(rank_);
   std::int64_t sum = 0;
   for (std::size_t from = 0; from < from_node_.size(); ++from) {
     const auto rail_source =
         static_cast<std::size_t>(topology_.rank(static_cast<int>(from), local));
-    from_node_[from] = narrow(sum += heard.nodes[rail_source][node], "tokens");
+    from_node_[from] = narrow(sum += received.nodes[rail_source][node], "tokens");
   }
   sum = 0;
   for (std::size_t from = 0; from < from_rank_.size(); ++from) {
-    from_rank_[from] = narrow(sum += heard.tokens[from][rank_], "tokens");
+    from_rank_[from] = narrow(sum += received.tokens[from][rank_], "tokens");
   }
   const std::size_t first = static_cast<std::size_t>(rank_) * pairs_.size();
   for (std::size_t x = 0; x < pairs_.size(); ++x) {
     sum = 0;
-    for (const std::int32_t* pairs : heard.pairs) sum += pairs[first + x];
+    for (const std::int32_t* pairs : received.pairs) sum += pairs[first + x];
     const std::int64_t segments = (sum + args.expert_alignment - 1) / args.expert_alignment;
     pairs_[x] = narrow(segments * args.expert_alignment, "pairs");
   }

@@ -9,7 +9,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/core/rows.h"
 #include "winnow/expert_parallel/cuda/calls.h"
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/memory/cuda_memory.h"
 #include "winnow/expert_parallel/memory/layouts.h"
@@ -47,13 +47,13 @@ class CudaNotifier : public NotifierBackend {
 
 CudaNotifier::CudaNotifier(std::shared_ptr<Transport> transport, const NotifierConfig& config,
                            const Deadline& deadline)
-    : NotifierBackend(Backend::sm90, config, *transport),
+    : NotifierBackend(Backend::cuda, config, *transport),
       transport_(std::move(transport)),
       calls_(transport_, view_.layer, config_.device, kNotifierOperation,
              {{kNotifyCountsPhase, kNotifyOperation, "the counts"},
               {Phase::memory, kNotifyOperation, "memory"}}) {
   const DeviceGuard guard(config_.device);
-  calls_.check(transport_->wire()->load(), "loading the kernels");
+  calls_.check(transport_->fabric()->load(), "loading the kernels");
   calls_.check(load_notify_kernels(), "loading the kernels");
   const std::int64_t world = topology_.world_size, locals = topology_.local_world_size;
   const std::int64_t nodes = topology_.nodes(), experts = experts_per_rank();
@@ -160,7 +160,7 @@ void CudaNotifier::enqueue(const NotifyArgs& args, const Header& statement, bool
     tokens.node_stride = node_prefix.stride0;
     calls_.check(sum_tokens(tokens, calls_.stream()), "the sums of tokens");
   }
-  calls_.check(transport_->wire()->notify(params, calls_.stream()), "the exchange");
+  calls_.check(transport_->fabric()->notify(params, calls_.stream()), "the exchange");
   if (tokens.rank_prefix != nullptr || tokens.node_prefix != nullptr) {
     calls_.check(prefix_channels(tokens, calls_.stream()), "the sums of channels");
   }
@@ -182,7 +182,7 @@ void CudaNotifier::throw_report(const NotifyReportView& report) const {
     std::vector<Header> headers;
     for (int rank = 0; rank < topology_.world_size; ++rank) {
       const CheckedStatement& statement = report.statements[rank];
-      headers.push_back(statement.said);
+      headers.push_back(statement.message);
       if (statement.found.fault != CountFault::none) {
         headers.back().refuse(error_of(statement.found));
       }

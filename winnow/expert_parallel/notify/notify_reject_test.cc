@@ -379,17 +379,17 @@ TEST(NotifyBackends, TheForcedOneServesTheDeviceOrIsRefused) {
   EXPECT_EQ(backend_of({}), Backend::cpu);
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
   testing::expect_error(
-      [&] { backend_of(Backend::sm90); }, ErrorCode::invalid_argument,
-      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got sm90");
+      [&] { backend_of(Backend::cuda); }, ErrorCode::invalid_argument,
+      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got cuda");
   testing::expect_error(
-      [&] { backend_of(Backend::cuda); }, ErrorCode::unsupported,
-      "expert_parallel::Notifier: backend: want one that implements this operation (sm90, cpu), "
-      "got cuda; did you mean sm90?");
-  setenv("WINNOW_BACKEND", "sm90", 1);
+      [&] { backend_of(Backend::sm90); }, ErrorCode::unsupported,
+      "expert_parallel::Notifier: backend: want one that implements this operation (cuda, cpu), "
+      "got sm90; did you mean cuda?");
+  setenv("WINNOW_BACKEND", "cuda", 1);
   EXPECT_EQ(backend_of(Backend::cpu), Backend::cpu);
   testing::expect_error(
       [&] { backend_of({}); }, ErrorCode::invalid_argument,
-      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got sm90");
+      "expert_parallel::Notifier: backend: want one that supports tensors on cpu, got cuda");
   unsetenv("WINNOW_BACKEND");
 }
 

@@ -24,14 +24,7 @@ using ::testing::Each;
 using ::testing::ElementsAreArray;
 using TransportPointer = std::shared_ptr<Transport>;
 
-class NotifyCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(NotifyCases, MatchTheOracle) {
-  testing::expect_case_passes("expert_parallel::notify", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, NotifyCases,
-    ::testing::ValuesIn(testing::operation_named("expert_parallel::notify").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(NotifyCases, "expert_parallel::notify");
 
 // Two nodes of two ranks with two experts each, two channels, alignment 2.
 struct ByHand {

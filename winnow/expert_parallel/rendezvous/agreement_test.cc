@@ -68,13 +68,16 @@ TEST(Agreement, OneRankIsAWorld) {
   EXPECT_EQ(agree(store, request_of(0, 1), generous()).own.size(), 1u);
 }
 
-TEST(Agreement, RepeatsUnderOnePrefix) {
+TEST(Agreement, TheSameRanksMakeOneWorldAfterTheOther) {
   constexpr int kRanks = 4;
   MemoryStore store;
   EXPECT_THAT(on_threads(kRanks,
                          [&](int rank) {
                            for (int n = 0; n < 20; ++n) {
-                             agree(store, request_of(rank, kRanks), generous());
+                             AgreementRequest request = request_of(rank, kRanks);
+                             begin_world(store, request);
+                             EXPECT_EQ(request.prefix, "test/" + std::to_string(n + 1));
+                             agree(store, request, generous());
                            }
                          }),
               Each(""));
@@ -231,7 +234,7 @@ TEST(Agreement, LeavesLittleInTheStore) {
                            }
                          }),
               Each(""));
-  EXPECT_LE(entries_of(folder.path()), 2);
+  EXPECT_LE(entries_of(folder.path() / "test"), 2);
 }
 
 // A store whose looks take their time, of one rank. Counts those that begin after the deadline.
@@ -279,18 +282,46 @@ TEST(Agreement, ASlowStoreAddsFourLooksForEachRankToADeadline) {
   }
 }
 
+// At once, one after the other, or when the world has met already.
 TEST(Agreement, TwoCallersOfOneRankAreFoundOut) {
-  MemoryStore store;
-  const std::vector<std::string> errors = on_threads(2, [&](int n) {
-    if (n == 0) agree(store, request_of(1, 3), generous());
-    await_announced(store, {1});
-    Announcement second;
-    second.nonce = "another caller";
-    second.process = own_process();
-    second.world_size = 3;
-    store.set("test/announce/1", to_text(second));
-  });
-  EXPECT_THAT(errors[0], HasSubstr("meet: rank: want one caller as rank 1, got two: process "));
+  Announcement second;
+  second.nonce = "another caller";
+  second.process = own_process();
+  second.world_size = 3;
+  for (const bool roster : {false, true}) {
+    MemoryStore store;
+    const std::vector<std::string> errors = on_threads(2, [&](int n) {
+      if (n == 0) agree(store, request_of(1, 3), generous());
+      await_announced(store, {1});
+      roster ? store.set("test/roster", to_text(Roster{"id", {second, second, second}}))
+             : store.set("test/announce/1", to_text(second));
+    });
+    EXPECT_THAT(errors[0], HasSubstr("meet: rank: want one caller as rank 1, got two: process "));
+  }
+}
+
+// A rank that cannot write what the others wait for: they learn of it at once.
+TEST(Agreement, AFullStoreEndsTheMeetingOfAllAtOnce) {
+  struct Crowded : MemoryStore {
+    std::string full;
+    void set(const std::string& key, const std::string& value) override {
+      if (key == full) throw Error(ErrorCode::resource, "store", "no room for " + key);
+      MemoryStore::set(key, value);
+    }
+  };
+  for (const std::string key : {"announce/0", "roster", "go", "announce/2", "confirm/2"}) {
+    const int full = key.ends_with("2") ? 2 : 0;
+    Crowded store;
+    store.full = "test/" + key;
+    const Deadline deadline = generous();
+    const std::vector<std::string> errors =
+        on_threads(3, [&](int rank) { agree(store, request_of(rank, 3), deadline); });
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string by = rank == full ? "" : "meet: rank " + std::to_string(full) + ": ";
+      EXPECT_EQ(errors[std::size_t(rank)], by + "store: no room for test/" + key);
+    }
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+  }
 }
 
 TEST(Agreement, ChecksItsRank) {

@@ -71,7 +71,6 @@ std::string to_text(const Announcement& announcement) {
 
 std::string to_text(const Roster& roster) {
   std::string text = "id " + roster.id + "\n";
-  if (roster.met != 0) text += "met " + std::to_string(roster.met) + "\n";
   for (const Announcement& announcement : roster.announcements) text += to_text(announcement);
   return text;
 }
@@ -102,10 +101,6 @@ Roster roster_from_text(std::string_view text) {
   if (name != "id") return {};
   Roster roster;
   roster.id = id;
-  if (text.starts_with("met ")) {
-    const std::string_view met = split(take_line(text), ' ').second;
-    std::from_chars(met.data(), met.data() + met.size(), roster.met);
-  }
   roster.announcements = announcements_from_text(text);
   return roster;
 }

@@ -1,7 +1,6 @@
 // The text that a rank writes into the store when it arrives. Internal.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -17,7 +16,7 @@ namespace winnow::expert_parallel {
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
 struct Announcement {
-  std::string nonce;  // another one at each attempt
+  std::string nonce;  // of one caller
   ProcessIdentity process;
   int world_size = 0;
   Fields same;  // to be equal on every rank
@@ -28,7 +27,6 @@ struct Announcement {
 struct Roster {
   std::string id;
   std::vector<Announcement> announcements;
-  std::uint64_t met = 0;  // time_of_this_machine() of rank 0, once all have confirmed
 };
 
 std::string one_line(std::string text);

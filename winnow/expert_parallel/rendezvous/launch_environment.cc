@@ -1,5 +1,6 @@
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -10,6 +11,24 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr const char* kOperation = "expert_parallel::launch_environment";
+
+// What a launcher calls the numbers of a process.
+struct Names {
+  const char *rank, *world_size, *local_world_size, *local_rank;
+};
+constexpr Names kOwn{"WINNOW_RANK", "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE",
+                     "WINNOW_LOCAL_RANK"};
+constexpr Names kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"};
+// In this order, since a launcher may itself be started by one that stands behind it.
+constexpr Names kLaunchers[] = {
+    kTorchrun,
+    // Open MPI
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK"},
+    // MPICH and Intel MPI (Hydra)
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
+    // srun
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"}};
 
 // An empty variable counts as not set.
 std::optional<std::string> variable(const std::string& name) {
@@ -39,36 +58,41 @@ std::string needed(const std::string& name, const std::string& wanted, const std
 
 std::optional<LaunchEnvironment> launch_environment() {
   std::string set;  // the first of our variables that is there
-  for (const char* name : {"WINNOW_RANK", "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE",
-                           "WINNOW_LOCAL_RANK", "WINNOW_RENDEZVOUS"}) {
+  for (const char* name :
+       {kOwn.rank, kOwn.world_size, kOwn.local_world_size, kOwn.local_rank, "WINNOW_RENDEZVOUS"}) {
     if (set.empty() && variable(name)) set = name;
   }
   if (set.empty()) return std::nullopt;
-  // The rendezvous alone says that another launcher gives the numbers.
-  const std::string prefix = set == "WINNOW_RENDEZVOUS" ? "" : "WINNOW_";
+  const auto says_rank = [](const Names& names) { return variable(names.rank).has_value(); };
+  const auto* const launcher = std::ranges::find_if(kLaunchers, says_rank);
+  const bool own = variable(kOwn.rank) || variable(kOwn.world_size);
+  const Names& names = own ? kOwn : launcher == std::end(kLaunchers) ? kTorchrun : *launcher;
 
   constexpr int kMost = std::numeric_limits<int>::max();
   LaunchEnvironment environment;
   environment.rendezvous = needed("WINNOW_RENDEZVOUS", "a directory that all ranks reach", set);
-  const std::string size = prefix + "WORLD_SIZE";
+  const std::string size = names.world_size, rank = names.rank;
   environment.world_size = number(size, needed(size, "the number of ranks", set), 1, kMost,
                                   "a whole number of 1 or more");
-  const std::string rank = prefix + "RANK";
   environment.rank =
       number(rank, needed(rank, "the rank of this process", set), 0, environment.world_size - 1,
              "in [0, " + std::to_string(environment.world_size) + ")");
-  const std::string local = prefix + "LOCAL_WORLD_SIZE";
   environment.local_world_size = environment.world_size;
+  const std::string local =
+      variable(kOwn.local_world_size) ? kOwn.local_world_size : names.local_world_size;
   if (const std::optional<std::string> text = variable(local)) {
     const std::string wanted =
         "a divisor of " + size + " " + std::to_string(environment.world_size);
-    environment.local_world_size = number(local, *text, 1, environment.world_size, wanted);
+    // srun writes "4(x2)" for two nodes, and has a comma where nodes have different numbers.
+    const std::size_t end = text->find(',') == text->npos ? text->find("(x") : text->npos;
+    environment.local_world_size =
+        number(local, text->substr(0, end), 1, environment.world_size, wanted);
     if (environment.world_size % environment.local_world_size != 0) {
       throw Error(ErrorCode::invalid_argument, kOperation, local, wanted, "\"" + *text + "\"");
     }
   }
   environment.local_rank = environment.rank % environment.local_world_size;
-  const std::string place = prefix + "LOCAL_RANK";
+  const std::string place = variable(kOwn.local_rank) ? kOwn.local_rank : names.local_rank;
   if (const std::optional<std::string> text = variable(place)) {
     environment.local_rank = number(place, *text, 0, kMost, "a whole number of 0 or more");
   }
@@ -76,10 +100,21 @@ std::optional<LaunchEnvironment> launch_environment() {
 }
 
 std::string job_id() {
-  for (const char* name : {"WINNOW_JOB", "TORCHELASTIC_RUN_ID"}) {
-    if (const std::optional<std::string> text = variable(name)) return *text;
+  std::string job;
+  // torchrun calls every job "none" that was given no name.
+  for (const char* name :
+       {"WINNOW_JOB", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
+    if (job.empty()) job = variable(name).value_or("");
+    if (job == "none") job.clear();
   }
-  return {};
+  if (const auto slurm = variable("SLURM_JOB_ID"); job.empty() && slurm) {
+    job = *slurm + "." + variable("SLURM_STEP_ID").value_or("");
+  }
+  for (const char* name : {"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}) {
+    const std::string restarts = variable(name).value_or("0");
+    if (!job.empty() && restarts != "0") job += "." + restarts;
+  }
+  return job;
 }
 
 }  // namespace winnow::expert_parallel

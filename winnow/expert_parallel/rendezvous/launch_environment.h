@@ -1,4 +1,4 @@
-// The rank of this process, from the environment variables of `winnow launch` or torchrun.
+// The rank of this process and the name of its job, from the environment variables of a launcher.
 #pragma once
 
 #include <optional>
@@ -16,15 +16,16 @@ struct LaunchEnvironment {
   std::string rendezvous;  // the directory of a FileStore
 };
 
-// WINNOW_RANK, WINNOW_WORLD_SIZE, WINNOW_RENDEZVOUS and, if there is more than one node,
-// WINNOW_LOCAL_WORLD_SIZE; WINNOW_LOCAL_RANK, else the rank's index on its node. If only
-// WINNOW_RENDEZVOUS is set, torchrun's RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK are read.
-// Absent if no variable of Winnow is set. Errors (winnow::Error): only some of the variables are
-// set; an invalid value.
+// WINNOW_RENDEZVOUS, beside it the numbers of WINNOW_RANK and WINNOW_WORLD_SIZE or else, if neither
+// is set, those of torchrun, of mpirun (Open MPI; MPICH and Intel MPI) or of srun, whose variables
+// transport.md lists. WINNOW_LOCAL_WORLD_SIZE and WINNOW_LOCAL_RANK come before the launcher's; the
+// defaults are all ranks, and the rank's index on its node. Absent if no variable of Winnow but
+// WINNOW_JOB is set. Errors (winnow::Error): only some of the variables are set; an invalid value.
 WINNOW_EXPORT std::optional<LaunchEnvironment> launch_environment();
 
-// The name of the job, which is the same on every rank and differs between jobs: WINNOW_JOB, else
-// torchrun's TORCHELASTIC_RUN_ID; empty if neither is set.
+// The name of the job, which is the same on every rank and no other job has: WINNOW_JOB, else that
+// of torchrun, Open MPI or srun; with the number of the restart, if there was one. Empty if there
+// is none.
 WINNOW_EXPORT std::string job_id();
 
 }  // namespace winnow::expert_parallel

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -12,10 +13,35 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kNames[] = {
-    "WINNOW_RANK",       "WINNOW_WORLD_SIZE", "WINNOW_LOCAL_WORLD_SIZE",
-    "WINNOW_LOCAL_RANK", "WINNOW_RENDEZVOUS", "RANK",
-    "WORLD_SIZE",        "LOCAL_WORLD_SIZE",  "LOCAL_RANK"};
+constexpr const char* kNames[] = {"WINNOW_RANK",
+                                  "WINNOW_WORLD_SIZE",
+                                  "WINNOW_LOCAL_WORLD_SIZE",
+                                  "WINNOW_LOCAL_RANK",
+                                  "WINNOW_RENDEZVOUS",
+                                  "WINNOW_JOB",
+                                  "RANK",
+                                  "WORLD_SIZE",
+                                  "LOCAL_WORLD_SIZE",
+                                  "LOCAL_RANK",
+                                  "TORCHELASTIC_RUN_ID",
+                                  "TORCHELASTIC_RESTART_COUNT",
+                                  "OMPI_COMM_WORLD_RANK",
+                                  "OMPI_COMM_WORLD_SIZE",
+                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                  "OMPI_COMM_WORLD_LOCAL_RANK",
+                                  "OMPI_MCA_ess_base_jobid",
+                                  "PMIX_NAMESPACE",
+                                  "PMI_RANK",
+                                  "PMI_SIZE",
+                                  "MPI_LOCALNRANKS",
+                                  "MPI_LOCALRANKID",
+                                  "SLURM_PROCID",
+                                  "SLURM_NTASKS",
+                                  "SLURM_STEP_TASKS_PER_NODE",
+                                  "SLURM_LOCALID",
+                                  "SLURM_JOB_ID",
+                                  "SLURM_STEP_ID",
+                                  "SLURM_RESTART_COUNT"};
 
 class LaunchEnvironmentTest : public ::testing::Test {
  protected:
@@ -59,7 +85,6 @@ TEST_F(LaunchEnvironmentTest, ReadsTheVariablesOfWinnow) {
   EXPECT_EQ(launch_environment()->local_world_size, 6);
 }
 
-// Nodes that a launcher imitates on one machine share its GPUs.
 TEST_F(LaunchEnvironmentTest, TheLocalRankIsThatOfTheMachine) {
   set({{"WINNOW_RANK", "5"},
        {"WINNOW_WORLD_SIZE", "6"},
@@ -73,18 +98,86 @@ TEST_F(LaunchEnvironmentTest, TheLocalRankIsThatOfTheMachine) {
                         "number of 0 or more, got \"-1\"");
 }
 
-TEST_F(LaunchEnvironmentTest, ReadsThoseOfTorchrunBesideARendezvous) {
-  set({{"RANK", "3"},
-       {"WORLD_SIZE", "4"},
-       {"LOCAL_WORLD_SIZE", "2"},
-       {"LOCAL_RANK", "1"},
-       {"WINNOW_RENDEZVOUS", "/tmp/here"}});
-  const auto environment = launch_environment();
-  ASSERT_TRUE(environment);
-  EXPECT_EQ(environment->rank, 3);
-  EXPECT_EQ(environment->world_size, 4);
-  EXPECT_EQ(environment->local_world_size, 2);
-  EXPECT_EQ(environment->local_rank, 1);
+// What each launcher gives rank 3 of 4 on two nodes.
+const std::map<std::string, std::string> kTorchrun = {{"RANK", "3"},
+                                                      {"WORLD_SIZE", "4"},
+                                                      {"LOCAL_WORLD_SIZE", "2"},
+                                                      {"LOCAL_RANK", "1"},
+                                                      {"TORCHELASTIC_RUN_ID", "torch"}};
+const std::map<std::string, std::string> kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                                                     {"OMPI_COMM_WORLD_SIZE", "4"},
+                                                     {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                     {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                     {"PMIX_NAMESPACE", "prterun-host-7@1"}};
+const std::map<std::string, std::string> kHydra = {
+    {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"}};
+const std::map<std::string, std::string> kSrun = {
+    {"SLURM_PROCID", "3"},  {"SLURM_NTASKS", "4"},  {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+    {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "47"}, {"SLURM_STEP_ID", "11"}};
+
+TEST_F(LaunchEnvironmentTest, ReadsThoseOfALauncherBesideARendezvous) {
+  for (const auto& [job, launcher] : {std::pair("torch", kTorchrun),
+                                      {"prterun-host-7@1", kOpenMpi},
+                                      {"", kHydra},
+                                      {"47.11", kSrun}}) {
+    SCOPED_TRACE(job);
+    set(launcher);
+    EXPECT_EQ(job_id(), job);
+    EXPECT_FALSE(launch_environment());
+    setenv("WINNOW_RENDEZVOUS", "/tmp/here", 1);
+    const auto environment = launch_environment();
+    ASSERT_TRUE(environment);
+    EXPECT_EQ(environment->rank, 3);
+    EXPECT_EQ(environment->world_size, 4);
+    EXPECT_EQ(environment->local_world_size, 2);
+    EXPECT_EQ(environment->local_rank, 1);
+    // As if on four nodes, which share the GPUs of this machine.
+    setenv("WINNOW_LOCAL_WORLD_SIZE", "1", 1);
+    EXPECT_EQ(launch_environment()->local_world_size, 1);
+    EXPECT_EQ(launch_environment()->local_rank, 1);
+  }
+}
+
+// torchrun or mpirun that srun has started, or that runs in the script of a job.
+TEST_F(LaunchEnvironmentTest, TheInnerLauncherCounts) {
+  for (const auto& inner : {kTorchrun, kOpenMpi, kHydra}) {
+    auto both = kSrun;
+    both["SLURM_PROCID"] = "0";
+    both["WINNOW_RENDEZVOUS"] = "/tmp/here";
+    both.insert(inner.begin(), inner.end());
+    set(both);
+    EXPECT_EQ(launch_environment()->rank, 3);
+  }
+}
+
+TEST_F(LaunchEnvironmentTest, NodesOfSrunHaveEquallyManyRanks) {
+  auto variables = kSrun;
+  variables["WINNOW_RENDEZVOUS"] = "/tmp/here";
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "4";
+  set(variables);
+  EXPECT_EQ(launch_environment()->local_world_size, 4);
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "1(x2),2";
+  expect_refused(variables,
+                 "SLURM_STEP_TASKS_PER_NODE: want a divisor of SLURM_NTASKS 4, got \"1(x2),2\"");
+}
+
+TEST_F(LaunchEnvironmentTest, AJobHasOneName) {
+  const auto named = [](const std::map<std::string, std::string>& variables) {
+    set(variables);
+    return job_id();
+  };
+  EXPECT_EQ(named({}), "");
+  EXPECT_EQ(named({{"WINNOW_JOB", "mine"}, {"TORCHELASTIC_RUN_ID", "torch"}}), "mine");
+  // torchrun's name for jobs that were given none.
+  EXPECT_EQ(named({{"TORCHELASTIC_RUN_ID", "none"}}), "");
+  EXPECT_EQ(named({{"TORCHELASTIC_RUN_ID", "none"}, {"SLURM_JOB_ID", "47"}}), "47.");
+  EXPECT_EQ(named({{"OMPI_MCA_ess_base_jobid", "2684420097"}}), "2684420097");
+  // A job that is started again meets anew.
+  EXPECT_EQ(named({{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}), "x");
+  EXPECT_EQ(named({{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}), "x.2");
+  EXPECT_EQ(named({{"SLURM_JOB_ID", "47"}, {"SLURM_STEP_ID", "0"}, {"SLURM_RESTART_COUNT", "1"}}),
+            "47.0.1");
+  EXPECT_EQ(named({{"TORCHELASTIC_RESTART_COUNT", "2"}}), "");
 }
 
 TEST_F(LaunchEnvironmentTest, HalfOfItIsAnError) {

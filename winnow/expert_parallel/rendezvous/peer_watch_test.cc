@@ -1,4 +1,4 @@
-// Who hears of a process's end, and what is left of the thread that watches.
+// Who learns of a process's end, and what is left of the thread that watches.
 #include "winnow/expert_parallel/rendezvous/peer_watch.h"
 
 #include <atomic>
@@ -62,7 +62,7 @@ class PeerWatchTest : public ::testing::Test {
   std::vector<ProcessIdentity> processes_;
 };
 
-TEST_F(PeerWatchTest, HearsOfEveryKindOfEndOnceAndOfNothingElse) {
+TEST_F(PeerWatchTest, ReceivesOfEveryKindOfEndOnceAndOfNothingElse) {
   for (const int status : {0, 0, 3, 0}) start(status);
   Gone gone(processes_), second({processes_[1]});
   children_[0]->signal(SIGSTOP);
@@ -81,7 +81,7 @@ TEST_F(PeerWatchTest, HearsOfEveryKindOfEndOnceAndOfNothingElse) {
   EXPECT_TRUE(gone.becomes(0));
 }
 
-TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsToldAtOnce) {
+TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsSignalledAtOnce) {
   start();
   children_[0]->signal(SIGKILL);
   children_[0]->wait();
@@ -89,7 +89,7 @@ TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsToldAtOnce) {
   EXPECT_EQ(gone.counts[0], 1);
 }
 
-TEST_F(PeerWatchTest, ALetGoWatchIsToldNothing) {
+TEST_F(PeerWatchTest, ALetGoWatchIsSignalledNothing) {
   for (int i = 0; i < 2; ++i) start();
   Gone gone(processes_), kept(processes_);
   gone.watch.reset();

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <climits>
 #include <cstring>
-#include <ctime>
 #include <sstream>
 
 #include <fcntl.h>
@@ -136,14 +135,6 @@ std::optional<ProcessIdentity> process_from_text(std::string_view text) {
   if (process.boot == "-") process.boot.clear();
   if (process.pid_namespace == "-") process.pid_namespace.clear();
   return process;
-}
-
-std::uint64_t time_of_this_machine() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  const std::uint64_t ticks = static_cast<std::uint64_t>(sysconf(_SC_CLK_TCK));
-  return static_cast<std::uint64_t>(now.tv_sec) * ticks +
-         static_cast<std::uint64_t>(now.tv_nsec) * ticks / 1'000'000'000;
 }
 
 int fork_generation() { return g_fork_generation.load(std::memory_order_relaxed); }

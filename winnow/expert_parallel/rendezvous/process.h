@@ -38,9 +38,6 @@ WINNOW_EXPORT std::string to_text(const ProcessIdentity& process);
 // Absent if the text is not one of to_text().
 WINNOW_EXPORT std::optional<ProcessIdentity> process_from_text(std::string_view text);
 
-// The current time on the scale of ProcessIdentity::start_time, for processes of this machine.
-WINNOW_EXPORT std::uint64_t time_of_this_machine();
-
 // Incremented in the child of every fork().
 WINNOW_EXPORT int fork_generation();
 

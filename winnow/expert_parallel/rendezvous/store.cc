@@ -31,7 +31,7 @@ constexpr const char* kFileStore = "expert_parallel::FileStore";
 
 // One file name for a key: letters, digits, "._-" as they are, everything else as %XX. No name
 // begins with a dot.
-std::string file_name(const std::string& key) {
+std::string file_name(const char* argument, const std::string& key) {
   std::string name;
   for (const char letter : key) {
     const bool plain = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
@@ -46,7 +46,7 @@ std::string file_name(const std::string& key) {
     }
   }
   if (name.empty() || name.size() > 200) {
-    throw Error(ErrorCode::invalid_argument, kFileStore, "key", "1 to 200 bytes as a file name",
+    throw Error(ErrorCode::invalid_argument, kFileStore, argument, "1 to 200 bytes as a file name",
                 "\"" + key + "\"");
   }
   return name;
@@ -148,21 +148,29 @@ void MemoryStore::remove(const std::string& key) {
   std::erase_if(values_, [&](const auto& entry) { return is_key_or_below(entry.first, key); });
 }
 
-FileStore::FileStore(fs::path directory) : directory_(std::move(directory)) {
-  if (directory_.empty()) {
+FileStore::FileStore(const fs::path& directory, const std::string& job) {
+  if (directory.empty()) {
     throw Error(ErrorCode::invalid_argument, kFileStore, "directory", "a directory", "\"\"");
   }
-  if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) fail("make", directory_, errno);
-  std::error_code error;
-  if (!fs::is_directory(directory_, error))
-    fail("use", directory_, error ? error.value() : ENOTDIR);
+  if (job.empty()) {
+    throw Error(ErrorCode::invalid_argument, kFileStore, "job",
+                "a name that no other job has, in WINNOW_JOB or from torchrun --rdzv-id, mpirun or "
+                "srun",
+                "none");
+  }
+  directory_ = directory / file_name("job", job);
+  for (const fs::path& made : {directory, directory_}) {
+    if (mkdir(made.c_str(), 0700) != 0 && errno != EEXIST) fail("make", made, errno);
+    std::error_code error;
+    if (!fs::is_directory(made, error)) fail("use", made, error ? error.value() : ENOTDIR);
+  }
 }
 
 void FileStore::set(const std::string& key, const std::string& value) {
   // Processes in containers of their own may share a number.
   static std::atomic<std::uint64_t> counter{0};
   static const std::string own = random_id();
-  const std::string name = file_name(key);
+  const std::string name = file_name("key", key);
   // The temporary file counts as a key below this one, so that remove() finds what a killed rank
   // left. Where another rank's remove() takes it away in the middle, it is written again.
   const fs::path target = directory_ / name;
@@ -178,7 +186,7 @@ void FileStore::set(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> FileStore::get(const std::string& key, const Deadline& deadline) {
-  const fs::path path = directory_ / file_name(key);
+  const fs::path path = directory_ / file_name("key", key);
   std::chrono::nanoseconds pause = std::chrono::microseconds(200);
   for (Interrupts interrupts;; interrupts.look()) {
     const bool last = deadline.expired();
@@ -190,7 +198,7 @@ std::optional<std::string> FileStore::get(const std::string& key, const Deadline
 }
 
 void FileStore::remove(const std::string& key) {
-  const std::string name = file_name(key);
+  const std::string name = file_name("key", key);
   std::error_code error;
   for (fs::directory_iterator entry(directory_, error), end; !error && entry != end;
        entry.increment(error)) {

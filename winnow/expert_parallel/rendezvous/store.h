@@ -9,6 +9,7 @@
 #include <string>
 
 #include "winnow/core/export.h"
+#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
@@ -25,7 +26,7 @@ class WINNOW_EXPORT Store {
   // once).
   virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
   // Removes the key and every key below it ("key/..."). A store that cannot remove keys may do
-  // nothing: remaining keys are recognised as old, but accumulate.
+  // nothing: they are not used again, but accumulate.
   virtual void remove(const std::string& key) = 0;
 };
 
@@ -42,12 +43,13 @@ class WINNOW_EXPORT MemoryStore : public Store {
   std::map<std::string, std::string> values_;
 };
 
-// A directory that all ranks can access, with one file per key, readable by this user only. The
-// directory is created if its parent exists. Files of another user are refused. Errors
-// (winnow::Error): resource.
+// A directory that all ranks can access, in which each job has one of its own, with one file per
+// key, readable by this user only. Both are created if the directory's parent exists; that of the
+// job remains. Files of another user are refused. Errors (winnow::Error): invalid_argument without
+// a job; resource.
 class WINNOW_EXPORT FileStore : public Store {
  public:
-  explicit FileStore(std::filesystem::path directory);
+  explicit FileStore(const std::filesystem::path& directory, const std::string& job = job_id());
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key, const Deadline& deadline) override;
   void remove(const std::string& key) override;

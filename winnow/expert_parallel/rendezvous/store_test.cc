@@ -116,11 +116,13 @@ TEST(FileStore, IsPrivate) {
   FileStore store(made);
   store.set("key", "value");
   struct stat status{};
-  ASSERT_EQ(stat(made.c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777, 0700u);
-  ASSERT_EQ(stat((made / "key").c_str(), &status), 0);
+  for (const fs::path& directory : {made, made / "test"}) {
+    ASSERT_EQ(stat(directory.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700u);
+  }
+  ASSERT_EQ(stat((made / "test" / "key").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
-  EXPECT_EQ(entries_of(made), 1);  // no temporary file is left
+  EXPECT_EQ(entries_of(made / "test"), 1);  // no temporary file is left
 }
 
 TEST(FileStore, SaysWhatIsWrongWithTheDirectory) {
@@ -142,11 +144,24 @@ TEST(FileStore, SaysWhatIsWrongWithTheDirectory) {
   EXPECT_THROW(store.set(std::string(201, 'k'), "value"), Error);
 }
 
-TEST(FileStore, RefusesWhatAnotherUserPlanted) {
+TEST(FileStore, BelongsToAJob) {
   const TemporaryFolder folder;
-  FileStore store(folder.path());
-  std::ofstream(folder.path() / "target") << "text";
-  fs::create_symlink(folder.path() / "target", folder.path() / "link");
+  FileStore one(folder.path(), "../one"), two(folder.path(), "two");
+  one.set("key", "value");
+  EXPECT_EQ(two.get("key", Deadline::now()), std::nullopt);
+  EXPECT_EQ(FileStore(folder.path(), "../one").get("key", Deadline::now()), "value");
+  EXPECT_EQ(entries_of(folder.path()), 2);
+  testing::expect_error([&] { FileStore store(folder.path(), ""); }, ErrorCode::invalid_argument,
+                        "expert_parallel::FileStore: job: want a name that no other job has, in "
+                        "WINNOW_JOB or from torchrun --rdzv-id, mpirun or srun, got none");
+}
+
+TEST(FileStore, RefusesWhatAnotherUserPlanted) {
+  const TemporaryFolder parent;
+  FileStore store(parent.path());
+  const fs::path folder = parent.path() / "test";
+  std::ofstream(folder / "target") << "text";
+  fs::create_symlink(folder / "target", folder / "link");
   EXPECT_THAT(error_of([&] { store.get("link", Deadline::now()); }), HasSubstr("cannot open"));
   // A write replaces the link and leaves its target alone.
   store.set("link", "value");
@@ -154,7 +169,7 @@ TEST(FileStore, RefusesWhatAnotherUserPlanted) {
   EXPECT_EQ(store.get("target", Deadline::now()), "text");
 
   if (geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
-  ASSERT_EQ(chown((folder.path() / "target").c_str(), 12345, 12345), 0);
+  ASSERT_EQ(chown((folder / "target").c_str(), 12345, 12345), 0);
   EXPECT_THAT(error_of([&] { store.get("target", Deadline::now()); }),
               HasSubstr("not a file of this user"));
 }
@@ -162,9 +177,9 @@ TEST(FileStore, RefusesWhatAnotherUserPlanted) {
 TEST(FileStore, RemoveFindsWhatAKilledWriterLeft) {
   const TemporaryFolder folder;
   FileStore store(folder.path());
-  std::ofstream(folder.path() / "w%2F1%2F4711.5") << "half a val";
+  std::ofstream(folder.path() / "test" / "w%2F1%2F4711.5") << "half a val";
   store.remove("w/1");
-  EXPECT_EQ(entries_of(folder.path()), 0);
+  EXPECT_EQ(entries_of(folder.path() / "test"), 0);
 }
 
 // `ulimit -f`: an error, and neither a signal nor half a file.
@@ -183,7 +198,7 @@ TEST(FileStore, ALimitOfFileSizesIsAnError) {
                                       ": File too large; fits"));
   FileStore store(folder.path());
   EXPECT_EQ(store.get("large", Deadline::now()), std::nullopt);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path() / "test"), {}), 1);
 }
 
 }  // namespace

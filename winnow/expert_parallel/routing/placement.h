@@ -43,7 +43,7 @@ struct PairCounts {
 };
 WINNOW_EXPORT PairCounts count_pairs(const ExpertMap& map, std::span<const std::int32_t> indices);
 
-// The counts of all ranks, as heard.
+// The counts of all ranks, as received.
 struct WorldCounts {
   std::vector<const std::int32_t*> pairs;   // [W] -> [E]
   std::vector<const std::int32_t*> tokens;  // [W] -> [W]

@@ -29,12 +29,12 @@ struct World {
   }
   Placement place(int rank, RowOrder order = RowOrder::expert_major,
                   std::int64_t alignment = 1) const {
-    WorldCounts heard;
+    WorldCounts received;
     for (const PairCounts& one : counts) {
-      heard.pairs.push_back(one.pairs.data());
-      heard.tokens.push_back(one.tokens.data());
+      received.pairs.push_back(one.pairs.data());
+      received.tokens.push_back(one.tokens.data());
     }
-    return place_blocks(map, heard, order, alignment, rank);
+    return place_blocks(map, received, order, alignment, rank);
   }
   // The rows on `rank`'s node of its rail source on `source_node`.
   Indices rows(const Placement& placement, int rank, int source_node,

@@ -8,12 +8,20 @@
 
 namespace winnow::expert_parallel {
 
+// Where a row of a new expert-major routing came from.
+struct RowSource {
+  std::int32_t rank = -1;  // -1: padding
+  std::int32_t token = -1;
+  std::int32_t k = -1;
+  std::int32_t first = -1;  // the row of the token's first pair on the same rank
+};
+
 // The first row that a rank has of a token, and whether it has others too: the largest of what each
 // of the rows says.
 struct FirstRow {
   static constexpr std::int32_t kNone = INT32_MIN;
   // `is_first`: the row is the first one itself.
-  static WINNOW_HOST_DEVICE constexpr std::int32_t say(std::int64_t first, bool is_first) {
+  static WINNOW_HOST_DEVICE constexpr std::int32_t write(std::int64_t first, bool is_first) {
     return is_first ? ~std::int32_t(first) : std::int32_t(first);
   }
 

@@ -28,7 +28,7 @@ class ForwardingTransport : public Transport {
                                                  std::string_view what) override {
     return transport_->allocate_cuda(device, bytes, deadline, what);
   }
-  const Wire* wire() override { return transport_->wire(); }
+  const FabricKernels* fabric() override { return transport_->fabric(); }
   int ranks_on_gpu() const override { return transport_->ranks_on_gpu(); }
   void put(SymmetricMemory& memory, int rank, std::size_t offset, const void* source,
            std::size_t bytes) override {

@@ -1,5 +1,5 @@
 // Tests whose ranks are processes with a GPU each, on the transport nvshmem. Each process is the
-// test program again, started as `winnow launch` would, and runs one of its bodies. Only for tests
+// test program again, started as a launcher would, and runs one of its bodies. Only for tests
 // in builds with CUDA: needs GoogleTest.
 #pragma once
 

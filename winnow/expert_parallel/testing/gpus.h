@@ -11,8 +11,9 @@ namespace winnow::expert_parallel {
 
 inline constexpr Device kGpu{DeviceType::cuda, 0};
 
-// Every stream of the process a hardware queue of its own: ranks wait for each other on the GPU.
-// And what is loaded at its first use would wait for kernels that run. Before CUDA starts.
+// Set before CUDA starts; the variables themselves mean nothing. Each stream needs a hardware queue
+// of its own, since the kernels of ranks wait for each other. All kernels are loaded at once, since
+// loading one at its first use would wait for running kernels, which may wait for it.
 inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 inline const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 

@@ -142,7 +142,7 @@ struct ProcessRank {
   ProcessRank(const std::filesystem::path& folder, int rank, int world_size,
               const std::string& prefix = "winnow",
               std::chrono::milliseconds timeout = std::chrono::seconds(60))
-      : store(std::make_shared<FileStore>(folder)),
+      : store(std::make_shared<FileStore>(folder, "test")),
         transport(create_shared_memory(*store, rank, world_size, Deadline(timeout), prefix)) {}
 };
 

@@ -32,9 +32,9 @@ class Refusals : public OnEachDevice {
     world_.place(0).wait();
     return tensor;
   }
-  // On a GPU ranks may hear of a refusal from the call behind it only, here a barrier. How the call
-  // would have ended if they had waited.
-  std::vector<Outcome> heard(const std::string& operation, std::vector<Outcome> outcomes) {
+  // On a GPU ranks may learn of a refusal from the call behind it only, here a barrier. How the
+  // call would have ended if they had waited.
+  std::vector<Outcome> received(const std::string& operation, std::vector<Outcome> outcomes) {
     if (!on_gpu()) return outcomes;
     const std::vector<Outcome> later = world_.barrier();
     for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
@@ -53,7 +53,7 @@ class Refusals : public OnEachDevice {
   // Every rank dispatches after `change` of what it gives.
   template <class Change>
   std::vector<Outcome> dispatch(const Change& change) {
-    return heard("dispatch", world_.dispatch(change));
+    return received("dispatch", world_.dispatch(change));
   }
   template <class Change>
   void expect_refused(const std::string& text, const Change& change) {

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -22,6 +23,9 @@
 #include "winnow/expert_parallel/transport/deadline.h"
 
 namespace winnow::expert_parallel {
+
+// A test is a job of its own, which stores of files want to know.
+inline const int kJobIsNamed = setenv("WINNOW_JOB", "test", 1);
 
 // Where success is expected: machines may be slow.
 inline Deadline generous() { return Deadline(std::chrono::seconds(60)); }

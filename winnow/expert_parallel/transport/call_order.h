@@ -1,5 +1,6 @@
-// The order in which a rank makes the calls of all layers over one transport, as the others see it:
-// ranks that make different calls wait for each other in vain, and know it from here. Internal.
+// Shows the other ranks which call each rank has begun last, over all layers of one transport.
+// Ranks that make different calls would wait for each other until the timeout; here they see it
+// while they wait. Internal.
 #pragma once
 
 #include <cstddef>
@@ -23,29 +24,29 @@ class WINNOW_EXPORT CallOrder {
   // What a rank has begun last, in its own memory.
   struct Slot {
     static constexpr std::size_t kTextBytes = 56;
-    std::uint64_t word = 0;  // layers made, calls begun since, digest of the last; 0: unknown
-    char text[kTextBytes] = {};
+    std::uint64_t word = 0;      // layers made, calls begun since, digest of the last; 0: unknown
+    char text[kTextBytes] = {};  // "dispatch of layer 7"; Communicator reads the number at its end
   };
 
   // `memory` has a Slot at `offset`, on every rank.
   CallOrder(std::shared_ptr<SymmetricMemory> memory, std::size_t offset, int rank);
 
-  // Collective: a new layer. Returns its number, from 1; the order begins anew.
+  // Collective: a new layer. Returns its number, from 1; calls are counted from 0 again.
   int begin_layer(Communicator* layer);
   void end_layer(Communicator* layer);
-  // Those of this rank. A layer that another thread lets go of stays meanwhile.
+  // Visits the layers of this rank. A thread that destroys one meanwhile waits in end_layer().
   template <class Visit>
   void for_each_layer(const Visit& visit) {
     const std::lock_guard lock(mutex_);
     for (Communicator* const layer : layers_) visit(*layer);
   }
-  // All ranks make the call, in the same order.
+  // At the beginning of a call that all ranks make in the same order.
   void begin_call(int layer, std::string_view operation);
-  // Nothing is known of this rank until the next layer: a call of its own has ended otherwise than
-  // on the other ranks, or it need not be made in the same order.
+  // Makes this rank's slot unknown until the next layer: after a call that ended otherwise here
+  // than on the other ranks, and before calls that ranks may make in different orders.
   void forget();
-  // What another rank has called where this rank has made its last call; empty unless that is
-  // certainly something else.
+  // The text of the call that `rank` has begun in the place of this rank's last one; empty if it is
+  // the same call, if the rank is ahead or behind, or if one of the two is unknown.
   std::string other_call(int rank) const;
 
  private:

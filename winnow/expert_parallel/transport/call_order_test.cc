@@ -74,7 +74,7 @@ TEST(CallOrder, IsComparedOnlyWhereBothRanksHaveOne) {
   EXPECT_THAT(meet_in_different_calls(false), Each(""));
 }
 
-// Ranks that heard of a difference from each other, and gave up that call alone, go on.
+// Ranks that learned of a difference from each other, and gave up that call alone, go on.
 TEST(CallOrder, IsThatOfTheLastCall) {
   InProcessWorld world(2);
   const std::vector<std::string> errors = on_threads(2, [&](int rank) {

@@ -98,12 +98,13 @@ std::shared_ptr<SymmetricMemory> Communicator::allocate(std::size_t bytes, const
     // The text already names the rank that reports.
     FaultRecord record;
     record.code = error.code();
+    record.reason = error.reason();
     record.operation = error.operation();
     record.phase = what;
     record.text = message_of(error);
     break_with(record);
   } catch (...) {
-    tell_interrupt("expert_parallel::allocate");
+    signal_interrupt("expert_parallel::allocate");
     throw;
   }
 }
@@ -175,7 +176,7 @@ std::uint64_t Communicator::wait(const std::uint64_t* word, std::uint64_t value,
       try {
         interrupts.look();
       } catch (...) {
-        tell_interrupt(name.operation);
+        signal_interrupt(name.operation);
         throw;
       }
       const auto now = Deadline::Clock::now();
@@ -208,6 +209,8 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
                                           const Deadline& deadline, const WaitName& name) {
   return wait(word, value, deadline, name, [&](int named, std::uint64_t seen) {
     FaultRecord record;
+    record.reason =
+        named >= 0 && transport_->peer_gone(named) ? ErrorReason::peer_gone : ErrorReason::absent;
     record.operation = name.operation;
     record.phase = name.phase;
     record.peer = named;
@@ -227,6 +230,7 @@ std::uint64_t Communicator::wait_at_least(const std::uint64_t* word, std::uint64
 void Communicator::fail_apart(const WaitName& name, const std::string& other_call) {
   const int writer = name.writer >= 0 ? name.writer : name.peer;
   FaultRecord record;
+  record.reason = ErrorReason::call_order;
   record.operation = name.operation;
   record.rank = rank();
   record.phase = name.phase;
@@ -243,8 +247,9 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
   fail(std::move(record));
 }
 
-void Communicator::tell_interrupt(std::string_view operation) {
+void Communicator::signal_interrupt(std::string_view operation) {
   FaultRecord record;
+  record.reason = ErrorReason::interrupted;
   record.operation = operation;
   record.rank = rank();
   record.text = "rank " + std::to_string(rank()) + " was interrupted";

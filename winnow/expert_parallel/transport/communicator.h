@@ -106,7 +106,7 @@ class WINNOW_EXPORT Communicator {
       if (error.code() != ErrorCode::internal) throw;
       fail_alone(operation, error.code(), message_of(error));
     } catch (...) {
-      tell_interrupt(operation);
+      signal_interrupt(operation);
       throw;
     }
   }
@@ -134,7 +134,7 @@ class WINNOW_EXPORT Communicator {
   [[noreturn]] void fail_apart(const WaitName& name, const std::string& other_call);
   [[noreturn]] void break_with(const FaultRecord& record);
   void record_everywhere(const FaultRecord& record);
-  void tell_interrupt(std::string_view operation);
+  void signal_interrupt(std::string_view operation);
   void barrier(Barrier kind, const std::vector<int>& members, const Deadline& deadline,
                std::string_view operation);
   std::size_t barrier_word(Barrier kind, int rank) const;

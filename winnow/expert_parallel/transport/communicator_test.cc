@@ -143,7 +143,8 @@ TEST(Communicator, RefusesATransportOfAnotherSize) {
                "expert_parallel::Communicator: transport: want a transport, got none");
 }
 
-// The wait of rank 0 expires; all others hear of it in their own waits, rank 2 also, which is late.
+// The wait of rank 0 expires; all others learn of it in their own waits, rank 2 also, which is
+// late.
 TEST(Communicator, TheFirstRecordReachesEveryRankAndTheLateOne) {
   const Deadline deadline = generous();
   const std::vector<std::string> errors =
@@ -154,7 +155,7 @@ TEST(Communicator, TheFirstRecordReachesEveryRankAndTheLateOne) {
         const int rank = communicator.rank();
         if (rank == 2) {
           while (!communicator.fault()) sleep_ms(1);
-          store_release(words, 7);  // what it waits for is there, and still it hears
+          store_release(words, 7);  // what it waits for is there, and still it receives
         }
         const WaitName name{"expert_parallel::dispatch", "the counts", rank == 2 ? 0 : 2};
         const std::string error = error_of(
@@ -300,7 +301,7 @@ TEST(Communicator, APeerThatIsDoneMayClose) {
   }
 }
 
-TEST(Communicator, AnyFaultCanBeToldToAll) {
+TEST(Communicator, AnyFaultCanBeSignalledToAll) {
   const std::vector<std::string> errors =
       with_communicators(Topology(3), [](Communicator& communicator) {
         if (communicator.rank() == 1) {

@@ -36,12 +36,13 @@ bool record_first(FaultSlot& slot, const FaultRecord& record) {
   shared.waited_for = record.waited_for;
   shared.seen = record.seen;
   shared.code = static_cast<std::int32_t>(record.code);
+  shared.reason = static_cast<std::int32_t>(record.reason);
   shared.rank = record.rank;
   shared.peer = record.peer;
   copy_text(shared.operation, record.operation);
   copy_text(shared.phase, record.phase);
   copy_text(shared.text, record.text);
-  slot.record.say(shared);
+  slot.record.write(shared);
   store_release(&slot.state, FaultSlot::kWritten);
   return true;
 }
@@ -61,15 +62,17 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   }
   FaultRecord record;
   try {
-    const SharedRecord heard = slot.record.hear({"expert_parallel", "the record of a fault", -1});
-    record.code = static_cast<ErrorCode>(heard.code);
-    record.operation = said_text(heard.operation);
-    record.phase = said_text(heard.phase);
-    record.rank = heard.rank;
-    record.peer = heard.peer;
-    record.waited_for = heard.waited_for;
-    record.seen = heard.seen;
-    record.text = said_text(heard.text);
+    const SharedRecord received =
+        slot.record.read({"expert_parallel", "the record of a fault", -1});
+    record.code = static_cast<ErrorCode>(received.code);
+    record.reason = static_cast<ErrorReason>(received.reason);
+    record.operation = untrusted_text(received.operation);
+    record.phase = untrusted_text(received.phase);
+    record.rank = received.rank;
+    record.peer = received.peer;
+    record.waited_for = received.waited_for;
+    record.seen = received.seen;
+    record.text = untrusted_text(received.text);
   } catch (const Error& error) {
     record.code = error.code();
     record.operation = error.operation();
@@ -78,10 +81,11 @@ std::optional<FaultRecord> read_fault(const FaultSlot& slot) {
   return record;
 }
 
-void check_said(const SharedRecord& record, const Speaker& by) {
-  check_said(record.code, by, "code", 0, kMostRefusal - 1);
-  check_said(record.rank, by, "rank", -1, INT32_MAX);
-  check_said(record.peer, by, "peer", -1, INT32_MAX);
+void check_bounds(const SharedRecord& record, const Sender& by) {
+  check_bounds(record.code, by, "code", 0, kMostRefusal - 1);
+  check_bounds(record.reason, by, "reason", 0, static_cast<int>(kLastReason));
+  check_bounds(record.rank, by, "rank", -1, INT32_MAX);
+  check_bounds(record.peer, by, "peer", -1, INT32_MAX);
 }
 
 std::string message_of(const Error& error) {
@@ -89,15 +93,27 @@ std::string message_of(const Error& error) {
   return std::string(error.what()).substr(error.operation().size() + kSeparator.size());
 }
 
-Error error_from_message(ErrorCode code, std::string operation, const std::string& message) {
-  constexpr std::string_view kSeparator = ": ", kWanted = ": want ";
-  std::string argument;
-  if (const std::size_t end = message.find(kWanted); end != std::string::npos) {
-    argument = message.substr(0, end);
-    const std::size_t begin = argument.rfind(kSeparator);
-    if (begin != std::string::npos) argument.erase(0, begin + kSeparator.size());
-  }
-  return {code, std::move(operation), message, std::move(argument)};
+ErrorDetails details_of(const std::string& message) {
+  constexpr std::string_view kSeparator = ": ", kWanted = ": want ", kGot = ", got ";
+  ErrorDetails details;
+  const std::size_t end = message.find(kWanted);
+  if (end == std::string::npos) return details;
+  details.argument = message.substr(0, end);
+  const std::size_t begin = details.argument.rfind(kSeparator);
+  if (begin != std::string::npos) details.argument.erase(0, begin + kSeparator.size());
+  const std::size_t wanted = end + kWanted.size(), got = message.find(kGot, wanted);
+  if (got == std::string::npos) return details;
+  details.wanted = message.substr(wanted, got - wanted);
+  details.got = message.substr(got + kGot.size());
+  return details;
+}
+
+Error error_from_message(ErrorCode code, std::string operation, const std::string& message,
+                         ErrorReason reason) {
+  ErrorDetails details = details_of(message);
+  details.reason = reason;
+  if (reason == ErrorReason::arguments_differ) details.differing = details.argument;
+  return {code, std::move(operation), message, std::move(details)};
 }
 
 void throw_fault(const FaultRecord& record, int own_rank) {
@@ -105,7 +121,7 @@ void throw_fault(const FaultRecord& record, int own_rank) {
   if (record.rank >= 0 && record.rank != own_rank) {
     text += "; reported by rank " + std::to_string(record.rank);
   }
-  throw error_from_message(record.code, record.operation, text);
+  throw error_from_message(record.code, record.operation, text, record.reason);
 }
 
 }  // namespace winnow::expert_parallel

@@ -7,12 +7,13 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
-#include "winnow/expert_parallel/transport/said.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
 struct FaultRecord {
   ErrorCode code = ErrorCode::timeout;
+  ErrorReason reason = ErrorReason::none;
   std::string operation;  // "expert_parallel::dispatch"
   std::string phase;      // what was waited for: "the counts"
   int rank = -1;          // the rank that reports it
@@ -25,18 +26,18 @@ struct FaultRecord {
 // A record in memory that ranks share.
 struct SharedRecord {
   std::uint64_t waited_for, seen;
-  std::int32_t code, rank, peer, unused;
+  std::int32_t code, rank, peer, reason;
   char operation[64], phase[128], text[792];
 };
-// For Said<SharedRecord>.
-void check_said(const SharedRecord& record, const Speaker& by);
+// For Untrusted<SharedRecord>.
+void check_bounds(const SharedRecord& record, const Sender& by);
 
 // Its place. Zero-filled memory is an empty slot.
 struct FaultSlot {
   static constexpr std::uint64_t kEmpty = 0, kBeingWritten = 1, kWritten = 2;
 
   std::uint64_t state;
-  Said<SharedRecord> record;
+  Untrusted<SharedRecord> record;
 };
 static_assert(sizeof(FaultSlot) == 1024);
 
@@ -49,9 +50,12 @@ WINNOW_EXPORT bool record_first(FaultSlot& slot, const FaultRecord& record);
 WINNOW_EXPORT std::optional<FaultRecord> read_fault(const FaultSlot& slot);
 // The text of an error without its operation, as records and refusals contain it.
 WINNOW_EXPORT std::string message_of(const Error& error);
-// The error with such a text; its argument is the name before the first ": want ".
+// What such a text says of an argument, the name before the first ": want ".
+WINNOW_EXPORT ErrorDetails details_of(const std::string& message);
+// The error with such a text.
 WINNOW_EXPORT Error error_from_message(ErrorCode code, std::string operation,
-                                       const std::string& message);
+                                       const std::string& message,
+                                       ErrorReason reason = ErrorReason::none);
 // Throws the record as Error; on ranks other than the reporter with "; reported by rank 0".
 [[noreturn]] WINNOW_EXPORT void throw_fault(const FaultRecord& record, int own_rank);
 

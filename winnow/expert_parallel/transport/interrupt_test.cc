@@ -39,7 +39,7 @@ class AnInterrupt : public ::testing::Test {
   void TearDown() override { set_interrupt_hook(nullptr); }
 
   template <class Wait>
-  void expect_told(const std::string& operation, const Wait& wait) {
+  void expect_signalled(const std::string& operation, const Wait& wait) {
     InProcessWorld world(2);
     std::latch interrupted(1);
     const Deadline deadline = generous();
@@ -58,19 +58,19 @@ class AnInterrupt : public ::testing::Test {
   }
 };
 
-TEST_F(AnInterrupt, EndsAnAllocationAndTheOthersAreTold) {
-  expect_told("expert_parallel::allocate", [](auto&, const auto& transport) {
+TEST_F(AnInterrupt, EndsAnAllocationAndTheOthersAreSignalled) {
+  expect_signalled("expert_parallel::allocate", [](auto&, const auto& transport) {
     transport->allocate(8, generous(), "the arena");
   });
 }
 
-TEST_F(AnInterrupt, EndsAnAgreementAndTheOthersAreTold) {
-  expect_told("layer", [](auto& world, const auto& transport) {
+TEST_F(AnInterrupt, EndsAnAgreementAndTheOthersAreSignalled) {
+  expect_signalled("layer", [](auto& world, const auto& transport) {
     agree(*transport, *world.store(), "layer", {}, generous());
   });
 }
 
-TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreTold) {
+TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreSignalled) {
   std::latch made(2), interrupted(1);
   InProcessWorld world(2);
   const Deadline deadline = generous();
@@ -94,7 +94,7 @@ TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreTold) {
 }
 
 // Not only in waits: rank 1 is interrupted while it sends its rows.
-TEST_F(AnInterrupt, EndsTheRowsOfACallAndTheOthersAreTold) {
+TEST_F(AnInterrupt, EndsTheRowsOfACallAndTheOthersAreSignalled) {
   constexpr std::int64_t kTokens = 4, kHidden = 128;
   std::latch made(2), interrupted(1);
   InProcessWorld world(2);

@@ -16,7 +16,7 @@
 namespace winnow::expert_parallel {
 
 class CallOrder;
-struct Wire;
+struct FabricKernels;
 
 // Memory with the same number of bytes on every rank, zero-filled and aligned to 4096. It lives as
 // long as any rank holds it, also after the transport and the other ranks are gone. GPU memory can
@@ -70,7 +70,7 @@ class WINNOW_EXPORT Transport {
                                                          const Deadline& deadline,
                                                          std::string_view what);
   // The kernels that put across nodes; null where allocate_cuda() is unsupported. Internal.
-  virtual const Wire* wire() { return nullptr; }
+  virtual const FabricKernels* fabric() { return nullptr; }
   // The number of ranks on this rank's GPU, including itself. Known after an allocate_cuda().
   virtual int ranks_on_gpu() const { return 1; }
 

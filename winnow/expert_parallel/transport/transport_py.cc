@@ -141,8 +141,9 @@ std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, 
   return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
 }
 
-void make_file_store(ep::FileStore* self, const std::filesystem::path& directory) {
-  new (self) ep::FileStore(directory);
+void make_file_store(ep::FileStore* self, const std::filesystem::path& directory,
+                     std::optional<std::string> job) {
+  new (self) ep::FileStore(directory, job.value_or(ep::job_id()));
 }
 
 void make_world(ep::InProcessWorld* self, int world_size) {
@@ -206,18 +207,18 @@ Collective: every rank calls it. The processes meet in the store and then share 
 name, so that nothing remains however they end. The interpreter lock is released.
 
 Args:
-    store: a folder that all ranks can access, or an object with set, get and check or wait, as
-        torch.distributed.Store has them; the store that torchrun's ranks share is
-        torch.distributed.group.WORLD.get_group_store().
+    store: a folder that all ranks can access, for a job with a name (FileStore), or an object with
+        set, get and check or wait, as torch.distributed.Store has them; the store that torchrun's
+        ranks share is torch.distributed.group.WORLD.get_group_store().
     rank, world_size: this process's rank and the number of ranks.
     timeout: seconds; None: WINNOW_TIMEOUT_SECONDS, else 30.
-    prefix: of the keys; worlds that share a store must use different prefixes.
+    prefix: of the keys; worlds of different ranks that share a store must use different prefixes.
 
 Raises:
     winnow.Error: a timeout that names the ranks that did not arrive; a rank is on another machine,
         of another user or in another container; the store fails.
     ValueError: a rank is outside of the world, or some rank has another world_size or library
-        version.)";
+        version; the store is a folder and the job has no name.)";
 
 constexpr const char* kNvshmemDoc =
     R"(Joins processes with a GPU each, of one host or several, and returns this one's transport.
@@ -272,10 +273,14 @@ void bind_expert_parallel_transport(nb::module_& m) {
   nb::class_<ep::MemoryStore, ep::Store>(m, "MemoryStore", "For the threads of one process.")
       .def(nb::init<>());
   nb::class_<ep::FileStore, ep::Store> files(
-      m, "FileStore", "A folder that all ranks can access, with one file per key.");
-  define(files, "__init__", make_file_store, "directory"_a,
-         "Creates the folder if its parent exists. winnow.Error if that fails.",
-         nb::sig("def __init__(self, directory: str | os.PathLike[str]) -> None"));
+      m, "FileStore", "A folder that all ranks can access, in which each job has one of its own.");
+  define(
+      files, "__init__", make_file_store, "directory"_a, "job"_a = nb::none(),
+      "Creates the folder if its parent exists. winnow.Error if that fails. job: a name that no\n"
+      "other job has; None: WINNOW_JOB, else that of torchrun --rdzv-id, mpirun or srun, or a\n"
+      "ValueError if there is none.",
+      nb::sig("def __init__(self, directory: str | os.PathLike[str], job: str | None = None) "
+              "-> None"));
 
   nb::class_<ep::Transport> transport(
       m, "Transport",
@@ -325,9 +330,11 @@ void bind_expert_parallel_transport(nb::module_& m) {
               "Among the processes of this machine: the index of the rank's GPU.")
       .def_ro("rendezvous", &ep::LaunchEnvironment::rendezvous,
               "The folder in which the ranks meet.");
-  m.def("launch_environment", ep::launch_environment,
-        "The rank of this process from the environment variables of `winnow launch` or torchrun;\n"
-        "None if they are not set. ValueError if only some of them are set.");
+  m.def(
+      "launch_environment", ep::launch_environment,
+      "The rank of this process from WINNOW_RENDEZVOUS and the environment variables of torchrun,\n"
+      "mpirun or srun, or WINNOW_RANK and WINNOW_WORLD_SIZE; None if there is no variable of\n"
+      "Winnow. ValueError if only some of them are set.");
   m.def(
       "default_timeout",
       [] { return std::chrono::duration<double>(ep::default_timeout()).count(); },

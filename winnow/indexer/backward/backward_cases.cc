@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "winnow/indexer/backward/backward.h"
-#include "winnow/indexer/backward/backward_fields.h"
+#include "winnow/indexer/backward/backward_contract.h"
 #include "winnow/indexer/backward/backward_oracle.h"
 #include "winnow/indexer/cases.h"
 #include "winnow/testing/repeated.h"
@@ -139,7 +139,7 @@ testing::Operation backward_operation() {
   testing::Operation operation;
   operation.name = "indexer::backward";
   operation.summary = "gradients of the lightning indexer's scores";
-  operation.repeat = testing::repeated(backward);
+  operation.repeat = testing::repeated(kBackward, backward);
   const auto add = [&](const CaseShape& shape, const Variant& variant) {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),

@@ -1,34 +1,30 @@
 // Python binding of indexer::backward.
 
 #include "winnow/indexer/backward/backward.h"
-#include "winnow/indexer/backward/backward_fields.h"
+#include "winnow/indexer/backward/backward_contract.h"
 #include "winnow/indexer/scale_py.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<indexer::BackwardArgs> kBackward(
-    "indexer::backward",
+constexpr Declaration<indexer::kBackward> kBackward(
     "def backward(q: T, k: T, weights: T, indices: T | None, d_scores: T, *, "
     "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
     "q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, "
     "dq: T | None = None, dk: T | None = None, d_weights: T | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T]",
-    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
-    "d_scores: f32[s_q, topk], dq: f32[s_q, h, d], dk: f32[s_k, d], d_weights: f32[s_q, h]");
+    "-> tuple[T, T, T]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
   indexer::BackwardArgs args = given.read(call);
-  const std::int64_t s_q = size_of_dim(args.q, 0), h = size_of_dim(args.q, 1);
-  const std::int64_t d = size_of_dim(args.q, 2);
+  using Args = indexer::BackwardArgs;
   const DType dtype = args.q.dtype() == DType::f8_e4m3 ? DType::f32 : args.q.dtype();
   nb::object dq = given.get<"dq">(), dk = given.get<"dk">(), d_weights = given.get<"d_weights">();
-  args.dq = call.output("dq", dq, dtype, {s_q, h, d});
-  args.dk = call.output("dk", dk, DType::f32, {size_of_dim(args.k, 0), d});
-  args.d_weights = call.output("d_weights", d_weights, DType::f32, {s_q, h});
+  given.output<&Args::dq>(call, args, dq, dtype);
+  given.output<&Args::dk>(call, args, dk);  // a new one has the first dtype of the contract, f32
+  given.output<&Args::d_weights>(call, args, d_weights, DType::f32);
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::backward_workspace_bytes(args, options);
@@ -51,20 +47,10 @@ nothing, and its d_scores are ignored. A row that occurs several times in indice
 time.
 
 Args:
-    q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
-        On CUDA tensors q and k are bfloat16 or float8_e4m3fn.
-    indices: [s_q, topk], int32: the rows that were scored; None: all of them.
-    d_scores: [s_q, topk], or [s_q, s_k] without indices, float32.
-    deterministic: bitwise equal results run after run (on the CPU they always are).
-    dq: [s_q, h, d], as q or float32, to write into; new, as q, if None. Of float8_e4m3fn queries
-        it is float32 or bfloat16; new, float32, if None.
-    dk: [s_k, d], float32 or as k (float8_e4m3fn: bfloat16), rounded once, at the end; new, float32,
-        if None.
-    d_weights: [s_q, h], float32 or as weights; new, float32, if None. dq, dk and d_weights
-        must not overlap inputs or each other.
-    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
-        error for a smaller one gives the exact number. If None, it is allocated by torch for torch
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; if it
+        is too small, the error says how many are needed. If None, it is allocated by torch for torch
         tensors, else from the stream's memory pool. The CPU does not use it.
+    stream, backend: as in topk().
 
 Returns:
     (dq, dk, d_weights). Every element is written; rows that no query sees get 0.
@@ -72,7 +58,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-const Operation<kBackward, backward, kDoc, indexer::backward, describe_scale> kRegistered;
+const Operation<kBackward, backward, kDoc, indexer::backward, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

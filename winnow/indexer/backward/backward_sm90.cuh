@@ -33,6 +33,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/indexer/gather_sm90.cuh"
 
@@ -73,6 +74,7 @@ struct Params {
 // and those two ahead of what the drain has read.
 inline constexpr int kTargetTiles = 8;
 inline constexpr int kSumStride = 72;  // floats of a row: 8 lanes of 16 bytes meet no bank twice
+using Sums = float[kTileEntries][kSumStride];
 
 template <int kRowChunks>
 struct Layout {
@@ -83,42 +85,39 @@ struct Layout {
   Chunk rows[kStages][kChunks];
   Chunk q[kChunks];
   Chunk d_dot;                                       // [64 heads][64 entries]
-  float sums[kChunks][kTileEntries * kSumStride];    // [64 columns each]
+  Sums sums[kChunks];                                // [64 columns each]
   float d_scores[kStages][kTileEntries];             // 0 where absent
   std::int32_t targets[kTargetTiles][kTileEntries];  // rows of dk; -1 where absent
   std::uint32_t mask[kStages][kGatherWarps];         // bit r: entry 32 w + r is there
-  Mbarrier full[kStages];       // lanes of gather with their copies, and its warps
-  Mbarrier empty[kStages];      // warps of multiply
-  Mbarrier q_full, q_free;      // lanes of gather with their copies; warps of multiply
-  Mbarrier sums_full[kChunks];  // warps of multiply
-  Mbarrier sums_free[kChunks];  // warps of drain
+  Barrier full[kStages];       // lanes of gather with their copies, and its warps
+  Barrier empty[kStages];      // warps of multiply
+  Barrier q_full, q_free;      // lanes of gather with their copies; warps of multiply
+  Barrier sums_full[kChunks];  // warps of multiply
+  Barrier sums_free[kChunks];  // warps of drain
 };
 
-// Where things are in it, in bytes.
 template <int kRowChunks>
-struct Plan {
+struct Plan : Shared<Layout<kRowChunks>> {
   using Memory = Layout<kRowChunks>;
-  static constexpr int kChunks = Memory::kChunks;
   static constexpr int kStages = Memory::kStages;
-  static constexpr int kTileBytes = kChunks * kChunkBytes;
-  static constexpr int kQ = offsetof(Memory, q);
-  static constexpr int kDDot = offsetof(Memory, d_dot);
-  static constexpr int kSums = offsetof(Memory, sums);
-  static constexpr int kSumBytes = kTileEntries * kSumStride * 4;  // of 64 columns
-  static constexpr int kDScores = offsetof(Memory, d_scores);
-  static constexpr int kTargets = offsetof(Memory, targets);
-  static constexpr int kMask = offsetof(Memory, mask);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kQFull = offsetof(Memory, q_full);
-  static constexpr int kQFree = offsetof(Memory, q_free);
-  static constexpr int kSumsFull = offsetof(Memory, sums_full);
-  static constexpr int kSumsFree = offsetof(Memory, sums_free);
   static constexpr int kBytes = sizeof(Memory);
-  static_assert(kSums % 1024 == 0 && kMask % 8 == 0);
+  static_assert(offsetof(Memory, sums) % 1024 == 0 && offsetof(Memory, mask) % 8 == 0);
   static_assert(kBytes <= 115712, "two blocks share the 228 KB of a multiprocessor");
+
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(q)
+  WINNOW_PLACE(d_dot)
+  WINNOW_PLACE(sums)
+  WINNOW_PLACE(d_scores)
+  WINNOW_PLACE(targets)
+  WINNOW_PLACE(mask)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(q_full)
+  WINNOW_PLACE(q_free)
+  WINNOW_PLACE(sums_full)
+  WINNOW_PLACE(sums_free)
 };
-static_assert(Plan<2>::kSums == 73728 && Plan<2>::kBytes <= 113600);
 
 // ---- Work --------------------------------------------------------------------------------------
 
@@ -181,26 +180,25 @@ struct Next {
 template <int kChunks, bool kF8>
 __device__ __forceinline__ void bring_rows(const chosen_sm90::View& view, std::uint32_t destination,
                                            const char* first, std::int64_t stride, int row,
-                                           int warp, std::uint64_t policy, std::uint32_t barrier) {
+                                           int warp, std::uint64_t policy, Place<Barrier> barrier) {
   if constexpr (kF8) {
     chosen_sm90::widen_rows<kGatherWarps, kChunks>(destination, kChunkBytes, first, stride, row,
                                                    warp);
     fence_proxy_async_shared();
-    mbarrier_arrive(barrier);
+    barrier.arrive();
   } else {
     chosen_sm90::copy_rows<kGatherWarps, kChunks>(destination, kChunkBytes, first, stride,
                                                   view.row_bytes, row, warp, policy);
-    mbarrier_arrive_cp_async(barrier);
+    barrier.arrive_cp_async();
   }
 }
 
 template <int kChunks, bool kF8>
-__device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int warp) {
-  using P = Plan<kChunks>;
+__device__ __forceinline__ void gather(const Params& p, Plan<kChunks> shared, int warp) {
   const int lane = threadIdx.x % 32;
   const chosen_sm90::View& view = p.view;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_normal();
-  PipelineState<P::kStages> ring;
+  PipelineState<Plan<kChunks>::kStages> ring;
   std::uint32_t count = 0, q_parity = 0;
   Next next;
   next.number = blockIdx.x;
@@ -215,27 +213,25 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
     next.load(p, warp, lane);
 
     const unsigned mask = __ballot_sync(kFullWarp, row >= 0);
-    const std::uint32_t full = smem + P::kFull + 8 * ring.stage;
-    mbarrier_wait(smem + P::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+    const auto full = shared.full()[ring.stage];
+    shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
     const int local = 32 * warp + lane;
-    st_shared(smem + P::kDScores + 4 * (kTileEntries * ring.stage + local), d_score);
-    st_shared(smem + P::kTargets + 4 * (kTileEntries * (count % kTargetTiles) + local),
-              static_cast<std::int32_t>(row));
-    if (lane == 0) {
-      st_shared(smem + P::kMask + 8 * ring.stage + 4 * warp, static_cast<std::uint32_t>(mask));
-    }
-    mbarrier_arrive_warp(full);
-    bring_rows<kChunks, kF8>(view, smem + ring.stage * P::kTileBytes, view.k, view.k_row_stride,
+    shared.d_scores()[ring.stage][local].store(d_score);
+    shared.targets()[count % kTargetTiles][local].store(row);
+    if (lane == 0) shared.mask()[ring.stage][warp].store(mask);
+    full.arrive_warp();
+    bring_rows<kChunks, kF8>(view, shared.rows()[ring.stage].address, view.k, view.k_row_stride,
                              row, warp, keep, full);
     ring.advance();
     ++count;
     // Q behind as many tiles as the ring holds: that of the item before is in use until then.
-    if (tile != min(P::kStages, tiles) - 1) continue;
-    mbarrier_wait(smem + P::kQFree, q_parity ^ 1, "q", 0);
+    if (tile != min(Plan<kChunks>::kStages, tiles) - 1) continue;
+    shared.q_free().wait(q_parity ^ 1, "q", 0);
     q_parity ^= 1;
     const int head = first_head + local;
-    bring_rows<kChunks, kF8>(view, smem + P::kQ, view.q + query * view.q_stride0, view.q_stride1,
-                             head < view.h ? head : -1, warp, once, smem + P::kQFull);
+    bring_rows<kChunks, kF8>(view, shared.q().address, view.q + query * view.q_stride0,
+                             view.q_stride1, head < view.h ? head : -1, warp, once,
+                             shared.q_full());
   }
 }
 
@@ -244,14 +240,14 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem, int 
 // d_dot of a tile as A fragments, and what the tile adds to d_weights. `s` are the accumulators of
 // Q K^T; a thread has two heads, 8 apart. Absent entries count nothing, whatever Q holds.
 template <bool kWhole>
-__device__ __forceinline__ void weigh(const float (&s)[32], std::uint32_t d_scores,
+__device__ __forceinline__ void weigh(const float (&s)[32], Place<float[kTileEntries]> d_scores,
                                       std::uint64_t mask, int lane, const float (&weight)[2],
                                       float (&d_weight)[2], std::uint32_t (&d_dot)[16]) {
-  d_scores += 8 * (lane % 4);
+  const auto mine = d_scores[2 * (lane % 4)];
   mask >>= 2 * (lane % 4);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const auto pair = ld_shared<std::uint64_t>(d_scores + 32 * j);
+    const auto pair = ld_shared<std::uint64_t>((mine + 8 * j).address);
     const float d_score[2] = {__uint_as_float(static_cast<std::uint32_t>(pair)),
                               __uint_as_float(static_cast<std::uint32_t>(pair >> 32))};
 #pragma unroll
@@ -272,42 +268,41 @@ __device__ __forceinline__ void weigh(const float (&s)[32], std::uint32_t d_scor
 
 // Hands 64 columns of a tile's sums to the drain. Thread (warp, lane) holds entries 16 warp +
 // lane / 4 and 8 further.
-__device__ __forceinline__ void store_sums(std::uint32_t sums, int warp, int lane,
+__device__ __forceinline__ void store_sums(Place<Sums> sums, int warp, int lane,
                                            const float (&d)[32]) {
-  const std::uint32_t to = sums + 4 * ((16 * warp + lane / 4) * kSumStride + 2 * (lane % 4));
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    const auto to = sums[16 * warp + lane / 4 + 8 * r][2 * (lane % 4)];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const std::uint64_t pair = std::uint64_t{__float_as_uint(d[4 * j + 2 * r + 1])} << 32 |
                                  __float_as_uint(d[4 * j + 2 * r]);
-      st_shared(to + 4 * (8 * r * kSumStride + 8 * j), pair);
+      st_shared((to + 8 * j).address, pair);
     }
   }
 }
 
 // The products of one tile; all have ended on return.
 template <int kChunks>
-__device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std::uint32_t parity,
+__device__ __forceinline__ void multiply_tile(Plan<kChunks> shared, int stage, std::uint32_t parity,
                                               const float (&weight)[2], float (&d_weight)[2],
                                               float (&dq)[32 * kChunks]) {
-  using P = Plan<kChunks>;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const std::uint32_t rows = smem + stage * P::kTileBytes;
-  const auto mask = ld_shared<std::uint64_t>(smem + P::kMask + 8 * stage);
+  const std::uint32_t rows = shared.rows()[stage].address;
+  const auto mask = ld_shared<std::uint64_t>(shared.mask()[stage].address);
   if (mask == 0) {  // the drain finds it out for itself
-    mbarrier_arrive_warp(smem + P::kEmpty + 8 * stage);
+    shared.empty()[stage].arrive_warp();
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      mbarrier_wait(smem + P::kSumsFree + 8 * chunk, parity ^ 1, "multiply", 10 + chunk);
-      mbarrier_arrive_warp(smem + P::kSumsFull + 8 * chunk);
+      shared.sums_free()[chunk].wait(parity ^ 1, "multiply", 10 + chunk);
+      shared.sums_full()[chunk].arrive_warp();
     }
     return;
   }
   std::uint32_t d_dot[16];
   {
     float s[32];
-    const std::uint64_t a = descriptor_k_major(smem + P::kQ), b = descriptor_k_major(rows);
+    const std::uint64_t a = descriptor_k_major(shared.q().address), b = descriptor_k_major(rows);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4 * kChunks; ++step) {
@@ -318,7 +313,7 @@ __device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(s);
-    const std::uint32_t d_scores = smem + P::kDScores + 4 * kTileEntries * stage;
+    const auto d_scores = shared.d_scores()[stage];
     if (mask == ~std::uint64_t{0}) {
       weigh<true>(s, d_scores, mask, lane, weight, d_weight, d_dot);
     } else {
@@ -343,7 +338,7 @@ __device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std
 
   bar_sync<128>(kImageBarrier);  // all warps are done with the image of the tile before
   // Step k16 of a fragment stands at its step 0, bits 5 and 6 exchanged with those of k16.
-  const std::uint32_t at = fragment_address(smem + P::kDDot, warp, lane, 0);
+  const std::uint32_t at = fragment_address(shared.d_dot().address, warp, lane, 0);
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     stmatrix_x4(at ^ 32 * k16, d_dot[4 * k16], d_dot[4 * k16 + 1], d_dot[4 * k16 + 2],
@@ -353,8 +348,8 @@ __device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std
   bar_sync<128>(kImageBarrier);
 
   float sums[kChunks][32];
-  const std::uint64_t image = descriptor_mn_major(smem + P::kDDot);
-  const std::uint64_t q = descriptor_mn_major(smem + P::kQ);
+  const std::uint64_t image = descriptor_mn_major(shared.d_dot().address);
+  const std::uint64_t q = descriptor_mn_major(shared.q().address);
   wgmma_fence();
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -370,16 +365,16 @@ __device__ __forceinline__ void multiply_tile(std::uint32_t smem, int stage, std
   wgmma_pin(dq);
   wgmma_pin(d_dot);
   wgmma_pin(sums[0]);
-  mbarrier_arrive_warp(smem + P::kEmpty + 8 * stage);
+  shared.empty()[stage].arrive_warp();
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     if (chunk > 0) {
       wgmma_wait<0>();
       wgmma_pin(sums[chunk]);
     }
-    mbarrier_wait(smem + P::kSumsFree + 8 * chunk, parity ^ 1, "multiply", 10 + chunk);
-    store_sums(smem + P::kSums + chunk * P::kSumBytes, warp, lane, sums[chunk]);
-    mbarrier_arrive_warp(smem + P::kSumsFull + 8 * chunk);
+    shared.sums_free()[chunk].wait(parity ^ 1, "multiply", 10 + chunk);
+    store_sums(shared.sums()[chunk], warp, lane, sums[chunk]);
+    shared.sums_full()[chunk].arrive_warp();
   }
 }
 
@@ -431,10 +426,9 @@ __device__ __forceinline__ void store_item(const Params& p, const Item& item, in
 }
 
 template <int kChunks>
-__device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
-  using P = Plan<kChunks>;
+__device__ __forceinline__ void multiply(const Params& p, Plan<kChunks> shared) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  PipelineState<P::kStages> ring;
+  PipelineState<Plan<kChunks>::kStages> ring;
   std::uint32_t tile_parity = 0, q_parity = 0;
   Item item;
   for (unsigned number = blockIdx.x; locate(p, number, item); number += gridDim.x) {
@@ -448,16 +442,16 @@ __device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
 #pragma unroll
     for (int i = 0; i < 32 * kChunks; ++i) dq[i] = 0.0f;
     const int tiles = item.entries.tiles();
-    if (tiles > 0) mbarrier_wait(smem + P::kQFull, q_parity, "multiply", 20);
+    if (tiles > 0) shared.q_full().wait(q_parity, "multiply", 20);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      mbarrier_wait(smem + P::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
-      multiply_tile<kChunks>(smem, ring.stage, tile_parity, weight, d_weight, dq);
+      shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
+      multiply_tile<kChunks>(shared, ring.stage, tile_parity, weight, d_weight, dq);
       ring.advance();
       tile_parity ^= 1;
     }
     if (tiles > 0) {
-      mbarrier_arrive_warp(smem + P::kQFree);
+      shared.q_free().arrive_warp();
       q_parity ^= 1;
     }
     store_item<kChunks>(p, item, warp, lane, d_weight, dq);
@@ -468,9 +462,9 @@ __device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
 
 // Adds 64 columns of a tile's sums, those from `column` on, to this warp's 32 rows of dk: 16 lanes
 // to 256 bytes of a row.
-__device__ __forceinline__ void drain_floats(const Params& p, std::uint32_t sums,
-                                             std::uint32_t targets, int column, int warp,
-                                             int lane) {
+__device__ __forceinline__ void drain_floats(const Params& p, Place<Sums> sums,
+                                             Place<std::int32_t[kTileEntries]> targets, int column,
+                                             int warp, int lane) {
   constexpr int kBatch = 8;
   float* const dk = p.dk + column + 4 * (lane % 16);
 #pragma unroll
@@ -480,8 +474,8 @@ __device__ __forceinline__ void drain_floats(const Params& p, std::uint32_t sums
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int entry = 32 * warp + 2 * (first + i) + lane / 16;
-      target[i] = ld_shared<std::int32_t>(targets + 4 * entry);
-      value[i] = ld_shared_v4(sums + 4 * (entry * kSumStride + 4 * (lane % 16)));
+      target[i] = targets[entry].load();
+      value[i] = ld_shared_v4(sums[entry][4 * (lane % 16)].address);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -495,21 +489,21 @@ __device__ __forceinline__ void drain_floats(const Params& p, std::uint32_t sums
 
 // The same in integers: a lane adds columns `lane` and `lane + 32` of one row after the other.
 template <int kChunks>
-__device__ __forceinline__ void drain_integers(const Params& p, std::uint32_t sums,
-                                               std::uint32_t targets, int column, int warp,
-                                               int lane) {
+__device__ __forceinline__ void drain_integers(const Params& p, Place<Sums> sums,
+                                               Place<std::int32_t[kTileEntries]> targets,
+                                               int column, int warp, int lane) {
   const std::uint64_t policy = policy_evict_normal();
 #pragma unroll 8
   for (int i = 0; i < 32; ++i) {
     const int entry = 32 * warp + i;
-    const int target = ld_shared<std::int32_t>(targets + 4 * entry);
+    const int target = targets[entry].load();
     if (target < 0) continue;
     const float scale = __ldg(p.scales + target);
     unsigned long long* const to =
         p.fixed + static_cast<std::int64_t>(target) * (64 * kChunks) + column + lane;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = ld_shared<float>(sums + 4 * (entry * kSumStride + 32 * half + lane));
+      const float sum = sums[entry][32 * half + lane].load();
       reduce_add(to + 32 * half, static_cast<unsigned long long>(__float2ll_rn(sum * scale)),
                  policy);
     }
@@ -517,25 +511,24 @@ __device__ __forceinline__ void drain_integers(const Params& p, std::uint32_t su
 }
 
 template <int kChunks, bool kFixed>
-__device__ __forceinline__ void drain(const Params& p, std::uint32_t smem, int warp) {
-  using P = Plan<kChunks>;
+__device__ __forceinline__ void drain(const Params& p, Plan<kChunks> shared, int warp) {
   const int lane = threadIdx.x % 32;
   std::uint32_t count = 0;
   Item item;
   for (unsigned number = blockIdx.x; locate(p, number, item); number += gridDim.x) {
 #pragma unroll 1
     for (int left = item.entries.tiles(); left > 0; --left, ++count) {
-      const std::uint32_t targets = smem + P::kTargets + 4 * kTileEntries * (count % kTargetTiles);
+      const auto targets = shared.targets()[count % kTargetTiles];
 #pragma unroll 1
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        mbarrier_wait(smem + P::kSumsFull + 8 * chunk, count % 2, "drain", chunk);
-        const std::uint32_t sums = smem + P::kSums + chunk * P::kSumBytes;
+        shared.sums_full()[chunk].wait(count % 2, "drain", chunk);
+        const auto sums = shared.sums()[chunk];
         if constexpr (kFixed) {
           drain_integers<kChunks>(p, sums, targets, 64 * chunk, warp, lane);
         } else {
           drain_floats(p, sums, targets, 64 * chunk, warp, lane);
         }
-        mbarrier_arrive_warp(smem + P::kSumsFree + 8 * chunk);
+        shared.sums_free()[chunk].arrive_warp();
       }
     }
   }
@@ -545,19 +538,18 @@ __device__ __forceinline__ void drain(const Params& p, std::uint32_t smem, int w
 
 template <int kChunks, bool kF8, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_constant__ Params p) {
-  using P = Plan<kChunks>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan<kChunks> shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
-    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
-    for (int i = 0; i < P::kStages; ++i) {
-      mbarrier_init(smem + P::kFull + 8 * i, kGatherWarps * (32 + kWarpArrival));
-      mbarrier_init(smem + P::kEmpty + 8 * i, kMultiplyWarps * kWarpArrival);
+    if (shared.base % 1024 != 0) __trap();  // the swizzle is one of address bits
+    for (int i = 0; i < Plan<kChunks>::kStages; ++i) {
+      shared.full()[i].init(kGatherWarps * (32 + kWarpArrival));
+      shared.empty()[i].init(kMultiplyWarps * kWarpArrival);
     }
-    mbarrier_init(smem + P::kQFull, kGatherWarps * 32);
-    mbarrier_init(smem + P::kQFree, kMultiplyWarps * kWarpArrival);
+    shared.q_full().init(kGatherWarps * 32);
+    shared.q_free().init(kMultiplyWarps * kWarpArrival);
     for (int i = 0; i < kChunks; ++i) {
-      mbarrier_init(smem + P::kSumsFull + 8 * i, kMultiplyWarps * kWarpArrival);
-      mbarrier_init(smem + P::kSumsFree + 8 * i, kDrainWarps * kWarpArrival);
+      shared.sums_full()[i].init(kMultiplyWarps * kWarpArrival);
+      shared.sums_free()[i].init(kDrainWarps * kWarpArrival);
     }
     fence_mbarrier_init();
   }
@@ -565,13 +557,13 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(const __grid_cons
   const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
   if (warp < kMultiplyWarps) {
     setmaxnreg_inc<kMultiplyRegisters>();
-    multiply<kChunks>(p, smem);
+    multiply<kChunks>(p, shared);
   } else {
     setmaxnreg_dec<kOtherRegisters>();
     if (warp < kMultiplyWarps + kGatherWarps) {
-      gather<kChunks, kF8>(p, smem, warp - kMultiplyWarps);
+      gather<kChunks, kF8>(p, shared, warp - kMultiplyWarps);
     } else {
-      drain<kChunks, kFixed>(p, smem, warp - kMultiplyWarps - kGatherWarps);
+      drain<kChunks, kFixed>(p, shared, warp - kMultiplyWarps - kGatherWarps);
     }
   }
 }

@@ -1,5 +1,5 @@
-// indexer::backward: the case table, a problem worked by hand, gradients by finite differences,
-// special values, what it refuses, and what its results do not depend on.
+// indexer::backward: the case table, a problem worked by hand, special values, what it refuses, and
+// what its results do not depend on. (python/tests/test_indexer_torch.py has torch's gradients.)
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -17,14 +17,7 @@ namespace {
 using winnow::testing::expect_all;
 using winnow::testing::expect_error;
 
-class IndexerBackwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(IndexerBackwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("indexer::backward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, IndexerBackwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::backward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(IndexerBackwardCase, "indexer::backward");
 
 // Tensors of one call, zeros: 2 queries, 2 heads, 4 rows, 3 entries.
 struct Problem {
@@ -78,52 +71,6 @@ TEST(IndexerBackward, ByHand) {
   EXPECT_EQ(p.dk.view().at<float>(1, 0), 2 * -100 * -3);
   EXPECT_EQ(p.dk.view().at<float>(2, 0), 0);
   EXPECT_EQ(p.dk.view().at<float>(0, 1), 0);
-}
-
-// The oracle's scores, weighed with d_scores: its slope along an input is the gradient.
-TEST(IndexerBackward, FiniteDifferences) {
-  const CaseShape shape{.name = "differences", .s_q = 3, .h = 3, .s_k = 20, .topk = 8};
-  const CaseInputs inputs = make_inputs(shape);
-  const Tensor indices = chosen_rows(shape);
-  Tensor d_scores(DType::f32, {shape.s_q, shape.topk});
-  winnow::testing::Random random(7);
-  winnow::testing::fill_normal(d_scores, random);
-  Tensor dq(DType::f32, {shape.s_q, shape.h, shape.d}), dk(DType::f32, {shape.s_k, shape.d});
-  Tensor d_weights(DType::f32, {shape.s_q, shape.h});
-  BackwardArgs args{
-      .indices = indices, .d_scores = d_scores, .dq = dq, .dk = dk, .d_weights = d_weights};
-  inputs.pass_to(args);
-  backward(args);
-  const auto loss = [&] {
-    double sum = 0;
-    for (std::int64_t i = 0; i < shape.s_q; ++i) {
-      std::vector<std::int64_t> rows;
-      for (std::int64_t j = 0; j < shape.topk; ++j) {
-        rows.push_back(indices.view().at<std::int32_t>(i, j));
-      }
-      const std::vector<oracle::Score> scores = oracle::scores(inputs.for_oracle(), i, rows);
-      for (std::int64_t j = 0; j < shape.topk; ++j) {
-        sum += scores[j].value * d_scores.view().at<float>(i, j);
-      }
-    }
-    return sum;
-  };
-  const auto check = [&](const StridedTensor& input, const Tensor& gradient) {
-    for (std::int64_t n = 0; n < gradient.numel(); n += gradient.numel() / 23 + 1) {
-      float& value = static_cast<float*>(input.view.data())[n];
-      const float before = value;
-      constexpr float kStep = 0x1p-12f;  // so short that no dot product changes its sign
-      value = before + kStep;
-      const double high = value, above = loss();
-      value = before - kStep;
-      const double low = value, below = loss();
-      value = before;
-      EXPECT_NEAR(gradient.values<float>()[n], (above - below) / (high - low), 1e-3) << n;
-    }
-  };
-  check(inputs.q, dq);
-  check(inputs.k, dk);
-  check(inputs.weights, d_weights);
 }
 
 TEST(IndexerBackward, SpecialValues) {

@@ -1,9 +1,8 @@
 // The case table of indexer::quantize. All backends give the bits of the oracle: no tolerance.
 #include <limits>
-#include <numeric>
 
 #include "winnow/indexer/cases.h"
-#include "winnow/indexer/quantize/quantize_fields.h"
+#include "winnow/indexer/quantize/quantize_contract.h"
 #include "winnow/indexer/quantize/quantize_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -98,23 +97,6 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
   }
 }
 
-Tensor make_slots(const QuantizeCase& shape, testing::Random& random) {
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(shape.num_pages * kPageRows));
-  std::iota(slots.begin(), slots.end(), 0);
-  testing::shuffle(std::span(slots), random);
-  Tensor result(shape.slot_dtype, {shape.n});
-  for (std::int64_t i = 0; i < shape.n; ++i) {
-    const std::int64_t slot =
-        shape.skipped && i % 3 == 0 ? -1 - i % 2 : slots[static_cast<std::size_t>(i)];
-    if (shape.slot_dtype == DType::i64) {
-      result.view().at<std::int64_t>(i) = slot;
-    } else {
-      result.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
-    }
-  }
-  return result;
-}
-
 // What a call writes to, before it.
 struct Outputs {
   StridedTensor rows, scale, pages;
@@ -145,7 +127,8 @@ testing::CaseOutcome run(const QuantizeCase& shape, const Target& target) {
   }
   Tensor slots, slots_there;
   if (shape.num_pages > 0) {
-    slots = make_slots(shape, random);
+    slots = testing::make_slots(shape.slot_dtype, shape.n, shape.num_pages * kPageRows,
+                                shape.skipped, random);
     slots_there = slots.to(device);
   }
   const Outputs expected(shape);
@@ -173,10 +156,10 @@ testing::CaseOutcome run(const QuantizeCase& shape, const Target& target) {
 }  // namespace
 
 testing::Operation quantize_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
-  for (testing::Case& test : cases) test.on_gpu = true;
-  return {"indexer::quantize", "rows of f8_e4m3 with a scale each, plain or into pages", cases,
-          quantize_benchmarks(), testing::repeated(quantize)};
+  const auto on_gpu = [](const QuantizeCase&) { return true; };
+  return {"indexer::quantize", "rows of f8_e4m3 with a scale each, plain or into pages",
+          testing::cases_of<QuantizeCase>(make_cases(), run, on_gpu), quantize_benchmarks(),
+          testing::repeated(kQuantize, quantize)};
 }
 
 }  // namespace winnow::indexer

@@ -24,8 +24,8 @@ struct QuantizeTable {
             .or_as("[n, h, d]")
             .by_rule(),
         value<&Args::power_of_two>("round the scale up to a power of two"),
-        output<&Args::rows>("[n, d]", any_of(f8_e4m3, u8)).or_as("[n, h, d]").usual().by_rule(),
-        output<&Args::scale>("[n]", any_of(f32)).or_as("[n, h]").usual().by_rule(),
+        output<&Args::rows>("[n, d]", any_of(f8_e4m3, u8)).or_as("[n, h, d]").described().by_rule(),
+        output<&Args::scale>("[n]", any_of(f32)).or_as("[n, h]").described().by_rule(),
         optional_output<&Args::pages>("[num_pages, 64 * (d + 4)]", any_of(u8),
                                       "to write into: 64 rows of d bytes, then their 64 scales as "
                                       "float32, the layout of DeepGEMM and vLLM. With slots")

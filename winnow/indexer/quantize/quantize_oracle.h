@@ -13,13 +13,13 @@
 
 namespace winnow::indexer::oracle {
 
-// The value of the bits 0 to 126, which ascends with them.
+// The number that has these bits, 0 to 126: all finite ones but the negative, in ascending order.
 inline double f8_value(int bits) {
   const int exponent = bits / 8, mantissa = bits % 8;
   return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
 }
 
-// The nearest, of two that are as near the one with even bits.
+// The nearest f8_e4m3; of two that are equally near, the one with even bits.
 inline std::uint8_t to_f8(double value) {
   const double magnitude = std::abs(value);
   int best = 0;
@@ -45,7 +45,8 @@ inline QuantizedRow quantize_row(const std::vector<double>& x, bool power_of_two
   if (!finite) {
     return {std::vector<std::uint8_t>(x.size(), 0x7f), std::bit_cast<float>(0x7fc00000u)};
   }
-  // A quotient of two floats that is rounded to double first rounds to the same float.
+  // Dividing floats in double and rounding the quotient to float gives what dividing in float
+  // gives.
   auto scale = static_cast<float>(std::max(amax, double(1e-4f)) / 448);
   if (power_of_two) {
     int exponent = 0;

@@ -1,18 +1,16 @@
 // Python binding of indexer::quantize.
 #include "winnow/indexer/quantize/quantize.h"
-#include "winnow/indexer/quantize/quantize_fields.h"
+#include "winnow/indexer/quantize/quantize_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<indexer::QuantizeArgs> kQuantize(
-    "indexer::quantize",
+constexpr Declaration<indexer::kQuantize> kQuantize(
     "def quantize(x: T, *, power_of_two: bool = False, pages: T | None = None, "
     "slots: T | None = None, out: tuple[T | None, T | None] | None = None, "
     "check: bool = False, stream: Stream = None, backend: str | None = None) "
-    "-> None if pages and slots else tuple[T, T]",
-    "x: T[n, d=128], rows: f8_e4m3[n, d], scale: f32[n]");
+    "-> None if pages and slots else tuple[T, T]");
 
 nb::object quantize(const Arguments<kQuantize>& given) {
   Call call = given.call();
@@ -51,11 +49,6 @@ last. Pass rows and scales of keys to topk() as k and k_scale; multiply the scal
 the weights.
 
 Args:
-    x: [n, d], or [n, h, d] without pages, float32, float16 or bfloat16; d is 128 or 64.
-    power_of_two: round the scale up to a power of two.
-    pages: [num_pages, 64 * (d + 4)], uint8, to write into: 64 rows of d bytes, then their 64
-        scales as float32, the layout of DeepGEMM and vLLM. With slots.
-    slots: [n], int64 or int32: page * 64 + row of the page; a negative one is skipped.
     out: a tuple (rows, scale) to write into, of which any may be None; rows are float8_e4m3fn,
         or uint8 with the same bits, as numpy needs, which has no such dtype.
     check: makes a GPU, too, refuse slots outside of the pages and slots of several rows, as in

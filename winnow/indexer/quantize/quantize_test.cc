@@ -15,14 +15,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class QuantizeCases : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(QuantizeCases, MatchTheOracle) {
-  winnow::testing::expect_case_passes("indexer::quantize", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, QuantizeCases,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::quantize").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(QuantizeCases, "indexer::quantize");
 
 struct Problem {
   Tensor x{DType::f32, {3, 64}}, rows{DType::f8_e4m3, {3, 64}}, scale{DType::f32, {3}};

@@ -19,6 +19,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/copy.cuh"
 #include "winnow/device/sm90/pipeline.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/indexer/gather_sm90.cuh"
 
@@ -53,38 +54,36 @@ struct Params {
 
 template <class Shape>
 struct Layout {
-  static constexpr int kTileBytes = Shape::kChunks * kChunkBytes;
-  static constexpr int kHeadBytes = Shape::kChunks * Shape::kHeads * 128;
   static constexpr int kLimit = 115712 - 640;  // half of what a multiprocessor has
-  static constexpr int kFitting = (kLimit - 2 * kHeadBytes) / kTileBytes;
+  static constexpr int kFitting =
+      (kLimit / kChunkBytes - 2 * Shape::kChunks * Shape::kHeads / 64) / Shape::kChunks;
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
 
   Chunk rows[kStages][Shape::kChunks];
-  Chunk heads[2][Shape::kChunks * Shape::kHeads / 64];  // [128 bytes of columns][heads]
-  Mbarrier full[kStages];   // lanes of gather with their copies, and its warps
-  Mbarrier empty[kStages];  // warps of multiply
-  Mbarrier heads_full[2];   // lanes of gather with their copies
-  Mbarrier heads_empty[2];  // warps of multiply
+  Chunk heads[2][Shape::kChunks][Shape::kHeads / 64];  // [128 bytes of columns][64 heads]
+  Barrier full[kStages];   // lanes of gather with their copies, and its warps
+  Barrier empty[kStages];  // warps of multiply
+  Barrier heads_full[2];   // lanes of gather with their copies
+  Barrier heads_empty[2];  // warps of multiply
   float k_scale[Shape::kF8 ? kStages : 1][kTileEntries];  // only with f8_e4m3
   std::uint16_t mask[kStages][kWarps];                    // bit r: entry 16 w + r is there
 };
 
-// Where things are in it, in bytes.
 template <class Shape>
-struct Plan {
+struct Plan : Shared<Layout<Shape>> {
   using Memory = Layout<Shape>;
   static constexpr int kStages = Memory::kStages;
-  static constexpr int kTileBytes = Memory::kTileBytes;
-  static constexpr int kHeadBytes = Memory::kHeadBytes;
-  static constexpr int kHeadsAt = offsetof(Memory, heads);
-  static constexpr int kFull = offsetof(Memory, full);
-  static constexpr int kEmpty = offsetof(Memory, empty);
-  static constexpr int kHeadsFull = offsetof(Memory, heads_full);
-  static constexpr int kHeadsEmpty = offsetof(Memory, heads_empty);
-  static constexpr int kKScale = offsetof(Memory, k_scale);
-  static constexpr int kMask = offsetof(Memory, mask);
   static constexpr int kBytes = sizeof(Memory);
-  static_assert(kStages >= 2 && kBytes <= 115712 && kMask % 8 == 0);
+  static_assert(kStages >= 2 && kBytes <= 115712 && offsetof(Memory, mask) % 8 == 0);
+
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(heads)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_empty)
+  WINNOW_PLACE(k_scale)
+  WINNOW_PLACE(mask)
 };
 inline constexpr int kFullArrivals = kWarps * 32 + kWarps * kWarpArrival;
 
@@ -109,13 +108,12 @@ __device__ __forceinline__ bool next_item(const Params& p, int& number, Item& it
 // ---- Gather ------------------------------------------------------------------------------------
 
 template <class Shape>
-__device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
-  using P = Plan<Shape>;
+__device__ __forceinline__ void gather(const Params& p, Plan<Shape> shared) {
   constexpr int kWarpRows = kTileEntries / kWarps;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const chosen_sm90::View& view = p.view;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  PipelineState<P::kStages> ring;
+  PipelineState<Plan<Shape>::kStages> ring;
   PipelineState<2> buffer;
   int number = static_cast<int>(blockIdx.x);
   Item item;
@@ -128,17 +126,16 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
   int index = more ? load_index(item.tile) : -1;
   while (more) {
     const int query = item.entries.query;
-    mbarrier_wait(smem + P::kHeadsEmpty + 8 * buffer.stage, buffer.parity ^ 1, "heads",
-                  buffer.stage);
+    shared.heads_empty()[buffer.stage].wait(buffer.parity ^ 1, "heads", buffer.stage);
 #pragma unroll
     for (int block = 0; block < Shape::kHeads / 64; ++block) {
       const int head = 64 * block + kWarpRows * warp + lane;
       chosen_sm90::copy_rows<kWarps, Shape::kChunks>(
-          smem + P::kHeadsAt + buffer.stage * P::kHeadBytes + block * kChunkBytes,
-          Shape::kHeads * 128, view.q + query * view.q_stride0, view.q_stride1, view.row_bytes,
+          shared.heads()[buffer.stage][0][block].address, Shape::kHeads * 128,
+          view.q + query * view.q_stride0, view.q_stride1, view.row_bytes,
           head < view.h ? head : -1, warp, once);
     }
-    mbarrier_arrive_cp_async(smem + P::kHeadsFull + 8 * buffer.stage);
+    shared.heads_full()[buffer.stage].arrive_cp_async();
     buffer.advance();
     for (int tile = item.tile, end = item.end; tile < end; ++tile) {
       const int row = item.entries.row(index);
@@ -149,22 +146,21 @@ __device__ __forceinline__ void gather(const Params& p, std::uint32_t smem) {
         index = more ? load_index(item.tile) : -1;
       }
       const unsigned mask = __ballot_sync(kFullWarp, row >= 0);
-      const std::uint32_t full = smem + P::kFull + 8 * ring.stage;
+      const auto full = shared.full()[ring.stage];
       float k_scale = 1.0f;
       if (Shape::kF8 && row >= 0) k_scale = __ldg(view.k_scale + row * view.k_scale_stride);
-      mbarrier_wait(smem + P::kEmpty + 8 * ring.stage, ring.parity ^ 1, "gather", ring.stage);
+      shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
       if (Shape::kF8 && lane < kWarpRows) {
-        st_shared(smem + P::kKScale + 4 * (kTileEntries * ring.stage + kWarpRows * warp + lane),
-                  k_scale);
+        shared.k_scale()[ring.stage][kWarpRows * warp + lane].store(k_scale);
       }
       if (lane == 0) {
-        st_shared(smem + P::kMask + 8 * ring.stage + 2 * warp, static_cast<std::uint16_t>(mask));
+        shared.mask()[ring.stage][warp].store(static_cast<std::uint16_t>(mask));
       }
-      mbarrier_arrive_warp(full);
-      chosen_sm90::copy_rows<kWarps, Shape::kChunks>(smem + ring.stage * P::kTileBytes, kChunkBytes,
+      full.arrive_warp();
+      chosen_sm90::copy_rows<kWarps, Shape::kChunks>(shared.rows()[ring.stage].address, kChunkBytes,
                                                      view.k, view.k_row_stride, view.row_bytes, row,
                                                      warp, keep);
-      mbarrier_arrive_cp_async(full);
+      full.arrive_cp_async();
       ring.advance();
     }
   }
@@ -208,34 +204,33 @@ __device__ __forceinline__ void multiply_tile(std::uint32_t rows, std::uint32_t 
 }
 
 template <class Shape>
-__device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
-  using P = Plan<Shape>;
+__device__ __forceinline__ void multiply(const Params& p, Plan<Shape> shared) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const chosen_sm90::View& view = p.view;
-  PipelineState<P::kStages> ring;
+  PipelineState<Plan<Shape>::kStages> ring;
   PipelineState<2> buffer;
   int number = static_cast<int>(blockIdx.x);
   Item item;
   float weight[Shape::kHeads / 4];
   while (next_item(p, number, item)) {
     load_weights<Shape>(view, item.entries.query, weight);
-    mbarrier_wait(smem + P::kHeadsFull + 8 * buffer.stage, buffer.parity, "heads", buffer.stage);
-    const std::uint32_t heads = smem + P::kHeadsAt + buffer.stage * P::kHeadBytes;
+    shared.heads_full()[buffer.stage].wait(buffer.parity, "heads", buffer.stage);
+    const std::uint32_t heads = shared.heads()[buffer.stage].address;
 #pragma unroll 1
     for (int tile = item.tile; tile < item.end; ++tile) {
-      mbarrier_wait(smem + P::kFull + 8 * ring.stage, ring.parity, "multiply", ring.stage);
+      shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
       float dots[Shape::kHeads / 2];
-      multiply_tile<Shape>(smem + ring.stage * P::kTileBytes, heads, dots);
+      multiply_tile<Shape>(shared.rows()[ring.stage].address, heads, dots);
       // This lane has the row lane / 4 of the warp's 16, and the one 8 further.
       const auto mask = static_cast<std::uint32_t>(
-          ld_shared<std::uint64_t>(smem + P::kMask + 8 * ring.stage) >> (16 * warp));
+          ld_shared<std::uint64_t>(shared.mask()[ring.stage].address) >> (16 * warp));
       float k_scale[2] = {1.0f, 1.0f};
       if constexpr (Shape::kF8) {
-        const std::uint32_t at = smem + P::kKScale + 4 * (kTileEntries * ring.stage + 16 * warp);
+        const auto mine = shared.k_scale()[ring.stage][16 * warp + lane / 4];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) k_scale[r] = ld_shared<float>(at + 4 * (lane / 4 + 8 * r));
+        for (int r = 0; r < 2; ++r) k_scale[r] = (mine + 8 * r).load();
       }
-      mbarrier_arrive_warp(smem + P::kEmpty + 8 * ring.stage);
+      shared.empty()[ring.stage].arrive_warp();
       ring.advance();
       float sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -261,34 +256,33 @@ __device__ __forceinline__ void multiply(const Params& p, std::uint32_t smem) {
             present ? score + 0.0f : negative_infinity();
       }
     }
-    mbarrier_arrive_warp(smem + P::kHeadsEmpty + 8 * buffer.stage);
+    shared.heads_empty()[buffer.stage].arrive_warp();
     buffer.advance();
   }
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(kThreads, 2) scores_at_kernel(const __grid_constant__ Params p) {
-  using P = Plan<Shape>;
-  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const Plan<Shape> shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
-    if (smem % 1024 != 0) __trap();  // the swizzle is one of address bits
-    for (int i = 0; i < P::kStages; ++i) {
-      mbarrier_init(smem + P::kFull + 8 * i, kFullArrivals);
-      mbarrier_init(smem + P::kEmpty + 8 * i, kWarps * kWarpArrival);
+    if (shared.base % 1024 != 0) __trap();  // the swizzle is one of address bits
+    for (int i = 0; i < Plan<Shape>::kStages; ++i) {
+      shared.full()[i].init(kFullArrivals);
+      shared.empty()[i].init(kWarps * kWarpArrival);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(smem + P::kHeadsFull + 8 * i, kWarps * 32);
-      mbarrier_init(smem + P::kHeadsEmpty + 8 * i, kWarps * kWarpArrival);
+      shared.heads_full()[i].init(kWarps * 32);
+      shared.heads_empty()[i].init(kWarps * kWarpArrival);
     }
     fence_mbarrier_init();
   }
   __syncthreads();
   if (__shfl_sync(kFullWarp, threadIdx.x / 128, 0) == 0) {
     setmaxnreg_inc<kMultiplyRegisters>();
-    multiply<Shape>(p, smem);
+    multiply<Shape>(p, shared);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather<Shape>(p, smem);
+    gather<Shape>(p, shared);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace winnow::indexer {
 
-std::vector<testing::Benchmark> scores_benchmarks();
+std::vector<testing::Benchmark> scores_benchmarks();  // for scores_cases.cc
 
 namespace {
 
@@ -30,8 +30,9 @@ testing::Prepared prepare(const CaseShape& shape, const testing::Target& target)
 
 std::vector<testing::Benchmark> scores_benchmarks() {
   std::vector<testing::Benchmark> list;
+  // Targets in ms, at 8,192, 32,768 and 131,072 rows.
   for (const ChosenBench& bench : chosen_benches({0.5, 0.5, 0.8})) {
-    testing::Benchmark benchmark = make_chosen_benchmark(bench, 1);
+    testing::Benchmark benchmark = make_chosen_benchmark(bench, /*products=*/1);
     benchmark.prepare = [shape = bench.shape](const testing::Target& target) {
       return prepare(shape, target);
     };

@@ -3,7 +3,7 @@
 
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
-#include "winnow/indexer/scores/scores_fields.h"
+#include "winnow/indexer/scores/scores_contract.h"
 #include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
@@ -13,8 +13,8 @@ testing::Operation scores_operation();
 
 namespace {
 
-// Compares the scores of one query, special values by their place, and adds the error that each may
-// have.
+// Compares the scores of one query; NaN and infinities must be in the same columns. Appends the
+// error that each score may have to `allowed`.
 void compare_row(const CaseShape& shape, const std::vector<oracle::Score>& expected,
                  const ConstTensorView& actual, testing::Comparison& comparison,
                  std::vector<double>& allowed) {
@@ -64,6 +64,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
     compare_row(shape, expected, row.view(), dense_scores, allowed);
   }
   outcome.comparisons.push_back(dense_scores);
+  // Samples are of whole outputs alone.
   if (static_cast<std::int64_t>(allowed.size()) == dense.view.numel()) {
     outcome.samples.push_back(testing::sample("dense scores", dense.view, allowed));
   }
@@ -106,10 +107,11 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation scores_operation() {
   std::vector<CaseShape> shapes = case_shapes();
+  // Ties change which rows topk() chooses, not the scores.
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
-          with_gpu(testing::cases_of(shapes, run), shapes), scores_benchmarks(),
-          testing::repeated(scores)};
+          testing::cases_of(shapes, run, on_gpu), scores_benchmarks(),
+          testing::repeated(kScores, scores)};
 }
 
 }  // namespace winnow::indexer

@@ -2,27 +2,23 @@
 
 #include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/scores/scores.h"
-#include "winnow/indexer/scores/scores_fields.h"
+#include "winnow/indexer/scores/scores_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<indexer::ScoresArgs> kScores(
-    "indexer::scores",
+constexpr Declaration<indexer::kScores> kScores(
     "def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
     "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
     "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> T",
-    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], scores: f32[s_q, s_k]");
+    "stream: Stream = None, backend: str | None = None) -> T");
 
 nb::object scores(const Arguments<kScores>& given) {
   Call call = given.call();
   indexer::ScoresArgs args = given.read(call);
-  const std::int64_t columns =
-      args.indices.present() ? size_of_dim(args.indices, 1) : size_of_dim(args.k, 0);
   nb::object out = given.get<"out">();
-  args.scores = call.output("scores", out, DType::f32, {size_of_dim(args.q, 0), columns});
+  given.output<&indexer::ScoresArgs::scores>(call, args, out);
   call.run([&](const RunOptions& options) { indexer::scores(args, options); });
   return out;
 }
@@ -35,10 +31,9 @@ with the score I and the visibility of topk(). The score is -inf if the index is
 or the query does not see the row. Dense scores are bitwise those that topk() compares.
 
 Args:
-    q, k, weights, k_scale, key_start, key_end, q_start, k_stride, stream, backend: as in topk().
-    indices: [s_q, topk], int32: the rows to score; None for all.
     out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It must not
         overlap an input.
+    stream, backend: as in topk().
 
 Returns:
     scores, float32. No gradient is recorded.
@@ -46,7 +41,7 @@ Returns:
 Raises:
     ValueError, winnow.Error: as topk().)";
 
-const Operation<kScores, scores, kDoc, indexer::scores, describe_scale> kRegistered;
+const Operation<kScores, scores, kDoc, indexer::scores, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

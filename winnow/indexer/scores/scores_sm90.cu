@@ -69,7 +69,7 @@ void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows ro
     const DenseKernelParams dense{
         scores.data, scores.stride0,
         reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0};
-    constexpr int kBytes = SharedPlan<Shape, DenseSink::kSinkBytes>::kBytes;
+    constexpr int kBytes = sizeof(Layout<Shape, DenseSink>);
     kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
     const int blocks = std::min(params.groups * params.splits, multiprocessors);
     kRuntime.launch(dense_kernel<Shape>, static_cast<unsigned>(blocks), kThreads, kBytes,

@@ -14,11 +14,10 @@ struct DenseKernelParams {
 
 struct DenseSink {
   using Params = DenseKernelParams;
-  static constexpr int kSinkBytes = 0;
+  struct Memory {};
 
   template <class Shape, class Plan>
-  __device__ static void run(const ScoreParams& p, const Params& dense, const Shared<Plan>& shared,
-                             int warp) {
+  __device__ static void run(const ScoreParams& p, const Params& dense, Plan shared, int warp) {
     constexpr int kOwn = (Shape::kQueries + kSinkWarps - 1) / kSinkWarps;  // queries of this warp
     device::PipelineState<Plan::kScoreStages> ring;
     Schedule<Shape> schedule(p);
@@ -31,7 +30,7 @@ struct DenseSink {
         visible[own] = query < p.s_q ? visible_rows(p, query) : RowRange{0, 0};
       }
       for (int tile = 0; tile < item.tiles; ++tile) {
-        device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "store", ring.stage);
+        shared.ready()[ring.stage].wait(ring.parity, "store", ring.stage);
         const int row = item.begin + tile * kTileRows + 4 * static_cast<int>(threadIdx.x % 32);
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
@@ -54,7 +53,7 @@ struct DenseSink {
             }
           }
         }
-        device::mbarrier_arrive_warp(shared.free(ring.stage));
+        shared.free()[ring.stage].arrive_warp();
         ring.advance();
       }
     }

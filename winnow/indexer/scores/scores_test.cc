@@ -11,14 +11,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class ScoresCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(ScoresCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("indexer::scores", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, ScoresCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::scores").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(ScoresCase, "indexer::scores");
 
 TEST(Scores, Refuses) {
   Tensor q(DType::f32, {2, 1, 64}), k(DType::f32, {4, 64}), weights(DType::f32, {2, 1});

@@ -7,7 +7,7 @@
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/topk/topk.h"
-#include "winnow/indexer/topk/topk_fields.h"
+#include "winnow/indexer/topk/topk_contract.h"
 #include "winnow/indexer/topk/topk_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -201,8 +201,8 @@ std::vector<CaseShape> choice_shapes() {
 testing::Operation topk_operation() {
   const std::vector<CaseShape> shapes = choice_shapes();
   return {"indexer::topk", "the lightning indexer's choice of rows, in bounded memory",
-          with_gpu(testing::cases_of(shapes, run), shapes), topk_benchmarks(),
-          testing::repeated(topk)};
+          testing::cases_of(shapes, run, on_gpu), topk_benchmarks(),
+          testing::repeated(kTopk, topk)};
 }
 
 }  // namespace winnow::indexer

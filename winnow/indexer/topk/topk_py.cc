@@ -3,32 +3,29 @@
 #include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk/topk.h"
-#include "winnow/indexer/topk/topk_fields.h"
+#include "winnow/indexer/topk/topk_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<indexer::TopkArgs> kTopk(
-    "indexer::topk",
+constexpr Declaration<indexer::kTopk> kTopk(
     "def topk(q: T, k: T, weights: T, topk: int, *, k_scale: T | None = None, "
     "key_start: T | None = None, key_end: T | None = None, q_start: int | None = None, "
     "k_stride: int = 1, ties: str = 'smaller', return_scores: bool = False, "
     "out: tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
-    "q: T[s_q, h=64, d=128], k: T[s_k, d], weights: f32[s_q, h], indices: i32[s_q, topk=64], "
-    "length: i32[s_q]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
 
 nb::object topk(const Arguments<kTopk>& given) {
   Call call = given.call();
   indexer::TopkArgs args = given.read(call);
-  const std::int64_t count = topk_argument(given), s_q = size_of_dim(args.q, 0);
+  const std::int64_t count = topk_argument(given);
   auto [indices, length, scores] = split_out<3>(kTopk.operation, given.get<"out">());
-  args.indices = call.output("indices", indices, DType::i32, {s_q, count});
-  args.length = call.output("length", length, DType::i32, {s_q});
+  args.indices = call.output("indices", indices, DType::i32, {size_of_dim(args.q, 0), count});
+  given.output<&indexer::TopkArgs::length>(call, args, length);
   const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
-  if (scored) args.scores = call.output("scores", scores, DType::f32, {s_q, count});
+  if (scored) given.output<&indexer::TopkArgs::scores>(call, args, scores);
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::topk_workspace_bytes(args, options);
@@ -49,15 +46,7 @@ Query i sees rows [max(0, key_start[i]), min(s_k, key_end[i])) that, with q_star
 (t + 1) * k_stride <= q_start + i + 1.
 
 Args:
-    q: [s_q, h, d], float32, float16, bfloat16 or float8_e4m3fn; h 1 to 128, d 128 or 64.
-    k: [s_k, d], as q: one key for all heads.
-    weights: [s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
     topk: rows to choose, 1 or more.
-    k_scale: [s_k], float32: required for float8_e4m3fn, else not allowed.
-    key_start, key_end: [s_q], int32: the range of rows that each query sees.
-    q_start: position of query 0; switches the causal limit on.
-    k_stride: tokens that one row of k stands for; needs q_start if it is not 1.
-    ties: "smaller" or "larger": which row is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
     out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
         overlap inputs or each other.
@@ -76,7 +65,7 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-const Operation<kTopk, topk, kDoc, indexer::topk, describe_scale> kRegistered;
+const Operation<kTopk, topk, kDoc, indexer::topk, scale_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

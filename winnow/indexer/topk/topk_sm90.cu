@@ -141,7 +141,7 @@ void launch(const TopkParams& params, char* workspace, cudaStream_t stream) {
       .topk = static_cast<int>(params.topk),
       .later_ties = params.later_ties,
       .kept = static_cast<int>(work.kept)};
-  constexpr int kBytes = SharedPlan<Shape, TopkSink::kSinkBytes>::kBytes;
+  constexpr int kBytes = sizeof(Layout<Shape, TopkSink>);
   kRuntime.allow_shared_memory(topk_kernel<Shape>, kBytes);
   kRuntime.launch(topk_kernel<Shape>, static_cast<unsigned>(work.blocks), kThreads, kBytes, stream,
                   scores, topk);

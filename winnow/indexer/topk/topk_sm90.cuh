@@ -41,15 +41,15 @@ __device__ __forceinline__ void write_choice(const TopkKernelParams& p, int quer
 
 struct TopkSink {
   using Params = TopkKernelParams;
-  static constexpr int kSinkBytes = kSinkWarps * Selection::kBinWords * 4;
+  struct Memory {
+    alignas(16) std::uint32_t bins[kSinkWarps][Selection::kBinWords];
+  };
 
   template <class Shape, class Plan>
-  __device__ static void run(const ScoreParams& p, const Params& topk, const Shared<Plan>& shared,
-                             int warp) {
+  __device__ static void run(const ScoreParams& p, const Params& topk, Plan shared, int warp) {
     constexpr int kOwn = (Shape::kQueries + kSinkWarps - 1) / kSinkWarps;  // queries of this warp
     const int lane = threadIdx.x % 32;
-    std::uint32_t* const bins = reinterpret_cast<std::uint32_t*>(shared.pointer + Plan::kSink) +
-                                warp * Selection::kBinWords;
+    std::uint32_t* const bins = shared.memory->sink.bins[warp];
     device::PipelineState<Plan::kScoreStages> ring;
     Schedule<Shape> schedule(p);
     Item item;
@@ -66,14 +66,14 @@ struct TopkSink {
         if (local < Shape::kQueries && query < p.s_q) visible[own] = visible_rows(p, query);
       }
       for (int tile = 0; tile < item.tiles; ++tile) {
-        device::mbarrier_wait(shared.ready(ring.stage), ring.parity, "select", ring.stage);
+        shared.ready()[ring.stage].wait(ring.parity, "select", ring.stage);
         float scores[kOwn][4];
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
           const int local = min(warp + own * kSinkWarps, Shape::kQueries - 1);
           read_scores<Shape>(shared, ring.stage, local, scores[own]);
         }
-        device::mbarrier_arrive_warp(shared.free(ring.stage));
+        shared.free()[ring.stage].arrive_warp();
         ring.advance();
         const int first = item.begin + tile * kTileRows;
 #pragma unroll

@@ -17,13 +17,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class TopkCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(TopkCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("indexer::topk", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, TopkCase, ::testing::ValuesIn(winnow::testing::operation_named("indexer::topk").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(TopkCase, "indexer::topk");
 
 // Tensors of one call, all zeros.
 struct Problem {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "winnow/indexer/topk/topk_oracle.h"
-#include "winnow/indexer/topk_paged/topk_paged_fields.h"
+#include "winnow/indexer/topk_paged/topk_paged_contract.h"
 #include "winnow/testing/repeated.h"
 
 namespace winnow::indexer {
@@ -266,10 +266,10 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation topk_paged_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
-  for (testing::Case& one : cases) one.on_gpu = true;
-  return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache", cases,
-          topk_paged_benchmarks(), testing::repeated(topk_paged)};
+  const auto on_gpu = [](const PagedCase&) { return true; };
+  return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache",
+          testing::cases_of<PagedCase>(make_cases(), run, on_gpu), topk_paged_benchmarks(),
+          testing::repeated(kTopkPaged, topk_paged)};
 }
 
 }  // namespace winnow::indexer

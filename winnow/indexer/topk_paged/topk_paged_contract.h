@@ -3,7 +3,8 @@
 
 #include <tuple>
 
-#include "winnow/indexer/topk/topk_contract.h"
+#include "winnow/core/contract.h"
+#include "winnow/indexer/problem.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
 
 namespace winnow::indexer {
@@ -18,7 +19,7 @@ struct TopkPagedTable {
     using namespace contract;
     using enum DType;
     return std::tuple(
-        ranks<&Args::q, &Args::pages, &Args::block_tables>, rule<check_heads<Args>>,
+        ranks<&Args::q, &Args::pages, &Args::block_tables>, rule<check_heads, &Args::q>,
         input<&Args::q>("[b, s_q, h=64, d=128]", any_of(f8_e4m3), "h 1 to 128, d 128 or 64"),
         input<&Args::pages>("[num_pages, 64 * (d + 4)]", any_of(u8),
                             "64 rows of d bytes, then their 64 scales as float32")
@@ -37,7 +38,7 @@ struct TopkPagedTable {
         value<&Args::ties>(
             "\"smaller\" or \"larger\": which position is chosen between equal scores"),
         value<&Args::positions>("return positions in the sequence instead of slots"),
-        ranks<&Args::indices>, rule<check_topk<Args>>,
+        ranks<&Args::indices>, rule<check_topk, &Args::indices>,
         output<&Args::indices>("[b, s_q, topk=64]", any_of(i32)),
         output<&Args::length>("[b, s_q]", any_of(i32)),
         optional_output<&Args::scores>("[b, s_q, topk]", any_of(f32)), scratch<&Args::workspace>());

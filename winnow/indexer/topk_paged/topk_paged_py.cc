@@ -2,22 +2,18 @@
 
 #include "winnow/indexer/ties_py.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
-#include "winnow/indexer/topk_paged/topk_paged_fields.h"
+#include "winnow/indexer/topk_paged/topk_paged_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<indexer::TopkPagedArgs> kTopkPaged(
-    "indexer::topk_paged",
+constexpr Declaration<indexer::kTopkPaged> kTopkPaged(
     "def topk_paged(q: T, pages: T, weights: T, block_tables: T, context_lens: T, "
     "topk: int, *, positions: bool = False, ties: str = 'smaller', "
     "return_scores: bool = False, out: tuple[T | None, T | None, T | None] | None = None, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]",
-    "q: T[b, s_q, h=64, d=128], pages: u8[num_pages, d], weights: f32[b, s_q, h], "
-    "block_tables: i32[b, 1], context_lens: i32[b], indices: i32[b, s_q, topk=64], "
-    "length: i32[b, s_q]");
+    "-> tuple[T, T, T] if return_scores or out else tuple[T, T]");
 
 nb::object topk_paged(const Arguments<kTopkPaged>& given) {
   Call call = given.call();
@@ -26,9 +22,9 @@ nb::object topk_paged(const Arguments<kTopkPaged>& given) {
   const std::int64_t b = size_of_dim(args.q, 0), s_q = size_of_dim(args.q, 1);
   auto [indices, length, scores] = split_out<3>(kTopkPaged.operation, given.get<"out">());
   args.indices = call.output("indices", indices, DType::i32, {b, s_q, count});
-  args.length = call.output("length", length, DType::i32, {b, s_q});
+  given.output<&indexer::TopkPagedArgs::length>(call, args, length);
   const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
-  if (scored) args.scores = call.output("scores", scores, DType::f32, {b, s_q, count});
+  if (scored) given.output<&indexer::TopkPagedArgs::scores>(call, args, scores);
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return indexer::topk_paged_workspace_bytes(args, options);
@@ -50,15 +46,7 @@ where a row stands for several tokens. Lengths are clamped to those of the table
 [0, num_pages) are absent. The choice is exact and does not depend on the rest of the batch.
 
 Args:
-    q: [b, s_q, h, d], float8_e4m3fn; h 1 to 128, d 128 or 64.
-    pages: [num_pages, 64 * (d + 4)], uint8: 64 rows of d bytes, then their 64 scales as float32.
-    weights: [b, s_q, h], float32 or bfloat16. Include d**-0.5, h**-0.5 and the scale of q.
-    block_tables: [b, n], int32: the pages of each sequence.
-    context_lens: [b], int32: cached rows, including those of the step's own queries; or [b, s_q]:
-        the rows that each query sees.
     topk: rows to choose, 1 or more.
-    positions: return positions in the sequence instead of slots.
-    ties: "smaller" or "larger": which position is chosen between equal scores.
     return_scores: also return the scores of the chosen rows.
     out: a tuple (indices, length, scores) to write into, of which any may be None. They must not
         overlap inputs or each other.
@@ -77,13 +65,13 @@ Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
 
-// A page has the keys and their scales.
-constexpr auto describe_pages = [](Shape& shape, indexer::TopkPagedArgs& args) {
+// Gives the call that winnow.supports() asks about its pages, which hold keys and their scales.
+constexpr auto pages_for_supports = [](Shape& shape, indexer::TopkPagedArgs& args) {
   const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
   args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});
 };
 
-const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, describe_pages> kRegistered;
+const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, pages_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

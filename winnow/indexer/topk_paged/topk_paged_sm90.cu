@@ -123,7 +123,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   choose.topk = static_cast<int>(params.topk);
   choose.later_ties = params.later_ties;
 
-  constexpr int kBytes = PagedPlan<Shape>::kBytes;
+  constexpr int kBytes = sizeof(PagedLayout<Shape>);
   kRuntime.allow_shared_memory(paged_scores_kernel<Shape>, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
   const std::int64_t all = params.b * work.groups_of_a_sequence;

@@ -46,40 +46,56 @@ struct PagedShape {
   static constexpr int kProductColumns = kColumnsOfSide;
 };
 
-// Shared memory, by the names that Shared wants; two places for the heads of each side and their
-// weights, those of a group side by side.
 template <class Shape>
-struct PagedPlan {
-  // The keys of a page and behind them its scales, as rows of d bytes with 128 bytes for each: two
-  // rows of scales for d 128, four for d 64.
-  static constexpr int kPageBytes = kPagedPageRows * kPanelRowBytes + 1024;
-  static constexpr int kTileBytes = 2 * kPageBytes;
-  static constexpr int kSideBytes = Shape::kProductColumns * kPanelRowBytes;
-  static constexpr int kPlaces = 2 * Shape::kSides;
+struct PagedLayout {
   static constexpr int kStages = 6;
   // A stage is the same warpgroup's in every lap of the ring. Otherwise one that is ahead could
   // wait for a lap while the lap before is still missing, which a parity does not tell apart.
   static_assert(kStages % kPagedMultiplyWarpgroups == 0);
-  static constexpr int kWeightBytes = kPlaces * kSideColumns * 4;
-  static constexpr int kLineBytes = sizeof(LineShared);
+  // Two for the heads of each side and their weights, those of a group side by side.
+  static constexpr int kPlaces = 2 * Shape::kSides;
+  // Rows of d bytes with 128 bytes for each; the scales are two such rows for d 128, four for d 64.
+  struct Page {
+    device::Chunk keys;
+    float scales[256];
+  };
 
-  // Offsets in bytes.
-  static constexpr int kHeads = 0;
-  static constexpr int kKeys = kHeads + kPlaces * kSideBytes;
-  static constexpr int kWeights = kKeys + kStages * kTileBytes;
-  static constexpr int kLine = kWeights + kWeightBytes;
-  static constexpr int kPresent = kLine + kLineBytes;
-  static constexpr int kFull = kPresent + 8 * kStages;
-  static constexpr int kEmpty = kFull + 8 * kStages;
-  static constexpr int kHeadsFull = kEmpty + 8 * kStages;
-  static constexpr int kHeadsEmpty = kHeadsFull + 16;
-  static constexpr int kBytes = kHeadsEmpty + 16;
-  static_assert(kBytes <= 232448 && kPresent % 8 == 0);
-  static_assert(kSideBytes % 1024 == 0 && kWeights % 16 == 0);
+  device::Chunk heads[kPlaces][Shape::kProductColumns / 64];
+  Page pages[kStages][2];
+  alignas(16) float4 weights[kPlaces][kSideColumns / 4];
+  LineShared line;
+  std::uint32_t present[kStages][2];  // whether the page is there
+  device::Barrier full[kStages], empty[kStages];
+  device::Barrier heads_full[2], heads_empty[2];
+};
 
-  // Whether the two pages of a tile are there.
-  __device__ static std::uint32_t* present(const Shared<PagedPlan>& shared, int stage) {
-    return reinterpret_cast<std::uint32_t*>(shared.pointer + kPresent + 8 * stage);
+template <class Shape>
+struct PagedPlan : device::Shared<PagedLayout<Shape>> {
+  using Memory = PagedLayout<Shape>;
+  static constexpr int kStages = Memory::kStages;
+  static_assert(sizeof(Memory) <= 232448);
+
+  WINNOW_PLACE(heads)
+  WINNOW_PLACE(pages)
+  WINNOW_PLACE(full)
+  WINNOW_PLACE(empty)
+  WINNOW_PLACE(heads_full)
+  WINNOW_PLACE(heads_empty)
+  WINNOW_PLACE(present)
+  struct Page : device::Shared<typename Memory::Page> {
+    using Memory = typename PagedLayout<Shape>::Page;
+    WINNOW_PLACE(scales)
+  };
+  __device__ Page page(int stage, int which) const { return {pages()[stage][which].address}; }
+  // By references the rest, found by 32-bit offsets: ptxas spills more both of the members of
+  // *memory and of places.
+  Memory* memory;
+  template <class T>
+  __device__ T& at(device::Place<T> place) const {
+    return *reinterpret_cast<T*>(reinterpret_cast<std::byte*>(memory) + this->offset(place));
+  }
+  __device__ float4* weights(int place) const {
+    return memory->weights[0] + place * (kSideColumns / 4);
   }
 };
 
@@ -119,8 +135,8 @@ struct PagedParams {
 
 // Page `which`, 0 or 1, of each tile, by a warp.
 template <class Plan>
-__device__ __forceinline__ void load_pages(const PagedParams& p, const Shared<Plan>& shared,
-                                           LineRange range, int which) {
+__device__ __forceinline__ void load_pages(const PagedParams& p, Plan shared, LineRange range,
+                                           int which) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::uint64_t policy =
       p.line.groups_of_a_sequence == 1 ? device::policy_evict_first() : device::policy_evict_last();
@@ -145,13 +161,13 @@ __device__ __forceinline__ void load_pages(const PagedParams& p, const Shared<Pl
       next = look_up(from + 32);
       for (int n = 0; n < min(32, piece.tiles - from); ++n) {
         const int page = __shfl_sync(device::kFullWarp, pages, n);
-        device::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1, "pages", ring.stage);
+        shared.empty()[ring.stage].wait(ring.parity ^ 1, "pages", ring.stage);
         if (lane == 0) {
           // Where there is none, another page is read, and never looked at.
-          Plan::present(shared, ring.stage)[which] = page >= 0;
-          device::mbarrier_arrive_expect(shared.full(ring.stage), p.loaded_bytes);
-          device::tensor_load(shared.keys(ring.stage) + which * Plan::kPageBytes, &p.pages,
-                              shared.full(ring.stage), 0, 0,
+          shared.at(shared.present()[ring.stage][which]) = page >= 0;
+          shared.full()[ring.stage].arrive_expect(p.loaded_bytes);
+          device::tensor_load(shared.pages()[ring.stage][which].address, &p.pages,
+                              shared.full()[ring.stage].address, 0, 0,
                               p.map_first + p.map_step * max(page, 0), policy);
         }
         ring.advance();
@@ -162,15 +178,14 @@ __device__ __forceinline__ void load_pages(const PagedParams& p, const Shared<Pl
 
 // The heads of each piece and their weights, by a warp.
 template <class Shape, class Plan>
-__device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Plan>& shared,
-                                           LineRange range) {
+__device__ __forceinline__ void load_heads(const PagedParams& p, Plan shared, LineRange range) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::uint64_t once = device::policy_evict_first();
   device::PipelineState<2> heads;
   Piece piece;
   while (range.next(piece)) {
     const QueryGroup group = query_group(p.line, piece.group);
-    device::mbarrier_wait(shared.heads_empty(heads.stage), heads.parity ^ 1, "heads", heads.stage);
+    shared.heads_empty()[heads.stage].wait(heads.parity ^ 1, "heads", heads.stage);
 #pragma unroll 1
     for (int side = 0; side < Shape::kSides; ++side) {
       const int place = heads.stage * Shape::kSides + side;
@@ -188,14 +203,14 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Pl
           weight[i] = p.weights_are_bf16
                           ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
                           : static_cast<const float*>(p.weights)[at];
-          if (WeightedSum<Shape, Plan>::adds(i)) weight[i] *= 0.5f;
+          if (WeightedSum<Shape>::adds(i)) weight[i] *= 0.5f;
         }
       }
       shared.weights(place)[lane] = make_float4(weight[0], weight[1], weight[2], weight[3]);
       const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + first * p.q_stride1;
       // In a register: of an address that is the same for all lanes ptxas 13.0 makes copies that no
       // GPU executes (cmake/check_descriptors.cmake).
-      const std::uint32_t into = device::keep_in_register(shared.heads(place));
+      const std::uint32_t into = device::keep_in_register(shared.heads()[place].address);
       // Four rows at once, eight lanes for the 128 bytes of a row.
       const int column16 = lane % 8;
 #pragma unroll 4
@@ -207,8 +222,8 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Pl
                                there, once);
       }
     }
-    device::mbarrier_arrive_cp_async(shared.heads_full(heads.stage));
-    device::mbarrier_arrive_warp(shared.heads_full(heads.stage));
+    shared.heads_full()[heads.stage].arrive_cp_async();
+    shared.heads_full()[heads.stage].arrive_warp();
     heads.advance();
   }
 }
@@ -217,23 +232,23 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, const Shared<Pl
 
 // Warpgroup w takes tiles w, w + 3 and so on of the block's range.
 template <class Shape, class Plan>
-__device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Shared<Plan>& shared,
-                                               LineRange range, int warpgroup) {
-  const std::uint64_t keys = device::descriptor_k_major(shared.keys(0));
-  const std::uint64_t all_heads = device::descriptor_k_major(shared.heads(0));
+__device__ __forceinline__ void multiply_tiles(const PagedParams& p, Plan shared, LineRange range,
+                                               int warpgroup) {
+  const std::uint64_t pages = device::descriptor_k_major(shared.pages().address);
+  const std::uint64_t all_heads = device::descriptor_k_major(shared.heads().address);
   // Of a page: this lane's two rows, and where their scales are.
   int row[2], scale_place[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    row[r] = WeightedSum<Shape, Plan>::row(r);
-    const int byte = 4 * row[r], row_of_scales = kPagedPageRows + byte / p.d;
-    scale_place[r] =
-        static_cast<int>(device::chunk_offset(row_of_scales, byte % p.d / 16)) + byte % 16;
+    row[r] = WeightedSum<Shape>::row(r);
+    const int byte = 4 * row[r];
+    const std::uint32_t at = device::chunk_offset(byte / p.d, byte % p.d / 16) + byte % 16;
+    scale_place[r] = static_cast<int>(at / sizeof(float));
   }
   device::PipelineState<Plan::kStages> ring;
   ring.advance(warpgroup);
   device::PipelineState<2> heads;
-  WeightedSum<Shape, Plan> weighted_sum;
+  WeightedSum<Shape> weighted_sum;
   float product[Shape::kProductColumns / 2];
   int tile = warpgroup;  // of the piece
   Piece piece;
@@ -241,17 +256,20 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
     const int count = query_group(p.line, piece.group).count, rows = range.rows(piece);
     std::uint32_t* const stored =
         p.stored + std::int64_t{piece.group} * p.stored_queries * p.stored_stride;
-    device::mbarrier_wait(shared.heads_full(heads.stage), heads.parity, "heads", heads.stage);
+    shared.heads_full()[heads.stage].wait(heads.parity, "heads", heads.stage);
     const int place = heads.stage * Shape::kSides;
-    const std::uint64_t columns = device::descriptor_offset(all_heads, place * Plan::kSideBytes);
+    const std::uint64_t columns =
+        device::descriptor_offset(all_heads, shared.offset(shared.heads()[place]));
     if constexpr (Shape::kSides == 1) weighted_sum.load_as_used(shared.weights(place));
     for (; tile < piece.tiles; tile += kPagedMultiplyWarpgroups) {
       const auto begin = [&](int side, int page) {
-        begin_product<Shape>(device::descriptor_offset(
-                                 keys, ring.stage * Plan::kTileBytes + page * Plan::kPageBytes),
-                             device::descriptor_offset(columns, side * Plan::kSideBytes), product);
+        const std::uint32_t keys =
+            shared.offset(shared.pages()[ring.stage][page]) - shared.offset(shared.pages());
+        begin_product<Shape>(
+            device::descriptor_offset(pages, keys),
+            device::descriptor_offset(columns, side * sizeof(shared.memory->heads[0])), product);
       };
-      device::mbarrier_wait(shared.full(ring.stage), ring.parity, "multiply", ring.stage);
+      shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
       begin(0, 0);
 #pragma unroll
       for (int side = 0; side < Shape::kSides; ++side) {
@@ -260,15 +278,13 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
         for (int page = 0; page < 2; ++page) {
           device::wgmma_wait<0>();
           device::wgmma_pin(product);
-          const char* const bytes = shared.pointer + Plan::kKeys + ring.stage * Plan::kTileBytes +
-                                    page * Plan::kPageBytes;
-          const bool present = Plan::present(shared, ring.stage)[page] != 0;
+          const bool present = shared.at(shared.present()[ring.stage][page]) != 0;
           float scale[2];
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            scale[r] = *reinterpret_cast<const float*>(bytes + scale_place[r]);
+            scale[r] = shared.at(shared.page(ring.stage, page).scales()[scale_place[r]]);
           }
-          float sum[WeightedSum<Shape, Plan>::kSums];
+          float sum[WeightedSum<Shape>::kSums];
           weighted_sum.sums(Shape::kHeads, product, sum);
           // The next product runs while these sums are added up and stored.
           if (page == 0) {
@@ -276,7 +292,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
           } else if (side + 1 < Shape::kSides) {
             begin(side + 1, 0);
           } else {
-            device::mbarrier_arrive_warp(shared.empty(ring.stage));
+            shared.empty()[ring.stage].arrive_warp();
           }
           weighted_sum.total(sum, [&](int query_of_side, int r, float total) {
             const int query = side * Shape::kSideQueries + query_of_side;
@@ -294,7 +310,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, const Share
       ring.advance(kPagedMultiplyWarpgroups);
     }
     tile -= piece.tiles;
-    device::mbarrier_arrive_warp(shared.heads_empty(heads.stage));
+    shared.heads_empty()[heads.stage].arrive_warp();
     heads.advance();
   }
 }
@@ -305,23 +321,23 @@ template <class Shape>
 __global__ void __launch_bounds__(kPagedThreads, 1)
     paged_scores_kernel(const __grid_constant__ PagedParams p) {
   using Plan = PagedPlan<Shape>;
-  char* const shared_memory = reinterpret_cast<char*>(device::dynamic_shared<1024>());
-  const Shared<Plan> shared{device::shared_address(shared_memory), shared_memory};
+  auto* const memory = reinterpret_cast<typename Plan::Memory*>(device::dynamic_shared<1024>());
+  const Plan shared{{device::shared_address(memory)}, memory};
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::kStages; ++i) {
-      device::mbarrier_init(shared.full(i), kPagedFullArrivals);
-      device::mbarrier_init(shared.empty(i), kPagedEmptyArrivals);
+      shared.full()[i].init(kPagedFullArrivals);
+      shared.empty()[i].init(kPagedEmptyArrivals);
     }
     for (int i = 0; i < 2; ++i) {
-      device::mbarrier_init(shared.heads_full(i), kPagedHeadsFullArrivals);
-      device::mbarrier_init(shared.heads_empty(i), kPagedHeadsEmptyArrivals);
+      shared.heads_full()[i].init(kPagedHeadsFullArrivals);
+      shared.heads_empty()[i].init(kPagedHeadsEmptyArrivals);
     }
     device::fence_mbarrier_init();
   }
   device::allow_next_kernel();  // its blocks come as multiprocessors get free
   device::wait_for_kernel_before();
   // Its barriers stand between the initialisation and the roles.
-  const LineRange range(p.line, *reinterpret_cast<LineShared*>(shared_memory + Plan::kLine));
+  const LineRange range(p.line, memory->line);
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
   if (warpgroup < kPagedMultiplyWarpgroups) {
     device::setmaxnreg_inc<kPagedMultiplyRegisters>();

@@ -15,14 +15,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class TopkPagedCases : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(TopkPagedCases, MatchTheOracle) {
-  winnow::testing::expect_case_passes("indexer::topk_paged", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, TopkPagedCases,
-    ::testing::ValuesIn(winnow::testing::operation_named("indexer::topk_paged").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(TopkPagedCases, "indexer::topk_paged");
 
 // Position p of a context of 70 rows has the key p + 1 in its first column; the best three are the
 // last three, which lie in the second page of the table.

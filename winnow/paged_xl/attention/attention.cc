@@ -45,11 +45,7 @@ void check_position_term(const Check& check, const AttentionArgs& args) {
   const bool fused = args.pos_bias_v.present() || args.r.present();
   check.that(args.matrix_bd.present() != fused, "matrix_bd",
              "either matrix_bd or pos_bias_v with r", fused ? "both" : "neither");
-  if (!fused) check_matrix_bd(check, args.matrix_bd, args.query.dtype());
-}
-
-void check_scale(const Check& check, const AttentionArgs& args) {
-  check.finite("scale", args.scale, args.query.dtype());
+  if (!fused) check_matrix_bd(check, args.matrix_bd, args.query);
 }
 
 namespace {

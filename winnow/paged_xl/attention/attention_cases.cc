@@ -1,7 +1,7 @@
 // The case table of paged_xl::attention.
 #include <utility>
 
-#include "winnow/paged_xl/attention/attention_fields.h"
+#include "winnow/paged_xl/attention/attention_contract.h"
 #include "winnow/paged_xl/attention/attention_oracle.h"
 #include "winnow/paged_xl/cases.h"
 #include "winnow/testing/repeated.h"
@@ -114,8 +114,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation attention_operation() {
   return {"paged_xl::attention", "decode attention with relative positions over a paged cache",
-          with_gpu(testing::cases_of(make_cases(), run_case)), attention_benchmarks(),
-          testing::repeated(attention)};
+          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), attention_benchmarks(),
+          testing::repeated(kAttention, attention)};
 }
 
 }  // namespace winnow::paged_xl

@@ -1,52 +1,36 @@
 // Python binding of paged_xl::attention: the plain and the fused mode.
 
 #include "winnow/paged_xl/attention/attention.h"
-#include "winnow/paged_xl/attention/attention_fields.h"
+#include "winnow/paged_xl/attention/attention_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<paged_xl::AttentionArgs> kAttention(
-    "paged_xl::attention",
+constexpr Declaration<paged_xl::kAttention> kAttention(
     "def attention(query: T, key_cache: T, value_cache: T, pos_bias_u: T, matrix_bd: T, "
     "scale: float | None, block_tables: T, context_lens: T, *, return_lse: bool = False, "
     "out: T | tuple[T | None, T | None] | None = None, check: bool = False, "
     "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
-    "-> tuple[T, T] if return_lse or out else T",
-    "query: T[num_seqs, num_heads=16, head_size=128], "
-    "key_cache: T[num_blocks, num_kv_heads=num_heads, head_size/x, block_size=16, x], "
-    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size], "
-    "pos_bias_u: T[num_heads, head_size], block_tables: i32[num_seqs, 1], "
-    "context_lens: i32[num_seqs], out: T[num_seqs, num_heads, head_size], "
-    "matrix_bd: T[num_seqs, num_heads, 1]");
+    "-> tuple[T, T] if return_lse or out else T");
 
-constexpr Declaration<paged_xl::AttentionArgs> kAttentionFused(
-    "paged_xl::attention",
+constexpr Declaration<paged_xl::kAttention> kAttentionFused(
     "def attention_fused(query: T, key_cache: T, value_cache: T, pos_bias_u: T, "
     "pos_bias_v: T, r: T, scale: float | None, block_tables: T, context_lens: T, *, "
     "return_lse: bool = False, out: T | tuple[T | None, T | None] | None = None, "
     "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T] if return_lse or out else T",
-    "query: T[num_seqs, num_heads=16, head_size=128], "
-    "key_cache: T[num_blocks, num_kv_heads=num_heads, head_size/x, block_size=16, x], "
-    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size], "
-    "pos_bias_u: T[num_heads, head_size], block_tables: i32[num_seqs, 1], "
-    "context_lens: i32[num_seqs], out: T[num_seqs, num_heads, head_size], "
-    "pos_bias_v: T[num_heads, head_size], r: T[num_heads, 1, head_size]");
+    "backend: str | None = None) -> tuple[T, T] if return_lse or out else T");
 
 // With the position term, or in the fused mode with what it is computed from.
 template <const auto& kDeclaration>
 nb::object attend(const Arguments<kDeclaration>& given) {
   Call call = given.call();
   paged_xl::AttentionArgs args = given.read(call);
-  const std::int64_t num_seqs = size_of_dim(args.query, 0), num_heads = size_of_dim(args.query, 1);
+  using Args = paged_xl::AttentionArgs;
   auto [result, lse] = split_out<2>(kDeclaration.operation, given.template get<"out">());
-  args.out = call.output("out", result, args.query.dtype(),
-                         {num_seqs, num_heads, size_of_dim(args.query, 2)});
+  given.template output<&Args::out>(call, args, result);
   const bool return_lse = given.template get<"return_lse", bool>() || !lse.is_none();
-  if (return_lse)
-    args.lse = call.output("lse", lse, accumulator_of(args.query.dtype()), {num_seqs, num_heads});
+  if (return_lse) given.template output<&Args::lse>(call, args, lse);
   nb::object workspace = given.template get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return paged_xl::attention_workspace_bytes(args, options);
@@ -68,17 +52,6 @@ Token j lies in block block_tables[s, j // block_size] at offset j % block_size.
 tokens gives out = 0 and lse = -inf.
 
 Args:
-    query: [num_seqs, num_heads, head_size], float32, float16, bfloat16 or, on the CPU, float64.
-        With float64 all that is float32 here is float64.
-    key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as query, with x = 16
-        bytes / size of an element.
-    value_cache: [num_blocks, num_kv_heads, head_size, block_size], as query.
-    pos_bias_u: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
-    matrix_bd: [num_seqs, num_heads, columns], as query or float32: the unscaled position term, as
-        position_term() gives it; columns past a context are not read.
-    scale: of the logits; 1 / sqrt(head_size) if None.
-    block_tables: [num_seqs, max_blocks_per_seq], int32.
-    context_lens: [num_seqs], int32: cached tokens, the step's own included.
     return_lse: return (out, lse).
     out: like query, to write into, or a tuple (out, lse) of which any may be None; new if None.
         They must not overlap inputs or each other.
@@ -100,8 +73,7 @@ Raises:
     ValueError: an argument is not as described; on the CPU and with check also a length or a
         block number that the tensors do not hold. Nothing was written.
     winnow.Error: no backend can run it here.
-
-head_size is 32, 64, 80, 96, 112, 128, 160, 192 or 256; block_size 8, 16, 32, 64 or 128.)";
+)";
 
 constexpr const char* kFusedDoc = R"(attention() that forms the position term itself.
 
@@ -109,9 +81,9 @@ As attention() with matrix_bd = position_term(query, pos_bias_v, r, context_lens
 written to memory.
 
 Args:
-    pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
-    r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
-    All others, results and errors: as in attention().)";
+    return_lse, out, check, workspace, stream, backend: as in attention().
+
+Results and errors are those of attention().)";
 
 const Operation<kAttention, attend<kAttention>, kDoc, paged_xl::attention> kRegistered;
 const Operation<kAttentionFused, attend<kAttentionFused>, kFusedDoc, paged_xl::attention>

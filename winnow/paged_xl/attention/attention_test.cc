@@ -8,13 +8,7 @@
 namespace winnow::paged_xl {
 namespace {
 
-class AttentionCase : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(AttentionCase, MatchesTheOracle) {
-  testing::expect_case_passes("paged_xl::attention", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(Table, AttentionCase,
-                         ::testing::ValuesIn(testing::operation_named("paged_xl::attention").cases),
-                         testing::test_name);
+WINNOW_CASE_TABLE(AttentionCase, "paged_xl::attention");
 
 TEST(Attention, NaNInACachedTokenReachesOnlyTheSequencesThatUseIt) {
   for (const bool in_key : {true, false}) {

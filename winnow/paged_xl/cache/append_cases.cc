@@ -1,7 +1,7 @@
 // The case table of paged_xl::append. Moving bytes has no tolerance.
 #include <numeric>
 
-#include "winnow/paged_xl/cache/append_fields.h"
+#include "winnow/paged_xl/cache/append_contract.h"
 #include "winnow/paged_xl/cache/append_oracle.h"
 #include "winnow/paged_xl/cases.h"
 #include "winnow/testing/repeated.h"
@@ -55,24 +55,6 @@ std::string describe(const AppendCase& shape) {
          std::to_string(shape.num_blocks);
 }
 
-Tensor make_slots(const AppendCase& shape, testing::Random& random) {
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(shape.num_blocks * shape.block_size));
-  std::iota(slots.begin(), slots.end(), 0);
-  if (!shape.ascending) testing::shuffle(std::span(slots), random);
-  Tensor result(shape.slot_dtype, {shape.num_tokens});
-  for (std::int64_t t = 0; t < shape.num_tokens; ++t) {
-    // The same negative slot may come again.
-    const std::int64_t slot =
-        shape.skipped && t % 3 == 0 ? -1 - t % 2 : slots[static_cast<std::size_t>(t)];
-    if (shape.slot_dtype == DType::i64) {
-      result.view().at<std::int64_t>(t) = slot;
-    } else {
-      result.view().at<std::int32_t>(t) = static_cast<std::int32_t>(slot);
-    }
-  }
-  return result;
-}
-
 struct Caches {
   StridedTensor key, value;
   explicit Caches(const AppendCase& shape) {
@@ -95,7 +77,9 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
   const StridedTensor value = make_unaligned(shape.dtype, tokens, shape.layout);
   testing::fill_normal(key.view, random);
   testing::fill_normal(value.view, random);
-  const Tensor slots = make_slots(shape, random);
+  const Tensor slots =
+      testing::make_slots(shape.slot_dtype, shape.num_tokens, shape.num_blocks * shape.block_size,
+                          shape.skipped, random, shape.ascending);
   const Caches expected(shape);
   const StridedTensor key_cache = testing::on(device, expected.key);
   const StridedTensor value_cache = testing::on(device, expected.value);
@@ -117,8 +101,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 
 testing::Operation append_operation() {
   return {"paged_xl::append", "new keys and values into a paged cache",
-          with_gpu(testing::cases_of(make_cases(), run_case)), append_benchmarks(),
-          testing::repeated(append)};
+          testing::cases_of(make_cases(), run_case, on_gpu<AppendCase>), append_benchmarks(),
+          testing::repeated(kAppend, append)};
 }
 
 }  // namespace winnow::paged_xl

@@ -1,19 +1,14 @@
 // Python binding of paged_xl::append.
 #include "winnow/paged_xl/cache/append.h"
-#include "winnow/paged_xl/cache/append_fields.h"
+#include "winnow/paged_xl/cache/append_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<paged_xl::AppendArgs> kAppend(
-    "paged_xl::append",
+constexpr Declaration<paged_xl::kAppend> kAppend(
     "def append(key: T, value: T, key_cache: T, value_cache: T, slot_mapping: T, *, "
-    "check: bool = False, stream: Stream = None, backend: str | None = None) -> None",
-    "key: T[num_tokens, num_kv_heads=16, head_size=128], "
-    "value: T[num_tokens, num_kv_heads, head_size], slot_mapping: i64[num_tokens], "
-    "key_cache: T[num_blocks, num_kv_heads, head_size/x, block_size=16, x], "
-    "value_cache: T[num_blocks, num_kv_heads, head_size, block_size]");
+    "check: bool = False, stream: Stream = None, backend: str | None = None) -> None");
 
 nb::object append(const Arguments<kAppend>& given) {
   Call call = given.call();
@@ -28,12 +23,6 @@ Token t goes to slot_mapping[t] = block * block_size + offset of both caches; a 
 skipped. The caches must not overlap other tensors or each other.
 
 Args:
-    key, value: [num_tokens, num_kv_heads, head_size], float32, float16, bfloat16 or, on the CPU,
-        float64.
-    key_cache: [num_blocks, num_kv_heads, head_size / x, block_size, x], as key, with x = 16 bytes
-        / size of an element.
-    value_cache: [num_blocks, num_kv_heads, head_size, block_size], as key.
-    slot_mapping: [num_tokens], int64 or int32.
     check: refuse a slot beyond the cache or one written twice also on a GPU, which otherwise skips
         the one and writes either token of the other; as in attention().
     stream, backend: as in winnow.sparse_mla.forward().

@@ -14,11 +14,7 @@
 namespace winnow::paged_xl {
 namespace {
 
-class AppendCases : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(AppendCases, MatchTheOracle) { testing::expect_case_passes("paged_xl::append", GetParam()); }
-INSTANTIATE_TEST_SUITE_P(Table, AppendCases,
-                         ::testing::ValuesIn(testing::operation_named("paged_xl::append").cases),
-                         testing::test_name);
+WINNOW_CASE_TABLE(AppendCases, "paged_xl::append");
 
 class Append : public ::testing::Test {
  protected:

@@ -1,6 +1,6 @@
 // The case table of paged_xl::position_term.
 #include "winnow/paged_xl/cases.h"
-#include "winnow/paged_xl/position_term/position_term_fields.h"
+#include "winnow/paged_xl/position_term/position_term_contract.h"
 #include "winnow/paged_xl/position_term/position_term_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -73,8 +73,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation position_term_operation() {
   return {"paged_xl::position_term", "the position term that one decode step adds to its logits",
-          with_gpu(testing::cases_of(make_cases(), run_case)), position_term_benchmarks(),
-          testing::repeated(position_term)};
+          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), position_term_benchmarks(),
+          testing::repeated(kPositionTerm, position_term)};
 }
 
 }  // namespace winnow::paged_xl

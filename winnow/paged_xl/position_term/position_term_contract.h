@@ -8,10 +8,6 @@
 
 namespace winnow::paged_xl {
 
-inline void check_result(const Check& check, const PositionTermArgs& args) {
-  check_matrix_bd(check, args.matrix_bd, args.query.dtype());
-}
-
 struct PositionTermTable {
   using Args = PositionTermArgs;
   static constexpr const char* kOperation = "paged_xl::position_term";
@@ -20,7 +16,8 @@ struct PositionTermTable {
     return std::tuple_cat(
         query<Args>(),
         std::tuple(pos_bias<&Args::pos_bias_v>("position bias"), relative<&Args::r>(),
-                   context_lens<&Args::context_lens>(), rule<check_result>,
+                   context_lens<&Args::context_lens>(),
+                   rule<check_matrix_bd, &Args::matrix_bd, &Args::query>,
                    output<&Args::matrix_bd>("[num_seqs, num_heads, columns]",
                                             follows("query", same, accumulator_of))));
   }

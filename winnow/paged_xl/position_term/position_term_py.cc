@@ -1,19 +1,15 @@
 // Python binding of paged_xl::position_term.
 #include "winnow/paged_xl/position_term/position_term.h"
-#include "winnow/paged_xl/position_term/position_term_fields.h"
+#include "winnow/paged_xl/position_term/position_term_contract.h"
 #include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<paged_xl::PositionTermArgs> kPositionTerm(
-    "paged_xl::position_term",
+constexpr Declaration<paged_xl::kPositionTerm> kPositionTerm(
     "def position_term(query: T, pos_bias_v: T, r: T, context_lens: T, *, "
     "out: T | None = None, check: bool = False, stream: Stream = None, "
-    "backend: str | None = None) -> T",
-    "query: T[num_seqs, num_heads=16, head_size=128], pos_bias_v: T[num_heads, head_size], "
-    "r: T[num_heads, 1, head_size], context_lens: i32[num_seqs], "
-    "matrix_bd: T[num_seqs, num_heads, 1]");
+    "backend: str | None = None) -> T");
 
 nb::object position_term(const Arguments<kPositionTerm>& given) {
   Call call = given.call();
@@ -36,10 +32,6 @@ for every token j < context_lens[s]; unscaled. The step's own key has been appen
 distance 0.
 
 Args:
-    query: [num_seqs, num_heads, head_size], float32, float16, bfloat16 or, on the CPU, float64.
-    pos_bias_v: [num_heads, head_size] or [num_seqs, num_heads, head_size], as query.
-    r: [num_heads, max_distance, head_size], as query: projected embedding of each distance.
-    context_lens: [num_seqs], int32: cached tokens, the step's own included.
     out: [num_seqs, num_heads, columns], as query or float32 (not with float64), to write into;
         columns past a context keep their values. New, as query, with max_distance columns, zero
         past each context, if None. It must not overlap an input.

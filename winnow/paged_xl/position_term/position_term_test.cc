@@ -9,14 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-class PositionTermCase : public ::testing::TestWithParam<testing::Case> {};
-TEST_P(PositionTermCase, MatchesTheOracle) {
-  testing::expect_case_passes("paged_xl::position_term", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, PositionTermCase,
-    ::testing::ValuesIn(testing::operation_named("paged_xl::position_term").cases),
-    testing::test_name);
+WINNOW_CASE_TABLE(PositionTermCase, "paged_xl::position_term");
 
 TEST(PositionTerm, TheLastTokenHasDistanceZero) {
   // r[h, distance] = (10 * h + distance, 0, ...) and query + v = (1, 0, ...): the term is its own

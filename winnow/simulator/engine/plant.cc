@@ -18,7 +18,8 @@ bool ends_with(const char* text, const std::string& end) {
   return length >= end.size() && end.compare(text + length - end.size()) == 0;
 }
 
-// The line of the file that holds the text, which is in no other line.
+// The number of the line that holds the text; throws unless exactly one line does. If several files
+// below `root` end in `file`, it looks at the last one found.
 unsigned line_with(const std::string& root, const std::string& file, const std::string& text) {
   std::filesystem::path path;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {

@@ -136,9 +136,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     scores_bug("CountOfHeadsReady", "shared.heads_ready().init", Action::add, -1),
     // dq.
     product_bug("DqTooFewBytes", "full.arrive_expect(2 * Plan::kStageBytes)", Action::add, -16),
-    product_bug("DqGatherElsewhere", "tensor_gather4_pair(shared.rows(ring.stage)", Action::add,
-                128),
-    product_bug("DqNoImages", "tensor_load_pair(shared.ds(ring.stage)", Action::drop),
+    product_bug("DqGatherElsewhere", "tensor_gather4_pair(stage.rows()[chunk]", Action::add, 128),
+    product_bug("DqNoImages", "tensor_load_pair(stage.ds()", Action::drop),
     product_bug("DqNoWaitForSums", "items % 2 ^ 1, \"sums\"", Action::drop),
     product_bug("DqNoWaitForRows", "items % 2 ^ 1, \"sums\"", Action::drop, 0, 4),
     product_bug("DqNarrowSwizzle", "tcgen05_mma<2>(sums + kDqNarrow", Action::add,

@@ -46,7 +46,8 @@ const std::vector<PlantedBug> kQuickBugs = {
            scores_bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
     scores_bug("ScoresNoWaitForRows", "ring.parity, \"multiply\"", Action::drop),
     product_bug("DqNoWaitForRows", "shared.full()[ring.stage].wait", Action::drop),
-    saying("deadlock: ", product_bug("DqNoImages", "bulk_load(ds[b].address", Action::drop)),
+    saying("deadlock: ",
+           product_bug("DqNoImages", "bulk_load(stage.ds()[b].address", Action::drop)),
     product_bug("TooFewBytesOfImages", "full.arrive_expect(kChunkBytes);", Action::add, -16),
     product_bug("DkvNoWaitForHeads", "shared.heads_full()[block][kWhich].wait", Action::drop),
 };
@@ -72,7 +73,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DqSwappedPhase", "shared.full()[ring.stage].wait", Action::add, 1),
     product_bug("DqTooFewBytes", "full.arrive_expect(item.blocks", Action::add, -16),
     product_bug("DqTooManyBytes", "full.arrive_expect(item.blocks", Action::add, 16),
-    product_bug("DqImagesElsewhere", "bulk_load(ds[b].address", Action::add, 128),
+    product_bug("DqImagesElsewhere", "bulk_load(stage.ds()[b].address", Action::add, 128),
     long_product("DqEarlyRelease", "      wgmma_wait<1>();", Action::drop),
     product_bug("DqNoWaitForSums", "  if (tiles > 0) shared.empty()[previous].arrive_warp",
                 Action::drop, 0, -3),

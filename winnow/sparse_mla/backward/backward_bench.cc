@@ -54,6 +54,7 @@ std::vector<testing::Benchmark> backward_benchmarks() {
   for (const BenchShape& bench : bench_shapes()) {
     add(make_benchmark(bench, 3 * bench.shape.d_qk + 2 * kValueDim, kTarget), bench.shape);
   }
+  // Heads, rows of kv, and the share of the ceiling to reach.
   for (const GpuBenchShape& bench :
        {GpuBenchShape{128, 8192, 0.66}, GpuBenchShape{128, 32768, 0.58},
         GpuBenchShape{128, 131072, 0.54}, GpuBenchShape{64, 8192, 0.55},

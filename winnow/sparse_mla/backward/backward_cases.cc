@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "winnow/sparse_mla/backward/backward.h"
-#include "winnow/sparse_mla/backward/backward_fields.h"
+#include "winnow/sparse_mla/backward/backward_contract.h"
 #include "winnow/sparse_mla/backward/backward_oracle.h"
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
@@ -23,7 +23,8 @@ namespace {
 struct Variant {
   std::string suffix;
   bool dq_f32 = false, dkv_as_q = false, delta_given = false, deterministic = false;
-  // What contributes nothing holds NaN: heads whose sink is +inf, queries that see no entry.
+  // Inputs that must not contribute are NaN: those of heads whose sink is +inf and of queries that
+  // see no entry.
   bool nan_in_dead = false;
 };
 
@@ -64,7 +65,7 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
   const oracle::Inputs in = inputs.for_oracle();
   winnow::testing::Random random(winnow::testing::seed_from(shape.name + "-backward"));
 
-  // out and lse as a forward without errors returns them, rounded to their dtypes.
+  // out and lse of an exact forward, rounded to their dtypes.
   const std::vector<std::int64_t> all = choose(shape.s_q, shape.s_q, 0);
   const std::vector<std::int64_t> values = {shape.s_q, shape.h_q, kValueDim};
   const oracle::Forward softmax = oracle::forward(in, all);
@@ -131,12 +132,12 @@ testing::Operation backward_operation() {
   return backward_operation(std::numeric_limits<std::int64_t>::max());
 }
 
-// Cases with no more queries than that: the simulator cuts the long ones.
+// The same cases with s_q cut to `most_queries`, for the simulator.
 testing::Operation backward_operation(std::int64_t most_queries) {
   testing::Operation operation;
   operation.name = "sparse_mla::backward";
   operation.summary = "gradients of top-k sparse MLA attention";
-  operation.repeat = testing::repeated(backward);
+  operation.repeat = testing::repeated(kBackward, backward);
   const Variant variants[] = {
       {.suffix = "-dq-f32", .dq_f32 = true},
       {.suffix = "-dkv-as-q", .dkv_as_q = true},
@@ -162,9 +163,11 @@ testing::Operation backward_operation(std::int64_t most_queries) {
     for (const char* name : {"h16", "d512-h16-k100", "all-rules", "wide", "sink-mixed"}) {
       if (shape.name != std::string(to_string(shape.dtype)) + "-" + name) continue;
       for (const Variant& variant : variants) {
-        const bool same = variant.dq_f32 || variant.dkv_as_q;  // as without: f64 has one dtype
+        // In f64 all gradients are f64 anyway.
+        const bool same = variant.dq_f32 || variant.dkv_as_q;
         if (same && shape.dtype == DType::f64) continue;
-        if (variant.nan_in_dead && shape.sink != Sink::mixed) continue;  // nothing is dead
+        if (variant.nan_in_dead && shape.sink != Sink::mixed)
+          continue;  // no head has a sink of +inf
         add(shape, variant);
       }
     }

@@ -50,6 +50,13 @@ struct DqLayout {
   std::uint32_t tensor_memory;
 };
 template <int kColumns>
+struct DqStage : Shared<typename DqLayout<kColumns>::Stage> {
+  using Memory = typename DqLayout<kColumns>::Stage;
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(ds)
+  WINNOW_PLACE(narrow)
+};
+template <int kColumns>
 struct DqPlan : Shared<DqLayout<kColumns>> {
   using Memory = DqLayout<kColumns>;
   using Stage = typename Memory::Stage;
@@ -64,15 +71,7 @@ struct DqPlan : Shared<DqLayout<kColumns>> {
   WINNOW_PLACE(sums_full)
   WINNOW_PLACE(sums_free)
   WINNOW_PLACE(tensor_memory)
-  __device__ __forceinline__ Place<Chunk[kPartChunks]> rows(int stage) const {
-    return {stages()[stage].address};
-  }
-  __device__ __forceinline__ Place<Chunk> ds(int stage) const {
-    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(Stage, ds))};
-  }
-  __device__ __forceinline__ Place<NarrowRows> narrow(int stage) const {
-    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(Stage, narrow))};
-  }
+  __device__ DqStage<kColumns> stage(int i) const { return {stages()[i].address}; }
 };
 inline constexpr std::uint32_t kDqPart = 128, kDqNarrow = 256;  // columns of tensor memory
 
@@ -89,20 +88,21 @@ __device__ __forceinline__ void dq_load(const Params& p, DqPlan<kColumns> shared
     for (int tile = 0; tile < tile_count(item.entries); ++tile) {
       const int four = lane % 16 * 4;
       const int4 rows = four_entries(p, item.query, tile * kTileRows + four, item.entries);
+      const auto stage = shared.stage(ring.stage);
       const auto full = shared.full()[ring.stage];
       const std::uint32_t told = map_shared(full.address, 0);
       shared.empty()[ring.stage].wait(ring.parity ^ 1, "load", ring.stage);
       if (rank == 0 && lane == 0) full.arrive_expect(2 * Plan::kStageBytes);
       for (int chunk = lane / 16; chunk < kPartChunks; chunk += 2) {
-        tensor_gather4_pair(shared.rows(ring.stage)[chunk].address + four * 128, &p.kv_map, told,
+        tensor_gather4_pair(stage.rows()[chunk].address + four * 128, &p.kv_map, told,
                             part_column(rank, chunk), rows, keep);
       }
       if (kNarrow<kColumns> && lane < 16) {
-        tensor_gather4_pair(shared.narrow(ring.stage).address + four * 64, &p.kv_half_map, told,
+        tensor_gather4_pair(stage.narrow().address + four * 64, &p.kv_half_map, told,
                             narrow_column(rank), rows, keep);
       }
       if (lane == 31) {
-        tensor_load_pair(shared.ds(ring.stage).address, &p.image_map, told, 0,
+        tensor_load_pair(stage.ds().address, &p.image_map, told, 0,
                          image_row(p, item.query, tile, block, 1), once);
       }
       ring.advance();
@@ -129,10 +129,10 @@ __device__ __forceinline__ void dq_multiply(const Params& p, DqPlan<kColumns> sh
     for (int tile = 0; tile < tile_count(item.entries); ++tile) {
       shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
       tcgen05_fence_after();
-      const std::uint64_t ds = tcgen05_mn_major(shared.ds(ring.stage).address, kChunkBytes);
-      const std::uint64_t rows = tcgen05_mn_major(shared.rows(ring.stage).address, kChunkBytes);
-      const std::uint64_t narrow =
-          tcgen05_mn_major_64(shared.narrow(ring.stage).address, kNarrowBytes);
+      const auto stage = shared.stage(ring.stage);
+      const std::uint64_t ds = tcgen05_mn_major(stage.ds().address, kChunkBytes);
+      const std::uint64_t rows = tcgen05_mn_major(stage.rows().address, kChunkBytes);
+      const std::uint64_t narrow = tcgen05_mn_major_64(stage.narrow().address, kNarrowBytes);
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
         const std::uint64_t a = ds + 128 * k16;  // 2048 bytes, 16 entries

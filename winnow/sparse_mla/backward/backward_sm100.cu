@@ -18,12 +18,14 @@ namespace detail = backward_sm100_detail;
 namespace split = backward_split_detail;
 using detail::Params;
 
-// Of a B200. Twice as many rows as fit into the L2 of an H200, whose half it has: not measured.
+// A B200: 148 multiprocessors, and twice the rows_in_l2 of an H200, whose L2 is half as large; not
+// measured.
 constexpr split::SplitTarget kTarget{{"sparse_mla::backward", "sm100"}, 148, 49152, 15};
 constexpr const device::Runtime& kRuntime = kTarget.runtime;
 
-// Rows [outer, inner] of bf16 as a tensor map takes them: strides that are no less than what they
-// step over, the outer a multiple of the inner one. Others are copied into the workspace first.
+// Rows [outer, inner] of bf16 that are read through a tensor map, whose strides may not be smaller
+// than what they step over, the outer one a multiple of the inner one. Other rows are first copied
+// into the workspace.
 struct MappedRows {
   const void* data;
   std::int64_t outer, inner, columns;
@@ -43,7 +45,7 @@ struct MappedRows {
            outer_bytes % inner_bytes == 0;
   }
   std::int64_t bytes() const { return outer * inner * columns * 2; }
-  // As they stand after packing at `to`.
+  // The copy of these rows at `to`.
   MappedRows packed(void* to) const {
     return {to, outer, inner, columns, inner * columns * 2, columns * 2};
   }
@@ -68,14 +70,14 @@ Sources sources_of(const BackwardParams& params) {
   Sources all{MappedRows::of(problem.q, problem.s_q, problem.h_q, problem.d_qk),
               MappedRows::of(params.d_out, problem.s_q, problem.h_q, split::kValueColumns),
               MappedRows::of(problem.kv, problem.s_kv, 1, problem.d_qk)};
-  // Without rows nothing is gathered; a map needs one all the same.
+  // With s_kv = 0 nothing is gathered, but a map needs at least one row: it gets one of q.
   if (problem.s_kv == 0)
     all.kv = {problem.q.data, 1, 1, problem.d_qk, 2 * problem.d_qk, 2 * problem.d_qk};
   return all;
 }
 
 struct Layout : split::SplitLayout {
-  std::int64_t packed[3];  // q, d_out, kv; -1: as they are
+  std::int64_t packed[3];  // where the copies of q, d_out and kv begin; -1: read in place
 };
 Layout layout_of(const BackwardParams& params) {
   Layout layout{split::layout_of(params, kTarget), {}};
@@ -87,7 +89,7 @@ Layout layout_of(const BackwardParams& params) {
   return layout;
 }
 
-// The sources, those that need it packed.
+// Copies the sources that cannot be mapped into the workspace. Returns all as the maps read them.
 Sources pack(const BackwardParams& params, const Layout& layout, char* workspace,
              cudaStream_t stream) {
   Sources sources = sources_of(params);
@@ -103,7 +105,7 @@ Sources pack(const BackwardParams& params, const Layout& layout, char* workspace
 
 constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 
-// Boxes of `heads` x `columns` of the chunk's queries, which begin at `first`.
+// Boxes of kBoxHeads x `columns` of the chunk's `count` queries, which begin at `first`.
 CUtensorMap heads_map(const MappedRows& rows, std::int64_t first, std::int64_t count, int columns) {
   const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   return device::tensor_map<3>(
@@ -187,7 +189,7 @@ void run(const BackwardParams& params, const Layout& layout, char* workspace, cu
 }  // namespace
 
 std::int64_t backward_sm100_workspace_bytes(const BackwardParams& params) {
-  return std::max<std::int64_t>(layout_of(params).bytes, 1);  // there always is an address
+  return std::max<std::int64_t>(layout_of(params).bytes, 1);  // so that memory has an address
 }
 
 void backward_sm100(const BackwardParams& params, void* workspace, void* stream) {

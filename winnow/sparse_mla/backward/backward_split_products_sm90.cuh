@@ -40,6 +40,10 @@ struct DqLayout {
   Barrier full[kStages];   // gather threads, and one for dS
   Barrier empty[kStages];  // warps of both warpgroups
 };
+struct DqStage : Shared<DqLayout::Stage> {
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(ds)
+};
 struct DqPlan : Shared<DqLayout> {
   static constexpr int kStages = DqLayout::kStages;
   static_assert(sizeof(DqLayout) <= kSharedLimit);
@@ -47,12 +51,7 @@ struct DqPlan : Shared<DqLayout> {
   WINNOW_PLACE(stages)
   WINNOW_PLACE(full)
   WINNOW_PLACE(empty)
-  __device__ Place<Chunk[kSliceChunks + 1]> rows(int stage) const {
-    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(DqLayout::Stage, rows))};
-  }
-  __device__ Place<Chunk[2]> ds(int stage) const {
-    return {stages()[stage].address + static_cast<std::uint32_t>(offsetof(DqLayout::Stage, ds))};
-  }
+  __device__ DqStage stage(int i) const { return {stages()[i].address}; }
 };
 
 struct ProductItem {
@@ -90,24 +89,25 @@ __device__ __forceinline__ void dq_gather(const Params& p, DqPlan shared) {
       const GatherRows rows =
           gather_rows(p.rows, next, tile_mask(next, std::uint32_t{1} << 31), thread);
       if (tile + 1 < tiles) next = load_tile(list, tile + 1, item.entries, lane);
-      const auto stage = shared.rows(ring.stage);
-      const auto ds = shared.ds(ring.stage);
+      const DqStage stage = shared.stage(ring.stage);
       const auto full = shared.full()[ring.stage];
       shared.empty()[ring.stage].wait(ring.parity ^ 1, "gather", ring.stage);
       if (thread == 0) {
         full.arrive_expect(item.blocks * kChunkBytes);
         for (int b = 0; b < item.blocks; ++b) {
-          bulk_load(ds[b].address,
+          bulk_load(stage.ds()[b].address,
                     image_pair(p, item.query, tile, 2 * item.group + b) + kChunkBytes, kChunkBytes,
                     full.address, once);
         }
       }
 #pragma unroll
       for (int c = 0; c < kSliceChunks; ++c) {
-        gather_chunk<kFetched>(stage[c].address, rows, item.slice * kSliceChunks + c, thread, keep);
+        gather_chunk<kFetched>(stage.rows()[c].address, rows, item.slice * kSliceChunks + c, thread,
+                               keep);
       }
       if (kChunksOfSlice<kColumns, 1> > kSliceChunks && item.slice == 1) {
-        gather_chunk<kFetched>(stage[kSliceChunks].address, rows, 2 * kSliceChunks, thread, keep);
+        gather_chunk<kFetched>(stage.rows()[kSliceChunks].address, rows, 2 * kSliceChunks, thread,
+                               keep);
       }
       full.arrive_cp_async();
       ring.advance();
@@ -148,8 +148,9 @@ __device__ __forceinline__ void dq_multiply(const Params& p, DqPlan shared, cons
   for (int tile = 0; tile < tiles; ++tile) {
     shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     if (warpgroup < item.blocks) {
-      const std::uint64_t ds = descriptor_k_major(shared.ds(ring.stage)[warpgroup].address);
-      const std::uint64_t rows = descriptor_mn_major(shared.rows(ring.stage).address);
+      const DqStage stage = shared.stage(ring.stage);
+      const std::uint64_t ds = descriptor_k_major(stage.ds()[warpgroup].address);
+      const std::uint64_t rows = descriptor_mn_major(stage.rows().address);
       wgmma_fence();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {

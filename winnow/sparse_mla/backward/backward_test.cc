@@ -1,5 +1,5 @@
-// sparse_mla::backward: the case table against the oracle, a problem worked by hand, gradients by
-// finite differences, conservation laws, and how special values travel.
+// sparse_mla::backward: the case table against the oracle, a problem worked by hand, a conservation
+// law, and how special values travel. (python/tests/test_float64.py has finite differences.)
 #include "winnow/sparse_mla/backward/backward.h"
 
 #include <cmath>
@@ -20,14 +20,7 @@ using winnow::testing::same_bytes;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-class BackwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(BackwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::backward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, BackwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::backward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(BackwardCase, "sparse_mla::backward");
 
 // Weights 1/8, 2/8, 5/8 and the values 10, 20, 30 in column 1, as in forward_test.cc. d_out is 1 in
 // column 1, so dP = (10, 20, 30), delta = 25 without a sink, and dS = P * (dP - 25).
@@ -79,65 +72,6 @@ TEST(Backward, ThreeRowsByHand) {
     const double want_sink[] = {with_sink ? -0.5 * delta : 0.0};
     expect_passed(
         testing::compare("d_sink", d_sink, want_sink, tolerance(Quantity::d_sink, shape, 2)));
-  }
-}
-
-// sum(out * d_out) by the oracle of forward, after out and lse were made by the library's forward.
-double loss(const oracle::Inputs& in, const ConstTensorView& d_out) {
-  const std::vector<std::int64_t> all = choose(in.s_q(), in.s_q(), 0);
-  const std::vector<double> out = oracle::forward(in, all).out;
-  return oracle::dot(out, winnow::testing::read(d_out), std::int64_t(out.size()));
-}
-
-// Central differences of the loss for some elements of a tensor that the loss depends on.
-std::vector<double> differences(const oracle::Inputs& in, const ConstTensorView& d_out,
-                                std::span<float> tensor, std::span<const std::int64_t> elements) {
-  constexpr float kStep = 0x1p-8f;
-  std::vector<double> slopes;
-  for (const std::int64_t n : elements) {
-    const float value = tensor[n];
-    tensor[n] = value + kStep;
-    const double high = tensor[n], above = loss(in, d_out);
-    tensor[n] = value - kStep;
-    const double low = tensor[n], below = loss(in, d_out);
-    tensor[n] = value;
-    slopes.push_back((above - below) / (high - low));
-  }
-  return slopes;
-}
-
-TEST(Backward, FiniteDifferences) {
-  for (const bool causal : {false, true}) {
-    TestProblem p({.s_q = 3, .h_q = 2, .s_kv = 6, .topk = 9, .d_qk = 576});
-    p.indices.view().at<std::int32_t>(1, 0, 4) = -1;
-    p.topk_length.view().at<std::int32_t>(2) = 5;
-    ForwardArgs forward_args = ForwardOp::args(p);
-    BackwardArgs args = BackwardOp::args(p);
-    oracle::Inputs in{.q = p.q,
-                      .kv = p.kv,
-                      .indices = p.indices,
-                      .topk_length = p.topk_length,
-                      .attn_sink = p.attn_sink};
-    if (causal) {
-      in.q_start = forward_args.q_start = args.q_start = 5;
-      in.k_stride = forward_args.k_stride = args.k_stride = 2;
-    }
-    forward(forward_args);
-    backward(args);
-    const auto check = [&](const char* what, Tensor& input, const Tensor& gradient,
-                           std::int64_t count, Quantity quantity) {
-      const std::vector<std::int64_t> elements = choose(input.numel(), count, 5);
-      const std::vector<double> expected =
-          differences(in, p.d_out.view(), input.values<float>(), elements);
-      std::vector<double> actual;
-      for (const std::int64_t n : elements) actual.push_back(gradient.values<float>()[n]);
-      const std::int64_t shape[] = {std::int64_t(elements.size())};
-      expect_passed(
-          testing::compare(what, actual, expected, shape, tolerance(quantity, CaseShape{}, 5)));
-    };
-    check("dq", p.q, p.dq, 40, Quantity::dq);
-    check("dkv", p.kv, p.dkv, 60, Quantity::dkv);
-    check("d_sink", p.attn_sink, p.d_sink, 2, Quantity::d_sink);
   }
 }
 
@@ -198,27 +132,6 @@ TEST(Backward, GivenDeltaIsUsedInsteadOfOut) {
   EXPECT_TRUE(same_bytes(both.dkv, with_delta.dkv));
 }
 
-TEST(Backward, SinkOfPlusInfinityLeavesNoGradient) {
-  TestProblem problem;
-  winnow::testing::fill(problem.attn_sink, kInf);
-  for (Tensor* output : BackwardOp::outputs(problem)) winnow::testing::fill_unwritten(*output);
-  backward(BackwardOp::args(problem));
-  for (Tensor* output : BackwardOp::outputs(problem)) expect_all(*output, 0);
-}
-
-TEST(Backward, SinkOfMinusInfinityChangesNothing) {
-  TestProblem with, without;
-  winnow::testing::fill(with.attn_sink, -kInf);
-  backward(BackwardOp::args(with));
-  BackwardArgs args = BackwardOp::args(without);
-  args.attn_sink = {};
-  args.d_sink = {};
-  backward(args);
-  EXPECT_TRUE(same_bytes(with.dq, without.dq));
-  EXPECT_TRUE(same_bytes(with.dkv, without.dkv));
-  expect_all(with.d_sink, 0);
-}
-
 // Nor does it let through what its head holds: the other heads go on as if it were not there.
 TEST(Backward, HeadWithAnInfiniteSinkContributesNothing) {
   const auto run = [](float value) {
@@ -237,24 +150,6 @@ TEST(Backward, HeadWithAnInfiniteSinkContributesNothing) {
   EXPECT_TRUE(same_bytes(numbers.dkv, nans.dkv));
   EXPECT_TRUE(same_bytes(numbers.d_sink, nans.d_sink));
   expect_all(nans.dq.view().slice(1, 1, 2), 0);
-}
-
-TEST(Backward, NanInASinkReachesItsHead) {
-  TestProblem problem;
-  problem.attn_sink.view().at<float>(1) = std::nanf("");
-  TestProblem clean;
-  backward(BackwardOp::args(problem));
-  backward(BackwardOp::args(clean));
-  const auto head = [](const Tensor& tensor, std::int64_t h) {
-    return winnow::testing::read(tensor.view().slice(1, h, h + 1));
-  };
-  EXPECT_EQ(head(problem.dq, 0), head(clean.dq, 0));
-  EXPECT_EQ(head(problem.dq, 2), head(clean.dq, 2));
-  expect_all(problem.dq.view().slice(1, 1, 2), std::nan(""));
-  expect_all(problem.d_sink.view().slice(0, 1, 2), std::nan(""));
-  EXPECT_EQ(problem.d_sink.view().at<float>(0), clean.d_sink.view().at<float>(0));
-  const std::int64_t used = problem.indices.view().at<std::int32_t>(0, 0, 0);
-  expect_all(problem.dkv.view().slice(0, used, used + 1), std::nan(""));
 }
 
 // Gradients in the dtype of q are those in f32, rounded once.

@@ -1,5 +1,5 @@
 // The case table of sparse_mla::decode: each shape in every format against the oracle.
-#include "winnow/sparse_mla/decode/decode_fields.h"
+#include "winnow/sparse_mla/decode/decode_contract.h"
 #include "winnow/sparse_mla/decode/decode_oracle.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
 #include "winnow/testing/repeated.h"
@@ -263,10 +263,10 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
 }  // namespace
 
 testing::Operation decode_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
-  for (testing::Case& test : cases) test.on_gpu = true;
+  const auto on_gpu = [](const DecodeCase&) { return true; };
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
-          cases, decode_benchmarks(), testing::repeated(decode)};
+          testing::cases_of<DecodeCase>(make_cases(), run, on_gpu), decode_benchmarks(),
+          testing::repeated(kDecode, decode)};
 }
 
 }  // namespace winnow::sparse_mla

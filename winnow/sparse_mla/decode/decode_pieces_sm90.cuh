@@ -84,6 +84,16 @@ struct Piece {
 };
 static_assert(sizeof(Piece) == 40);
 
+struct PiecePlan : Shared<Piece> {
+  WINNOW_PLACE(i)
+  WINNOW_PLACE(s)
+  WINNOW_PLACE(first_head)
+  WINNOW_PLACE(partial)
+  WINNOW_PLACE(first)
+  WINNOW_PLACE(tiles)
+  WINNOW_PLACE(entries)
+};
+
 class Pieces {
  public:
   __device__ __forceinline__ Pieces(const KernelParams& params, Place<Piece[kMostPieces]> table)
@@ -147,37 +157,33 @@ class Pieces {
   }
 
   __device__ int count() const { return count_; }
+  // What of a piece does not depend on a list.
   __device__ Piece operator[](int n) const {
+    const PiecePlan from = at(n);
     Piece piece;
-    const std::uint32_t from = table_[n].address;
-    piece.i = ld_shared<std::uint32_t>(from + offsetof(Piece, i));
-    piece.s = ld_shared<std::uint32_t>(from + offsetof(Piece, s));
-    piece.first_head = ld_shared<std::int32_t>(from + offsetof(Piece, first_head));
-    piece.partial = ld_shared<std::int32_t>(from + offsetof(Piece, partial));
+    piece.i = from.i().load();
+    piece.s = from.s().load();
+    piece.first_head = from.first_head().load();
+    piece.partial = from.partial().load();
     return piece;
   }
-  __device__ int tiles(int n, int list) const {
-    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, tiles) + 4 * list);
-  }
-  __device__ int first(int n, int list) const {
-    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, first) + 4 * list);
-  }
-  __device__ int entries(int n, int list) const {
-    return ld_shared<std::int32_t>(table_[n].address + offsetof(Piece, entries) + 4 * list);
-  }
+  __device__ int tiles(int n, int list) const { return at(n).tiles()[list].load(); }
+  __device__ int first(int n, int list) const { return at(n).first()[list].load(); }
+  __device__ int entries(int n, int list) const { return at(n).entries()[list].load(); }
 
  private:
+  __device__ PiecePlan at(int n) const { return {table_[n].address}; }
   __device__ __forceinline__ void store(int n, const Piece& piece) const {
-    const std::uint32_t to = table_[n].address;
-    st_shared(to + offsetof(Piece, i), piece.i);
-    st_shared(to + offsetof(Piece, s), piece.s);
-    st_shared(to + offsetof(Piece, first_head), piece.first_head);
-    st_shared(to + offsetof(Piece, partial), piece.partial);
+    const PiecePlan to = at(n);
+    to.i().store(piece.i);
+    to.s().store(piece.s);
+    to.first_head().store(piece.first_head);
+    to.partial().store(piece.partial);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      st_shared(to + offsetof(Piece, first) + 4 * c, piece.first[c]);
-      st_shared(to + offsetof(Piece, tiles) + 4 * c, piece.tiles[c]);
-      st_shared(to + offsetof(Piece, entries) + 4 * c, piece.entries[c]);
+      to.first()[c].store(piece.first[c]);
+      to.tiles()[c].store(piece.tiles[c]);
+      to.entries()[c].store(piece.entries[c]);
     }
   }
 

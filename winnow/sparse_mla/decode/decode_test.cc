@@ -21,14 +21,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class DecodeCases : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(DecodeCases, MatchTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::decode", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, DecodeCases,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::decode").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(DecodeCases, "sparse_mla::decode");
 
 // Two rows with logits 0 and log 3 * ..., stored and attended: weights 1/4 and 3/4.
 TEST(Decode, ByHand) {

@@ -39,6 +39,7 @@ std::vector<testing::Benchmark> distribution_benchmarks() {
   for (const BenchShape& bench : bench_shapes()) {
     add(make_benchmark(bench, bench.shape.d_qk, kTarget), bench.shape);
   }
+  // Heads, rows of kv, and the share of the ceiling to reach.
   for (const GpuBenchShape& bench :
        {GpuBenchShape{128, 8192, 0.68}, GpuBenchShape{128, 32768, 0.65},
         GpuBenchShape{128, 131072, 0.54}, GpuBenchShape{64, 8192, 0.57},

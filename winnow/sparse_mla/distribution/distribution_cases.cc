@@ -3,7 +3,7 @@
 
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
-#include "winnow/sparse_mla/distribution/distribution_fields.h"
+#include "winnow/sparse_mla/distribution/distribution_contract.h"
 #include "winnow/sparse_mla/distribution/distribution_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -72,8 +72,8 @@ testing::Operation distribution_operation() {
   });
   return {"sparse_mla::distribution",
           "attention distribution summed over heads, the teacher of the indexer",
-          with_gpu(testing::cases_of(shapes, run), shapes), distribution_benchmarks(),
-          testing::repeated(distribution)};
+          testing::cases_of(shapes, run, on_gpu), distribution_benchmarks(),
+          testing::repeated(kDistribution, distribution)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -28,6 +28,7 @@ Params kernel_params(const DistributionParams& params) {
   kernel.attn_sum_stride = params.attn_sum.stride0;
   kernel.s_q = static_cast<int>(problem.s_q);
   kernel.h_q = static_cast<int>(problem.h_q);
+  // Without indices topk is s_kv.
   kernel.tiles = static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
   kernel.ranges = range_view(problem);
   kernel.scale_log2 = static_cast<float>(problem.scale * 1.4426950408889634);

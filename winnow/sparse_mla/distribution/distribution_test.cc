@@ -19,14 +19,7 @@ namespace {
 using winnow::testing::expect_all;
 using winnow::testing::expect_passed;
 
-class DistributionCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(DistributionCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::distribution", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, DistributionCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::distribution").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(DistributionCase, "sparse_mla::distribution");
 
 // The weights of the rows are 1, 2 and 5 for head 0 and 1, 1 and 1 for head 1, whose q is 0.
 TEST(Distribution, TwoHeadsByHand) {
@@ -87,40 +80,6 @@ TEST(Distribution, DenseIsAListOfAllVisibleRows) {
   const auto dense = results(true), listed = results(false);
   for (std::size_t n = 0; n < dense.size(); ++n) {
     EXPECT_TRUE(winnow::testing::same_bytes(dense[n], listed[n])) << n;
-  }
-}
-
-// With the lse of forward on the same entries each row sums to h_q, whatever hides entries.
-TEST(Distribution, RowsSumToTheNumberOfHeads) {
-  for (const CaseShape& shape : with_dense_shapes(case_shapes())) {
-    if (shape.s_q > 16 || shape.s_kv > 4096) continue;
-    const CaseInputs inputs = make_inputs(shape);
-    Tensor out(shape.dtype, {shape.s_q, shape.h_q, kValueDim});
-    const DType real = accumulator_of(shape.dtype);
-    Tensor lse(real, {shape.s_q, shape.h_q}), attn_sum(real, {shape.s_q, shape.topk});
-    ForwardArgs forward_args{.out = out, .lse = lse};
-    inputs.pass_to(forward_args);
-    forward(forward_args);
-    DistributionArgs args{.lse = lse, .attn_sum = attn_sum};
-    inputs.pass_to(args);
-    distribution(args);
-
-    double largest = 0;
-    for (const double value : winnow::testing::read(lse.view())) {
-      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
-    }
-    std::vector<double> sums, expected;
-    for (std::int64_t i = 0; i < shape.s_q; ++i) {
-      double sum = 0;
-      for (std::int64_t j = 0; j < shape.topk; ++j) sum += oracle::element(attn_sum, i, j);
-      sums.push_back(sum);
-      const bool nothing = shape.h_q == 0 || std::isinf(oracle::element(lse, i, 0));
-      expected.push_back(nothing ? 0.0 : double(shape.h_q));
-    }
-    const std::int64_t rows[] = {shape.s_q};
-    SCOPED_TRACE(shape.name);
-    expect_passed(testing::compare("row sums", sums, expected, rows,
-                                   tolerance(Quantity::row_sums, shape, largest)));
   }
 }
 

@@ -37,6 +37,7 @@ std::vector<testing::Benchmark> forward_benchmarks() {
   for (const BenchShape& bench : bench_shapes()) {
     add(make_benchmark(bench, bench.shape.d_qk + kValueDim, kTarget), bench.shape);
   }
+  // Heads, rows of kv, and the share of the ceiling to reach.
   for (const GpuBenchShape& bench :
        {GpuBenchShape{128, 8192, 0.93}, GpuBenchShape{128, 32768, 0.86},
         GpuBenchShape{128, 131072, 0.84}, GpuBenchShape{64, 8192, 0.90},

@@ -1,7 +1,7 @@
 // The entry of sparse_mla::forward in the list of operations: its cases against the oracle.
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/forward/forward.h"
-#include "winnow/sparse_mla/forward/forward_fields.h"
+#include "winnow/sparse_mla/forward/forward_contract.h"
 #include "winnow/sparse_mla/forward/forward_oracle.h"
 #include "winnow/testing/repeated.h"
 
@@ -78,8 +78,8 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
 testing::Operation forward_operation() {
   const std::vector<CaseShape> shapes = with_own_shapes(with_dense_shapes(case_shapes()));
   return {"sparse_mla::forward", "top-k sparse MLA attention",
-          with_gpu(testing::cases_of(shapes, run), shapes), forward_benchmarks(),
-          testing::repeated(forward)};
+          testing::cases_of(shapes, run, on_gpu), forward_benchmarks(),
+          testing::repeated(kForward, forward)};
 }
 
 }  // namespace winnow::sparse_mla

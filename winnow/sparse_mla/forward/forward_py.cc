@@ -2,30 +2,25 @@
 
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/forward/forward.h"
-#include "winnow/sparse_mla/forward/forward_fields.h"
+#include "winnow/sparse_mla/forward/forward_contract.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<sparse_mla::ForwardArgs> kForward(
-    "sparse_mla::forward",
+constexpr Declaration<sparse_mla::kForward> kForward(
     "def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
     "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
     "out: T | tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]",
-    "q: T[s_q, h_q=64, d_qk=576], kv: T[s_kv, 1, d_qk], indices: i32[s_q, 1, topk=64], "
-    "out: T[s_q, h_q, 512]");
+    "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]");
 
 nb::object forward(const Arguments<kForward>& given) {
   Call call = given.call();
   sparse_mla::ForwardArgs args = given.read(call);
-  const std::int64_t s_q = size_of_dim(args.q, 0), h_q = size_of_dim(args.q, 1);
   auto [result, max_logits, lse] = split_out<3>(kForward.operation, given.get<"out">());
-  args.out = call.output("out", result, args.q.dtype(), {s_q, h_q, sparse_mla::kValueDim});
-  const DType real = accumulator_of(args.q.dtype());
-  args.max_logits = call.output("max_logits", max_logits, real, {s_q, h_q});
-  args.lse = call.output("lse", lse, real, {s_q, h_q});
+  given.output<&sparse_mla::ForwardArgs::out>(call, args, result);
+  given.output<&sparse_mla::ForwardArgs::max_logits>(call, args, max_logits);
+  given.output<&sparse_mla::ForwardArgs::lse>(call, args, lse);
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::forward_workspace_bytes(args, options);
@@ -45,18 +40,6 @@ An entry is visible if j < topk_length[i], 0 <= t = indices[i,j] < s_kv and, wit
 lse = max_logits = -inf.
 
 Args:
-    q: [s_q, h_q, d_qk], float32, float16, bfloat16 or, on the CPU, float64; d_qk is 576 or 512.
-        With float64 every float32 tensor here and in distribution() and backward() is float64.
-    kv: [s_kv, 1, d_qk], as q. The key is the row, the value its first 512 columns.
-    indices: [s_q, 1, topk] or [s_q, topk], int32; outside [0, s_kv) means absent. None with
-        key_start and key_end for dense attention.
-    scale: of the logits; 1 / sqrt(d_qk) if None.
-    topk_length: [s_q], int32: entries of each row that count; clamped to [0, topk].
-    attn_sink: [h_q], float32: a logit per head without a value.
-    key_start, key_end: [s_q], int32, in the place of indices: query i attends to all rows from
-        key_start[i] to key_end[i] - 1 that exist and that the causal limit allows.
-    q_start: position of query 0; switches the causal limit on.
-    k_stride: tokens that one row of kv stands for; needs q_start if it is not 1.
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
         be None. Results that are not passed are allocated, of q's kind and on q's device. Outputs
         that overlap inputs or each other are refused.

@@ -20,14 +20,7 @@ using winnow::testing::same_bytes;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-class ForwardCase : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(ForwardCase, MatchesTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::forward", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, ForwardCase,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::forward").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(ForwardCase, "sparse_mla::forward");
 
 // Three rows with the weights 1, 2 and 5: column 0 of a row is the logarithm of its weight, column
 // 1 is 10, 20 or 30. With q = (1, 0, 0, ...) and scale 1 the logits are those logarithms.
@@ -73,19 +66,6 @@ TEST(Forward, ThreeRowsByHand) {
   ByHand problem;
   forward(problem.args());
   problem.expect((10 + 2 * 20 + 5 * 30) / 8.0, std::log(5), std::log(8));
-}
-
-// Visible entries whose logits are all -inf weigh nothing: as if nothing were visible.
-TEST(Forward, LogitsOfMinusInfinityAreNothing) {
-  ByHand problem;
-  for (std::int64_t t = 0; t < 3; ++t) {
-    problem.kv.view().at<float>(t, 0, 511) = -std::numeric_limits<float>::infinity();
-  }
-  problem.q.view().at<float>(0, 0, 511) = 1;
-  forward(problem.args());
-  expect_all(problem.out, 0);
-  expect_all(problem.lse, -kInf);
-  expect_all(problem.max_logits, -kInf);
 }
 
 TEST(Forward, DuplicatesCountEachByHand) {
@@ -151,57 +131,6 @@ TEST(Forward, OptionalOutputsMayBeLeftOut) {
   args.max_logits = {};
   forward(args);
   EXPECT_TRUE(same_bytes(all.out, some.out));
-}
-
-TEST(Forward, ScaleDefaultsToTheRootOfTheWidth) {
-  for (const std::int64_t d_qk : {512, 576}) {
-    TestProblem given({.d_qk = d_qk}), absent({.d_qk = d_qk});
-    ForwardArgs args = ForwardOp::args(given);
-    args.scale = 1 / std::sqrt(double(d_qk));
-    forward(args);
-    forward(ForwardOp::args(absent));
-    EXPECT_TRUE(same_bytes(given.out, absent.out));
-    EXPECT_TRUE(same_bytes(given.lse, absent.lse));
-  }
-}
-
-TEST(Forward, SinkOfMinusInfinityChangesNothing) {
-  TestProblem with, without;
-  winnow::testing::fill(with.attn_sink, -kInf);
-  forward(ForwardOp::args(with));
-  ForwardArgs args = ForwardOp::args(without);
-  args.attn_sink = {};
-  forward(args);
-  EXPECT_TRUE(same_bytes(with.out, without.out));
-  EXPECT_TRUE(same_bytes(with.lse, without.lse));
-}
-
-TEST(Forward, SinkOfPlusInfinityGivesZeroAndKeepsLse) {
-  TestProblem with, without;
-  winnow::testing::fill(with.attn_sink, kInf);
-  forward(ForwardOp::args(with));
-  ForwardArgs args = ForwardOp::args(without);
-  args.attn_sink = {};
-  forward(args);
-  expect_all(with.out, 0);
-  EXPECT_TRUE(same_bytes(with.lse, without.lse));
-  EXPECT_TRUE(same_bytes(with.max_logits, without.max_logits));
-}
-
-// A kv of which all rows are one row in memory.
-TEST(Forward, RowsOfKvMayShareMemory) {
-  TestProblem problem;
-  ForwardArgs args = ForwardOp::args(problem);
-  args.kv = ConstTensorView(problem.kv.data(), DType::f32, {5, 1, 512}, {0, 512, 1});
-  args.attn_sink = {};
-  forward(args);
-  std::vector<double> expected;
-  const std::vector<double> row = winnow::testing::read(problem.kv.view().slice(0, 0, 1));
-  for (int copies = 0; copies < 6; ++copies) {
-    expected.insert(expected.end(), row.begin(), row.end());
-  }
-  expect_passed(
-      testing::compare("out", problem.out, expected, tolerance(Quantity::out, CaseShape{}, 1)));
 }
 
 // Query 0 uses rows 0 and 1, query 1 rows 2 and 3.

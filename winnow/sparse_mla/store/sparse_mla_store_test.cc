@@ -15,14 +15,7 @@ namespace {
 
 using winnow::testing::expect_error;
 
-class StoreCases : public ::testing::TestWithParam<winnow::testing::Case> {};
-TEST_P(StoreCases, MatchTheOracle) {
-  winnow::testing::expect_case_passes("sparse_mla::store", GetParam());
-}
-INSTANTIATE_TEST_SUITE_P(
-    Table, StoreCases,
-    ::testing::ValuesIn(winnow::testing::operation_named("sparse_mla::store").cases),
-    winnow::testing::test_name);
+WINNOW_CASE_TABLE(StoreCases, "sparse_mla::store");
 
 TEST(CacheScale, IsTheSmallestPowerOfTwoThatHoldsTheLargestMagnitude) {
   EXPECT_EQ(cache_scale(448), 1.0f);

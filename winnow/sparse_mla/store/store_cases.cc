@@ -1,13 +1,11 @@
 // The case table of sparse_mla::store. All backends give the bits of the oracle: no tolerance.
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <span>
 
 #include "winnow/sparse_mla/cache_cases.h"
 #include "winnow/sparse_mla/cache_oracle.h"
 #include "winnow/sparse_mla/store/store.h"
-#include "winnow/sparse_mla/store/store_fields.h"
+#include "winnow/sparse_mla/store/store_contract.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/repeated.h"
@@ -111,23 +109,6 @@ void fill_group(const TensorView& group, std::int64_t kind, testing::Random& ran
   }
 }
 
-Tensor make_slots(const StoreCase& shape, testing::Random& random) {
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(shape.blocks * shape.block_size));
-  std::iota(slots.begin(), slots.end(), 0);
-  testing::shuffle(std::span(slots), random);
-  Tensor result(shape.slot_dtype, {shape.n});
-  for (std::int64_t i = 0; i < shape.n; ++i) {
-    const std::int64_t slot =
-        shape.skipped && i % 3 == 0 ? -1 - i % 2 : slots[static_cast<std::size_t>(i)];
-    if (shape.slot_dtype == DType::i64) {
-      result.view().at<std::int64_t>(i) = slot;
-    } else {
-      result.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
-    }
-  }
-  return result;
-}
-
 std::int64_t slot_of(const Tensor& slots, std::int64_t i) {
   return slots.dtype() == DType::i64 ? slots.view().at<std::int64_t>(i)
                                      : slots.view().at<std::int32_t>(i);
@@ -149,7 +130,8 @@ testing::CaseOutcome run(const StoreCase& shape, const testing::Target& target) 
                  random);
     }
   }
-  const Tensor slots = make_slots(shape, random);
+  const Tensor slots = testing::make_slots(shape.slot_dtype, shape.n,
+                                           shape.blocks * shape.block_size, shape.skipped, random);
   const StridedTensor expected =
       make_cache(shape.format, shape.blocks, shape.block_size, columns, shape.layout);
 
@@ -185,10 +167,10 @@ testing::CaseOutcome run(const StoreCase& shape, const testing::Target& target) 
 }  // namespace
 
 testing::Operation store_operation() {
-  std::vector<testing::Case> cases = testing::cases_of(make_cases(), run);
-  for (testing::Case& test : cases) test.on_gpu = true;
-  return {"sparse_mla::store", "new rows into a paged cache of latent rows", cases,
-          store_benchmarks(), testing::repeated(store)};
+  const auto on_gpu = [](const StoreCase&) { return true; };
+  return {"sparse_mla::store", "new rows into a paged cache of latent rows",
+          testing::cases_of<StoreCase>(make_cases(), run, on_gpu), store_benchmarks(),
+          testing::repeated(kStore, store)};
 }
 
 }  // namespace winnow::sparse_mla

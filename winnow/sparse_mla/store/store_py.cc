@@ -3,17 +3,15 @@
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/cache_py.h"
 #include "winnow/sparse_mla/store/store.h"
-#include "winnow/sparse_mla/store/store_fields.h"
+#include "winnow/sparse_mla/store/store_contract.h"
 
 namespace winnow::python {
 namespace {
 
-constexpr Declaration<sparse_mla::StoreArgs> kStore(
-    "sparse_mla::store",
+constexpr Declaration<sparse_mla::kStore> kStore(
     "def store(rows: T, cache: T, slots: T, *, format: str = 'fp8_656', "
     "check: bool = False, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> None",
-    "rows: bf16[n, d_qk=576], cache: T[blocks, block_size=64, 1, d_qk], slots: i64[n]");
+    "backend: str | None = None) -> None");
 
 nb::object store(const Arguments<kStore>& given) {
   Call call = given.call();
@@ -36,11 +34,6 @@ everything in "bf16". If a group contains a NaN or an infinity, the whole group 
 NaN. A row is written completely or not at all.
 
 Args:
-    rows: [n, columns], bfloat16: 576 columns for "fp8_656", 512 for "fp8_584", for "bf16" as the
-        cache.
-    cache: [blocks, block_size, 1, row], to write into; formats as in decode().
-    slots: [n], int64 or int32: block * block_size + offset; a negative one is skipped.
-    format: "fp8_656", "fp8_584" or "bf16".
     check: makes a GPU, too, refuse slots outside of the cache and slots of several rows, as in
         winnow.paged_xl.append(). Otherwise it skips the former and stores one row of the latter.
     workspace: scratch memory for a GPU, as in decode(). The CPU does not use it.
@@ -51,7 +44,7 @@ Raises:
         of the cache or named twice. Nothing was written.
     winnow.Error: no backend can run it here.)";
 
-const Operation<kStore, store, kDoc, sparse_mla::store, describe_cache> kRegistered;
+const Operation<kStore, store, kDoc, sparse_mla::store, cache_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

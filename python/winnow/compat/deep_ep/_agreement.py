@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Tuple
 from weakref import WeakKeyDictionary
 
 from winnow._winnow.expert_parallel import default_timeout
-from winnow.compat._refusal import argument_of
+from winnow.compat._refusal import error_of
 from winnow.compat.deep_ep._entry import called
 from winnow.errors import Error, InvalidArgument
 from winnow.expert_parallel import rendezvous
@@ -80,14 +80,14 @@ def agree(
     absent.update(peer for peer, one in enumerate(said) if "masked_by" in one)
     for by, seconds, _ in (said[peer]["late"] for peer in late):
         if seconds is None:
-            _raise(Error, f"rank {by} was interrupted while it waited for the others")
+            _fail(f"rank {by} was interrupted while it waited for the others", "interrupted")
     if late and (rank in late or not shrink):
         by, seconds, _ = said[late[0]]["late"]
         text = f"rank {by} waited {seconds:g} s for ranks {', '.join(map(str, late))}"
-        _raise(Error, f"{text}, which did not come to the same call")
+        _fail(f"{text}, which did not come to the same call", "absent")
     if rank in absent:
         by = [str(peer) for peer, one in enumerate(said) if rank in one.get("masked", ())]
-        _raise(Error, f"rank {rank} was masked by ranks {', '.join(by)}")
+        _fail(f"rank {rank} was masked by ranks {', '.join(by)}")
     absent.update(late)
     heard = {peer: one for peer, one in enumerate(said) if peer not in absent}
     ahead = max(heard, key=lambda peer: heard[peer]["number"])
@@ -95,7 +95,7 @@ def agree(
         _calls[group] = heard[ahead]["number"]
     elif any(one["number"] != heard[ahead]["number"] for one in heard.values()):
         if message["number"] < heard[ahead]["number"]:
-            _raise(Error, f"rank {ahead} did not come to this call, but to a later one")
+            _fail(f"rank {ahead} did not come to this call, but to a later one", "call_order")
         return agree(group, of, message, masked, shrink)
     return _compared(Agreement(prefix, heard, tuple(sorted(absent))))
 
@@ -150,16 +150,18 @@ def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
 def _compared(agreement: Agreement) -> Agreement:
     for rank, said in agreement.heard.items():
         if said.get("refusal"):
-            _raise(InvalidArgument, f"rank {rank}: {said['refusal']}")
+            raise error_of(InvalidArgument, called(), f"rank {rank}: {said['refusal']}")
     first = min(agreement.heard)
     want = agreement.heard[first]["of"]
     for rank, said in agreement.heard.items():
         if said["of"] != want:
-            _raise(InvalidArgument, _difference(want, first, said["of"], rank))
+            raise _difference(want, first, said["of"], rank)
     return agreement
 
 
-def _difference(want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int) -> str:
+def _difference(
+    want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int
+) -> InvalidArgument:
     what, a, b = "the call", _described(want), _described(got)
     sizes, others = want.get("sizes", {}), got.get("sizes", {})
     if want["call"] == got["call"] and want.get("buffer") == got.get("buffer"):
@@ -167,7 +169,9 @@ def _difference(want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int
             if sizes[size] != others[size]:
                 what, a, b = _SIZES.get(size, size), sizes[size], others[size]
                 break
-    return f"{what} differs: {a} on rank {first}, {b} on rank {rank}"
+    text = f"{what} differs: {a} on rank {first}, {b} on rank {rank}"
+    fields = {"reason": "arguments_differ", "differing": what.split()[-1]}
+    return error_of(InvalidArgument, called(), text, **fields)
 
 
 def _described(of: Dict[str, Any]) -> str:
@@ -182,9 +186,5 @@ def _described(of: Dict[str, Any]) -> str:
     return text
 
 
-def _raise(kind: type, text: str) -> NoReturn:
-    error = kind(f"{called()}: {text}")
-    error.operation, error.argument = called(), argument_of(text)
-    if kind is Error:
-        error.code = "timeout"
-    raise error
+def _fail(text: str, reason: str = "") -> NoReturn:
+    raise error_of(Error, called(), text, code="timeout", reason=reason)

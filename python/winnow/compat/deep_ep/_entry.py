@@ -76,19 +76,16 @@ def entry(
 
 def _translate(error: Error, names: Dict[str, str]) -> None:
     """In place: the traceback is of use."""
-    message = str(error).removeprefix(f"{error.operation}: ")
-    what, differs, _ = message.partition(" differs: ")
-    argument = error.argument or (what.split()[-1] if differs else "")
-    if argument in names:
-        found, (argument, _, part) = argument, names[argument].partition(", ")
+    message, found = error.message, error.argument or error.differing
+    argument = error.argument
+    if found in names:
+        argument, _, part = names[found].partition(", ")
         if error.argument:
             new = f"{argument}: want {part}: " if part else f"{argument}: want "
             message = message.replace(f"{found}: want ", new, 1)
         else:  # "dtype of input differs: ..."
-            new = what.removesuffix(found) + (f"{part} of {argument}" if part else argument)
-            message = new + message.removeprefix(what)
-    elif not error.argument:
-        argument = ""
+            new = f"{part} of {argument}" if part else argument
+            message = message.replace(f"{found} differs: ", f"{new} differs: ", 1)
     error.args = (f"{called()}: {message}",)
     error.operation, error.argument = called(), argument
 

@@ -24,8 +24,6 @@ from winnow.errors import Error, InvalidArgument
 _ANOTHER = "another layer"
 _TOO_SMALL = {"max_tokens", "topk"}
 _WANTS_ANOTHER = f"{_ANOTHER}: want one that is new, got the last"
-# What the library says of ranks that wait in calls of different layers, on the CPU.
-_APART = "all ranks must make the same calls in the same order"
 
 # Of the layers; a call may take fewer.
 _MOST_SMS = 64
@@ -385,7 +383,7 @@ class Layers:
             first = any(made.layer is layer for made in self._low_latency.values())
         else:
             first = not getattr(layer, "_broken", False)
-        return first and _APART in str(error)
+        return first and error.reason == "call_order"
 
     def _forget_all(self, broken: Any = None, apart: bool = False) -> None:
         for layers in _of_group[self.group]:

@@ -12,7 +12,7 @@
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
 #if WINNOW_WITH_CUDA
-#include "winnow/expert_parallel/cuda/wire.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
 #include "winnow/expert_parallel/memory/cuda_memory.h"
 #endif
 
@@ -113,7 +113,7 @@ class InProcessTransport : public MappedTransport {
   std::shared_ptr<SymmetricMemory> allocate_cuda(Device device, std::size_t bytes,
                                                  const Deadline& deadline,
                                                  std::string_view what) override;
-  const Wire* wire() override { return &pointer_wire(); }
+  const FabricKernels* fabric() override { return &pointer_fabric(); }
   int ranks_on_gpu() const override { return ranks_on_gpu_; }
 #endif
 

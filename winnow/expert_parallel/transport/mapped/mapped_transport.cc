@@ -152,11 +152,11 @@ std::shared_ptr<SymmetricMemory> MappedTransport::allocate(std::size_t bytes,
     if (rank_ == 0) {
       MemoryHandle handle;
       base = create(total, handle);
-      mine.handle.say(handle);
+      mine.handle.write(handle);
       store_release(&mine.created, number);
     } else {
       await(&RankControl::created, number, 1, deadline);
-      base = open(total, control_of(0).handle.hear({kAllocate, what, 0}));
+      base = open(total, control_of(0).handle.read({kAllocate, what, 0}));
     }
   } catch (const Error& error) {
     fail_alone(error);
@@ -176,7 +176,7 @@ constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 
 void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
   RankControl& mine = control_of(rank_);
-  mine.bytes.say(std::min<std::uint64_t>(bytes, kMostBytes));  // which is refused, too
+  mine.bytes.write(std::min<std::uint64_t>(bytes, kMostBytes));  // which is refused, too
   const std::size_t length = std::min(what.size(), sizeof(mine.what) - 1);
   std::memcpy(mine.what, what.data(), length);
   mine.what[length] = '\0';
@@ -185,9 +185,9 @@ void MappedTransport::set_request(std::size_t bytes, std::string_view what) {
 // All ranks ask for the same: from here on each of them finds the same answer.
 void MappedTransport::check_same_request() {
   const auto request_of = [&](int rank) {
-    const RankControl& said = control_of(rank);
-    const Speaker by{kAllocate, "the request", rank};
-    return std::pair(said.bytes.hear(by, "bytes", 0, kMostBytes), said_text(said.what));
+    const RankControl& message = control_of(rank);
+    const Sender by{kAllocate, "the request", rank};
+    return std::pair(message.bytes.read(by, "bytes", 0, kMostBytes), untrusted_text(message.what));
   };
   const auto [bytes, what] = request_of(0);
   if (bytes == 0 || bytes > kMostBytes / static_cast<std::uint64_t>(world_size_) - kPage) {
@@ -200,7 +200,8 @@ void MappedTransport::check_same_request() {
     fail(ErrorCode::invalid_argument, rank,
          "the ranks differ: rank 0 allocates " + std::to_string(bytes) + " bytes for " + what +
              ", rank " + std::to_string(rank) + " " + std::to_string(other_bytes) + " bytes for " +
-             other_what);
+             other_what,
+         ErrorReason::arguments_differ);
   }
 }
 
@@ -217,7 +218,8 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
     try {
       interrupts.look();
     } catch (...) {
-      record(ErrorCode::timeout, rank_, "rank " + std::to_string(rank_) + " was interrupted");
+      record(ErrorCode::timeout, rank_, "rank " + std::to_string(rank_) + " was interrupted",
+             ErrorReason::interrupted);
       throw;
     }
     const auto now = Deadline::Clock::now();
@@ -236,16 +238,18 @@ void MappedTransport::await(std::uint64_t RankControl::* word, std::uint64_t num
   }
 }
 
-void MappedTransport::fail(ErrorCode code, int peer, const std::string& text) {
-  const FaultRecord mine = record(code, peer, text);
+void MappedTransport::fail(ErrorCode code, int peer, const std::string& text, ErrorReason reason) {
+  const FaultRecord mine = record(code, peer, text, reason);
   throw_fault(read_fault(world().fault).value_or(mine), rank_);
 }
 
-FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string& text) {
+FaultRecord MappedTransport::record(ErrorCode code, int peer, const std::string& text,
+                                    ErrorReason reason) {
   FaultRecord record;
   record.code = code;
+  record.reason = reason;
   record.operation = kAllocate;
-  record.phase = said_text(control_of(rank_).what);
+  record.phase = untrusted_text(control_of(rank_).what);
   record.rank = rank_;
   record.peer = peer;
   record.waited_for = allocations_;
@@ -271,8 +275,9 @@ void MappedTransport::fail_if_absent(std::uint64_t RankControl::* word, std::uin
   }
   fail(ErrorCode::timeout, absent[0],
        "rank " + std::to_string(rank_) + " waited " + to_seconds(deadline.elapsed()) + " for " +
-           list_of_ranks(absent) + " at the allocation of " + said_text(control_of(rank_).what) +
-           ": " + states);
+           list_of_ranks(absent) + " at the allocation of " +
+           untrusted_text(control_of(rank_).what) + ": " + states,
+       peer_gone(absent[0]) ? ErrorReason::peer_gone : ErrorReason::absent);
 }
 
 }  // namespace winnow::expert_parallel

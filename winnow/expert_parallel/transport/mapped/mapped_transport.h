@@ -12,8 +12,8 @@
 #include "winnow/core/error.h"
 #include "winnow/core/export.h"
 #include "winnow/expert_parallel/transport/fault.h"
-#include "winnow/expert_parallel/transport/said.h"
 #include "winnow/expert_parallel/transport/transport.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -21,17 +21,17 @@ namespace winnow::expert_parallel {
 struct MemoryHandle {
   std::uint64_t value = 0;
 };
-inline void check_said(const MemoryHandle&, const Speaker&) {}
+inline void check_bounds(const MemoryHandle&, const Sender&) {}
 
 // The words of one rank for the others; only that rank writes them.
 struct alignas(64) RankControl {
-  std::uint64_t joined;       // 1: the transport of the rank is there
-  std::uint64_t closed;       // 1: it is gone
-  std::uint64_t arrived;      // number of the last allocation to which the rank has come,
-  std::uint64_t created;      // for which it has made the memory (rank 0),
-  std::uint64_t mapped;       // whose memory it can reach
-  Said<std::uint64_t> bytes;  // of the allocation `arrived`
-  Said<MemoryHandle> handle;  // of what rank 0 created
+  std::uint64_t joined;            // 1: the transport of the rank is there
+  std::uint64_t closed;            // 1: it is gone
+  std::uint64_t arrived;           // number of the last allocation to which the rank has come,
+  std::uint64_t created;           // for which it has made the memory (rank 0),
+  std::uint64_t mapped;            // whose memory it can reach
+  Untrusted<std::uint64_t> bytes;  // of the allocation `arrived`
+  Untrusted<MemoryHandle> handle;  // of what rank 0 created
   char what[136];
 };
 static_assert(sizeof(RankControl) == 192);
@@ -91,7 +91,8 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   // Until this word of all ranks, and now of this one, has reached `number`.
   void reach(std::uint64_t RankControl::* word, std::uint64_t number, const Deadline& deadline);
   // Records the fault, which all ranks throw.
-  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text);
+  [[noreturn]] void fail(ErrorCode code, int peer, const std::string& text,
+                         ErrorReason reason = ErrorReason::none);
   // Makes what this rank alone could not do fail on all ranks.
   [[noreturn]] void fail_alone(const Error& error);
 
@@ -101,7 +102,7 @@ class WINNOW_EXPORT MappedTransport : public Transport {
   // Until this word of the ranks below `ranks` has reached `number`.
   void await(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,
              const Deadline& deadline, const std::function<void()>& look = {});
-  FaultRecord record(ErrorCode code, int peer, const std::string& text);
+  FaultRecord record(ErrorCode code, int peer, const std::string& text, ErrorReason reason);
   void set_request(std::size_t bytes, std::string_view what);
   void check_same_request();
   void fail_if_absent(std::uint64_t RankControl::* word, std::uint64_t number, int ranks,

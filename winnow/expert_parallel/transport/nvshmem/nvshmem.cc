@@ -62,7 +62,7 @@ std::set<std::uint64_t> from_text(const std::string& text) {
 }
 
 // What the ranks say in an agreement under a name.
-std::vector<std::string> said(const Agreement& agreement, std::string_view name) {
+std::vector<std::string> message(const Agreement& agreement, std::string_view name) {
   std::vector<std::string> values;
   for (const Fields& fields : agreement.own) {
     values.emplace_back();
@@ -74,18 +74,18 @@ std::vector<std::string> said(const Agreement& agreement, std::string_view name)
 }
 
 // Throws what the lowest rank says that says something: the same on every rank.
-void throw_first(const char* operation, ErrorCode code, const std::vector<std::string>& said,
+void throw_first(const char* operation, ErrorCode code, const std::vector<std::string>& message,
                  const std::string& prefix = "") {
-  for (std::size_t rank = 0; rank < said.size(); ++rank) {
-    if (said[rank].empty()) continue;
+  for (std::size_t rank = 0; rank < message.size(); ++rank) {
+    if (message[rank].empty()) continue;
     throw error_from_message(code, operation,
-                             "rank " + std::to_string(rank) + ": " + prefix + said[rank]);
+                             "rank " + std::to_string(rank) + ": " + prefix + message[rank]);
   }
 }
 
 std::vector<std::uint64_t> let_go_by_all(const Agreement& agreement) {
   std::map<std::uint64_t, std::size_t> ranks_of;
-  for (const std::string& numbers : said(agreement, "let go")) {
+  for (const std::string& numbers : message(agreement, "let go")) {
     for (const std::uint64_t number : from_text(numbers)) ++ranks_of[number];
   }
   std::vector<std::uint64_t> common;
@@ -123,7 +123,7 @@ class NvshmemTransport : public Transport {
   int world_size() const override { return static_cast<int>(group_.processes.size()); }
   std::string name() const override { return "nvshmem"; }
   std::string world_id() const override { return world_id_; }
-  const Wire* wire() override { return world_.wire(); }
+  const FabricKernels* fabric() override { return world_.fabric(); }
 
   void check() const override {
     if (fork_generation_ != fork_generation()) {
@@ -186,14 +186,14 @@ std::shared_ptr<SymmetricMemory> NvshmemTransport::allocate_cuda(Device device, 
             : "";
     const Agreement asked = agree(*this, *store_, kAllocate, {{"allocation", request}}, deadline,
                                   {{"refusal", refusal}, {"let go", to_text(world_.let_go())}});
-    throw_first(kAllocate, ErrorCode::invalid_argument, said(asked, "refusal"),
+    throw_first(kAllocate, ErrorCode::invalid_argument, message(asked, "refusal"),
                 std::string(what) + ": ");
     for (const std::uint64_t number : let_go_by_all(asked)) world_.free(number, deadline);
     auto memory = std::make_shared<NvshmemMemory>(world_.allocate(bytes, deadline), bytes);
     // Where a rank goes on, every rank has its memory, with zeros.
     const std::string missing = memory->local() == nullptr ? "no GPU memory of " + request : "";
     const Agreement got = agree(*this, *store_, kAllocate, {}, deadline, {{"missing", missing}});
-    throw_first(kAllocate, ErrorCode::resource, said(got, "missing"));
+    throw_first(kAllocate, ErrorCode::resource, message(got, "missing"));
     return memory;
   } catch (const Error& error) {
     failed_ = error;
@@ -228,12 +228,12 @@ std::string place_in(const std::string& world, std::size_t rank, std::size_t ran
   return world + " rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
-// Every rank has heard the same and comes to the same verdict.
+// Every rank has received the same and comes to the same verdict.
 void check_ranks(const Agreement& agreement) {
-  throw_first(kNvshmemOperation, ErrorCode::unsupported, said(agreement, "obstacle"));
-  const std::vector<std::string> versions = said(agreement, "NVSHMEM");
-  const std::vector<std::string> gpu_ids = said(agreement, "GPU");
-  const std::vector<std::string> worlds = said(agreement, "world");
+  throw_first(kNvshmemOperation, ErrorCode::unsupported, message(agreement, "obstacle"));
+  const std::vector<std::string> versions = message(agreement, "NVSHMEM");
+  const std::vector<std::string> gpu_ids = message(agreement, "GPU");
+  const std::vector<std::string> worlds = message(agreement, "world");
   for (std::size_t rank = 0; rank < worlds.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
       const std::string both = "it and rank " + std::to_string(other);
@@ -288,7 +288,8 @@ std::string share_unique_id(Store& store, const std::string& key, int rank,
       const bool gone = state_of(rank_0) == ProcessState::gone;
       throw Error(ErrorCode::timeout, kNvshmemOperation,
                   gone ? "rank 0 ended before it started NVSHMEM: " + describe(rank_0)
-                       : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()));
+                       : "rank 0 has not started NVSHMEM within " + to_seconds(deadline.timeout()),
+                  {.reason = gone ? ErrorReason::peer_gone : ErrorReason::absent});
     }
     const std::string id = from_hex(*text);
     if (id.size() == NvshmemLibrary::kUniqueIdBytes) return id;
@@ -319,6 +320,7 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   request.rank = rank;
   request.world_size = world_size;
   request.same = {{"transport", "nvshmem"}};
+  begin_world(*store, request);
   if (obstacle.empty()) {
     int major = 0, minor = 0, patch = 0;
     library->version(&major, &minor, &patch);
@@ -345,8 +347,7 @@ std::shared_ptr<Transport> join_nvshmem(const NvshmemLibrary* library, std::stri
   agree(*transport, *store, kNvshmemOperation, {}, deadline);
   if (rank == 0) {
     store->remove(key);
-    store->remove(prefix + "/roster");
-    store->remove(prefix + "/go");
+    end_world(*store, request);
   }
   return transport;
 }

@@ -73,7 +73,7 @@ struct Player {
     combine_and_check(layer, place, problem, round, me.rank, got, comparisons);
     layer.barrier(false, place.stream());
     place.wait();
-    layer.barrier(false, place.stream());  // the host call that hears of what the kernels met
+    layer.barrier(false, place.stream());  // the host call that learns of what the kernels met
     want_passed(comparisons.list());
     return got;
   }
@@ -112,18 +112,18 @@ std::string killed(const Rank& me) {
   nodes.play(*on_nodes, nodes.rounds[0]);
   if (me.rank == kVictim) raise(SIGKILL);
   while (!transport->peer_gone(kVictim)) sleep_ms(1);
-  std::ostringstream said;
+  std::ostringstream message;
   on_node->barrier(false, node.place.stream());  // only enqueues
   node.place.wait();
-  said << error_of([&] { on_node->barrier(false, node.place.stream()); }) << "\n";
-  said << error_of([&] { nodes.play(*on_nodes, nodes.rounds[1]); }) << "\n";
+  message << error_of([&] { on_node->barrier(false, node.place.stream()); }) << "\n";
+  message << error_of([&] { nodes.play(*on_nodes, nodes.rounds[1]); }) << "\n";
   const auto begin = Deadline::Clock::now();
   on_node.reset();
   on_nodes.reset();
-  if (seconds_since(begin) > 0.5) said << "close took " << seconds_since(begin) << " s\n";
-  said << error_of([&] { node.make_layer(kTimeout); }) << "\n";
-  said << error_of([&] { me.join("anew"); }) << "\n";
-  return said.str();
+  if (seconds_since(begin) > 0.5) message << "close took " << seconds_since(begin) << " s\n";
+  message << error_of([&] { node.make_layer(kTimeout); }) << "\n";
+  message << error_of([&] { me.join("anew"); }) << "\n";
+  return message.str();
 }
 
 // The same while no thread of the survivor is in the library: a graph is replayed whose kernels
@@ -131,7 +131,7 @@ std::string killed(const Rank& me) {
 std::string killed_in_a_graph(const Rank& me) {
   check(cudaSetDevice(me.gpu.index));
   const auto transport = me.join();
-  std::ostringstream said;
+  std::ostringstream message;
   std::vector<std::unique_ptr<AllToAll>> layers;
   for (const int nodes : {1, 2}) {
     const Player player(me, transport, nodes);
@@ -169,12 +169,12 @@ std::string killed_in_a_graph(const Rank& me) {
     const auto begin = Deadline::Clock::now();
     check(cudaStreamSynchronize(stream));
     const double seconds = seconds_since(begin);
-    if (seconds > 1) said << "the kernels ended after " << seconds << " s\n";
+    if (seconds > 1) message << "the kernels ended after " << seconds << " s\n";
   }
   for (auto& layer : layers) {
-    said << error_of([&] { layer->barrier(false, player.place.stream()); }) << "\n";
+    message << error_of([&] { layer->barrier(false, player.place.stream()); }) << "\n";
   }
-  return said.str();
+  return message.str();
 }
 
 // A stopped process is no dead one: the wait has its deadline, and goes on when it goes on.

@@ -10,7 +10,7 @@
 
 namespace winnow::expert_parallel {
 
-struct Wire;
+struct FabricKernels;
 
 inline constexpr const char* kNvshmemOperation = "expert_parallel::nvshmem";  // what errors name
 
@@ -29,7 +29,7 @@ struct NvshmemLibrary {
   void (*free)(void* memory);            // when this GPU's work is done
   // Not collective. Null where that rank's memory cannot be pointed to.
   void* (*pointer)(void* memory, int rank);
-  const Wire* wire;
+  const FabricKernels* fabric;
 };
 
 // Where libnvshmem_host.so.3 is, if anybody knows: a folder, empty for unknown. For the process,

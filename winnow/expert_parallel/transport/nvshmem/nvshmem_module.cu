@@ -6,9 +6,9 @@
 #include <nvshmemx.h>
 
 #include "winnow/core/version.h"
-#include "winnow/expert_parallel/exchange/wire_kernels.cuh"
+#include "winnow/expert_parallel/exchange/fabric_kernels.cuh"
+#include "winnow/expert_parallel/transport/nvshmem/nvshmem_fabric.cuh"
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem_library.h"
-#include "winnow/expert_parallel/transport/nvshmem/nvshmem_wire.cuh"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -82,8 +82,8 @@ void* pointer(void* memory, int rank) { return nvshmem_ptr(memory, rank); }
 extern "C" __attribute__((visibility("default"))) const winnow::expert_parallel::NvshmemLibrary*
 winnow_nvshmem_library() {
   using namespace winnow::expert_parallel;  // NOLINT
-  static const Wire wire = make_wire<NvshmemWire>();
+  static const FabricKernels fabric = make_fabric<NvshmemFabric>();
   static const NvshmemLibrary library{WINNOW_VERSION, version,  unique_id, gpu_id,  use_gpu,
-                                      start,          allocate, release,   pointer, &wire};
+                                      start,          allocate, release,   pointer, &fabric};
   return &library;
 }

@@ -75,9 +75,9 @@ class Nvshmem : public ::testing::Test {
       processes.emplace_back(
           [&, rank] { return body(std::make_shared<FileStore>(folder_.path()), rank); });
     }
-    std::vector<std::string> said;
-    for (RankProcess& process : processes) said.push_back(process.wait());
-    return said;
+    std::vector<std::string> message;
+    for (RankProcess& process : processes) message.push_back(process.wait());
+    return message;
   }
 
   static std::shared_ptr<Transport> join(const std::shared_ptr<Store>& store, int rank, int ranks,
@@ -91,10 +91,10 @@ class Nvshmem : public ::testing::Test {
 
 // The first of all tests: once NVSHMEM is loaded, that one is used.
 TEST_F(Nvshmem, IsWhereTheProgramOrTheEnvironmentSays) {
-  const auto version_with = [](const std::function<void()>& say) {
+  const auto version_with = [](const std::function<void()>& write) {
     return RankProcess([&] {
              unsetenv("NVSHMEM_HOME");
-             say();
+             write();
              int major = 0, minor = 0, patch = 0;
              open_nvshmem_library(STAND_IN_LIBRARY).version(&major, &minor, &patch);
              return std::to_string(major);
@@ -154,7 +154,7 @@ TEST_F(Nvshmem, TheLibraryOpensWithoutAGpu) {
   EXPECT_STREQ(std::getenv("NVSHMEM_DISABLE_LOCAL_ONLY_PROXY"), "1");
 }
 
-TEST_F(Nvshmem, EveryRankHearsWhatStandsAgainstIt) {
+TEST_F(Nvshmem, EveryRankReceivesWhatStandsAgainstIt) {
   const auto texts = [&](Device device) {
     return on_processes(2, [device](const auto& store, int rank) {
       create_nvshmem(store, rank, 2, rank == 0 ? kGpu : device, generous());
@@ -215,7 +215,7 @@ TEST_F(Nvshmem, RefusesWhatRanksAskForDifferently) {
                            "(rank 1)"));
 }
 
-TEST_F(Nvshmem, EveryRankHearsOfMissingMemory) {
+TEST_F(Nvshmem, EveryRankReceivesOfMissingMemory) {
   EXPECT_THAT(on_processes(2,
                            [](const auto& store, int rank) {
                              const auto transport = join(store, rank, 2);

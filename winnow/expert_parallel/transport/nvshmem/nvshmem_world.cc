@@ -77,6 +77,7 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
   };
   while (!await(Deadline::Clock::now() + kLookAtRanks)) {
     std::string why;
+    ErrorReason reason = ErrorReason::absent;
     try {
       interrupts.look();
     } catch (...) {
@@ -90,11 +91,12 @@ void NvshmemWorld::run(const char* what, const Deadline& deadline, std::function
       // A rank whose part is done may go; the call then ends here, too.
       if (await(Deadline::Clock::now() + kLastWords)) break;
       why = " cannot end: " + ended;
+      reason = ErrorReason::peer_gone;
     }
     if (why.empty()) continue;
     on_exit(end_at_once, nullptr);
     broken_ = what + (" of NVSHMEM" + why);
-    throw Error(ErrorCode::timeout, kNvshmemOperation, broken_);
+    throw Error(ErrorCode::timeout, kNvshmemOperation, broken_, {.reason = reason});
   }
   done.get();
 }

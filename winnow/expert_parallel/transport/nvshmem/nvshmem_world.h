@@ -57,7 +57,7 @@ class WINNOW_EXPORT NvshmemWorld {
   void free(std::uint64_t number, const Deadline& deadline);  // collective
 
   std::byte* pointer(std::byte* memory, int rank) const;
-  const Wire* wire() const { return library_->wire; }
+  const FabricKernels* fabric() const { return library_->fabric; }
 
  private:
   NvshmemWorld() = default;

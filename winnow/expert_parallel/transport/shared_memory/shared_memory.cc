@@ -14,7 +14,6 @@
 #include "winnow/core/error.h"
 #include "winnow/core/write_errors.h"
 #include "winnow/expert_parallel/rendezvous/agreement.h"
-#include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/rendezvous/process.h"
 #include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
 
@@ -143,8 +142,9 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   request.rank = rank;
   request.world_size = world_size;
   request.same = {{"transport", "shared_memory"}};
+  begin_world(store, request);
   MemoryFile file;
-  if (rank == 0 && world_size > 0) {
+  if (rank == 0) {
     try {
       file = MemoryFile(WorldControl::bytes(world_size));
       request.own = {{"file", std::to_string(file.handle().value)}};
@@ -153,15 +153,15 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
     }
   }
   const Agreement agreement = agree(store, request, deadline);
-  const Fields& said = agreement.own[0];  // in a store, where anything may stand
-  if (said.size() != 1) {
+  const Fields& message = agreement.own[0];  // in a store, where anything may stand
+  if (message.size() != 1) {
     throw Error(ErrorCode::internal, kOperation, "rank 0 does not say which memory is its own");
   }
-  const auto& [what, text] = said[0];
+  const auto& [what, text] = message[0];
   if (what == "no file") throw Error(ErrorCode::resource, kOperation, "rank 0: " + text);
   check_one_machine(agreement.processes);
-  // Another job may have come to the prefix in the meantime, and a rank have left because of it.
-  const auto look = [&] { check_agreement(store, request, agreement); };
+  // A rank that has met the others may have left because of a second caller that came then.
+  const auto look = [&] { check_agreement(store, request); };
   if (rank != 0) {
     MemoryHandle handle;
     std::from_chars(text.data(), text.data() + text.size(), handle.value);
@@ -176,12 +176,7 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
       agreement.id, rank, agreement.processes,
       map_pages(WorldControl::bytes(world_size), file.descriptor()));
   transport->meet(deadline, look);
-  if (job_id().empty()) look();
-  // Everyone is past the agreement, and only rank 0 writes these.
-  if (rank == 0) {
-    store.remove(prefix + "/roster");
-    store.remove(prefix + "/go");
-  }
+  end_world(store, request);
   return transport;
 }
 

@@ -1,4 +1,4 @@
-// A world whose ranks are processes of one host: started by `winnow launch`, torchrun or by hand.
+// A world whose ranks are processes of one host.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace winnow::expert_parallel {
 // Collective over the processes: they meet in the store under `prefix` and share memory from then
 // on. The memory has no name in any file system, so that a kill at any moment leaves nothing
 // behind, and it counts against the memory of the processes' container, not against the size of
-// /dev/shm. The store is used only during the call; one key remains in it, `prefix`/world, which
-// names the processes that met.
+// /dev/shm. The store is used only during the call; of each rank one short key remains in it,
+// `prefix`/begun/RANK.
 //
-// All processes belong to one user, machine and process namespace. After a fault the survivors
-// create a new world, under another prefix if a process of the old one may still be alive: such a
-// process outside the new world makes the two look like two jobs, which is an error.
+// All processes belong to one user, machine and process namespace. The same ranks may create one
+// world after the other under one prefix. A world of other ranks has another one: so has that of
+// the survivors after a fault.
 //
 // Errors (winnow::Error): timeout, naming the ranks that did not come; invalid_argument: a rank
 // outside the world, another world size or library version on some rank, two processes of one rank;

@@ -98,7 +98,7 @@ TEST_F(SharedMemoryFaults, AKilledRankEndsAnAgreementEarly) {
 
 // Rank 1 is stopped in the middle. The others get the error, make a new world without it and work
 // there. Resumed, rank 1 gets the same error and writes what it had to write into the old memory.
-TEST_F(SharedMemoryFaults, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
+TEST_F(SharedMemoryFaults, AStoppedRankIsSignalledWhenItResumesAndSpoilsNothing) {
   auto ranks = start(3, [&](const std::shared_ptr<Transport>& transport) {
     const int rank = transport->rank();
     Communicator communicator(transport, Topology(3), generous());
@@ -110,12 +110,12 @@ TEST_F(SharedMemoryFaults, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
       for (int to = 0; to < 3; ++to) communicator.put(*memory, 0, to, 0, garbage.data(), 4096);
       const std::string error =
           error_of([&] { communicator.world_barrier(generous(), "expert_parallel::combine"); });
-      tell("resumed");
+      signal("resumed");
       return error;
     }
     const bool impatient = rank == 0;
     if (impatient) await("stopped");
-    impatient ? await("arrives") : tell("arrives");
+    impatient ? await("arrives") : signal("arrives");
     const std::string error = error_of([&] {
       communicator.world_barrier(impatient ? brief() : generous(), "expert_parallel::combine");
     });
@@ -123,7 +123,7 @@ TEST_F(SharedMemoryFaults, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
     Communicator survivors(second, Topology(2), generous());
     const auto new_memory = survivors.allocate(4096, generous(), "the arena");
     survivors.world_barrier(generous(), "test");
-    tell("survived" + std::to_string(rank));
+    signal("survived" + std::to_string(rank));
     await("resumed");
     for (std::size_t n = 0; n < 4096; ++n) {
       if (new_memory->local()[n] != std::byte(0)) return std::string("spoiled");
@@ -133,7 +133,7 @@ TEST_F(SharedMemoryFaults, AStoppedRankIsToldWhenItResumesAndSpoilsNothing) {
     return worked == "right" ? error : worked;
   });
   ranks[1].await_stopped();
-  tell("stopped");
+  signal("stopped");
   await("survived0");
   await("survived2");
   const std::string pid = std::to_string(ranks[1].pid());
@@ -168,7 +168,7 @@ TEST_F(SharedMemoryFaults, ARankThatIsLateAtTheOpeningTakesNoOtherFile) {
     const std::string error = error_of([&] { create(0, 2, brief(1000)); });
     const int other = memfd_create("other", 0);
     if (error.empty() || ftruncate(other, kBytes) != 0) return std::string("no other file");
-    tell("given up");
+    signal("given up");
     await("late");
     std::vector<std::byte> bytes(kBytes, std::byte(1));
     if (pread(other, bytes.data(), kBytes, 0) != ssize_t(kBytes)) return std::string("not read");
@@ -177,12 +177,12 @@ TEST_F(SharedMemoryFaults, ARankThatIsLateAtTheOpeningTakesNoOtherFile) {
   await("given up");
   late.signal(SIGCONT);
   EXPECT_THAT(late.wait(), HasSubstr("cannot open the memory of rank 0"));
-  tell("late");
+  signal("late");
   EXPECT_EQ(first.wait(), "kept");
 }
 
-// A kill at any moment of a creation: the others get an error in time, and the next creation under
-// the same prefix works, although the dead one's keys may still be there.
+// A kill at any moment of a creation: the others get an error in time, and the next job works in
+// the same folder.
 TEST_F(SharedMemoryFaults, AKillAtAnyMomentOfACreationLeavesNothing) {
   const int shared_before = entries_of("/dev/shm");
   int failed = 0;
@@ -191,6 +191,7 @@ TEST_F(SharedMemoryFaults, AKillAtAnyMomentOfACreationLeavesNothing) {
     std::vector<RankProcess> ranks;
     for (int rank = 0; rank < 3; ++rank) {
       ranks.emplace_back([&, rank] {
+        setenv("WINNOW_JOB", ("round" + std::to_string(round)).c_str(), 1);
         const auto transport = create(rank, 3, brief(250));
         transport->allocate(8, brief(250), "the arena");
         return std::string("made");
@@ -211,9 +212,7 @@ TEST_F(SharedMemoryFaults, AKillAtAnyMomentOfACreationLeavesNothing) {
   auto ranks = start(3, exchange_over);
   EXPECT_THAT(answers(ranks), Each("right"));
   EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  // The key of the world that has met, and perhaps the temporary file of one that was being
-  // written.
-  EXPECT_LE(entries_of(folder_.path() / "rendezvous"), 2);
+  EXPECT_EQ(keys_left(), 3);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "winnow/expert_parallel/rendezvous/agreement.h"
 #include "winnow/expert_parallel/transport/shared_memory/test_shared_memory.h"
 #include "winnow/testing/expect.h"
 
@@ -29,78 +28,23 @@ TEST_F(SharedMemory, ProcessesExchangeWords) {
     return exchange(communicator);
   });
   EXPECT_THAT(answers(ranks), Each("right"));
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
+  EXPECT_EQ(keys_left(), 4);  // how many worlds each rank has begun
 }
 
-// Two jobs of two ranks take the same folder and prefix by mistake, and make a layer once all four
-// have come. Their launchers have said which job they are, or not.
-class TwoJobs : public SharedMemory, public ::testing::WithParamInterface<bool> {
- protected:
-  // What each rank says: "its own" where it has met its own job.
-  std::vector<std::string> meet(int round) const {
-    const std::string name = "round" + std::to_string(round);
-    std::vector<RankProcess> processes;
-    for (int caller = 0; caller < 4; ++caller) {
-      processes.emplace_back([=, this] {
-        if (GetParam()) setenv("WINNOW_JOB", std::to_string(caller / 2).c_str(), 1);
-        all_come_to(name + "/begin", caller);
-        std::this_thread::sleep_for(
-            std::chrono::microseconds((caller * 7919 + round * 104729) % (1 + round % 5 * 500)));
-        std::string said;
-        const std::string error = error_of([&] { said = world_of(caller, name); });
-        all_come_to(name + "/end", caller);  // a process that has ended is no second caller
-        return error.empty() ? said : error;
-      });
-    }
-    return answers(processes);
+// They take the same folder and prefix by mistake, and have names.
+TEST_F(SharedMemory, TwoJobsDoNotMeet) {
+  std::vector<RankProcess> ranks;
+  for (int caller = 0; caller < 5; ++caller) {
+    ranks.emplace_back([this, caller] {
+      const bool first = caller < 2;
+      setenv("WINNOW_JOB", first ? "first/1" : "second", 1);
+      const auto transport =
+          create(first ? caller : caller - 2, first ? 2 : 3, Deadline(std::chrono::seconds(60)));
+      return exchange_over(transport);
+    });
   }
-
- private:
-  void all_come_to(const std::string& point, int caller) const {
-    tell(point + std::to_string(caller));
-    for (int other = 0; other < 4; ++other) await(point + std::to_string(other));
-  }
-
-  std::string world_of(int caller, const std::string& prefix) const {
-    const int job = caller / 2, rank = caller % 2;
-    FileStore store(folder_.path() / "rendezvous");
-    const Deadline deadline(std::chrono::seconds(10));
-    std::shared_ptr<Transport> transport;
-    const std::string error =
-        error_of([&] { transport = create_shared_memory(store, rank, 2, deadline, prefix); });
-    all_come_to(prefix + "/met", caller);
-    if (!error.empty()) return error;
-    agree(*transport, store, "layer", {}, deadline);
-    const auto memory = transport->allocate(8, deadline, "words");
-    const auto number = static_cast<std::uint64_t>(1 + job);
-    transport->put_signal(*memory, 1 - rank, 0, nullptr, 0, 0, number);
-    while (load_acquire(reinterpret_cast<std::uint64_t*>(memory->local())) == 0) {
-      if (deadline.expired()) return "nothing";
-      sleep_ms(1);
-    }
-    return load_acquire(reinterpret_cast<std::uint64_t*>(memory->local())) == number
-               ? "its own"
-               : "another job";
-  }
-};
-
-TEST_P(TwoJobs, ThatMeetGetTheErrorOrTheirOwnWorld) {
-  int errors = 0;
-  for (int round = 0; round < 40; ++round) {
-    for (const std::string& said : meet(round)) {
-      const bool error = said.find(": rank: want one caller as rank ") != std::string::npos ||
-                         (GetParam() && said.find(": job: want the same on every rank, got ") !=
-                                            std::string::npos);
-      errors += error;
-      EXPECT_TRUE(error || said == "its own") << "round " << round << ": " << said;
-    }
-  }
-  EXPECT_GT(errors, 0);
+  EXPECT_THAT(answers(ranks), Each("right"));
 }
-
-INSTANTIATE_TEST_SUITE_P(SharedMemory, TwoJobs, ::testing::Bool(), [](const auto& one) {
-  return one.param ? "OfKnownLaunchers" : "StartedByHand";
-});
 
 TEST_F(SharedMemory, TwoWorldsAtOnce) {
   auto a = start(3, exchange_over, "a");
@@ -128,10 +72,10 @@ TEST_F(SharedMemory, AnAbsentRankAtAnAllocationIsNamed) {
       transport->allocate(8, generous(), "the arena");
     }
     const bool impatient = transport->rank() == 0;
-    impatient ? await("arrives") : tell("arrives");
+    impatient ? await("arrives") : signal("arrives");
     const std::string error =
         error_of([&] { transport->allocate(8, impatient ? brief() : generous(), "the arena"); });
-    tell("over");
+    signal("over");
     return error;
   });
   const std::string pid = std::to_string(ranks[1].pid());
@@ -164,7 +108,7 @@ TEST_F(SharedMemory, AnotherWorldSizeIsNamed) {
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       const std::string error = error_of([&] { create(rank, rank == 1 ? 2 : 3, generous()); });
-      tell("done" + std::to_string(rank));
+      signal("done" + std::to_string(rank));
       for (int other = 0; other < 3; ++other) await("done" + std::to_string(other));
       return error;
     });
@@ -199,7 +143,7 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
   }
   EXPECT_THAT(answers(ranks), Each("0 files, 0 mappings"));
   EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  EXPECT_EQ(entries_of(folder_.path() / "rendezvous"), 1);  // who has met
+  EXPECT_EQ(keys_left(), 2);
 }
 
 // The child of a rank has the memory but is not the rank: it may neither use the transport nor, at
@@ -207,7 +151,7 @@ TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
 TEST_F(SharedMemory, AChildOfARankDisturbsNobody) {
   auto ranks = start(2, [&](const std::shared_ptr<Transport>& given) {
     std::shared_ptr<Transport> transport = given;
-    std::string said = "nothing";
+    std::string message = "nothing";
     if (transport->rank() == 0) {
       const auto* keep = &given;  // the only other owner
       RankProcess child([&, keep]() -> std::string {
@@ -216,11 +160,11 @@ TEST_F(SharedMemory, AChildOfARankDisturbsNobody) {
         const_cast<std::shared_ptr<Transport>*>(keep)->reset();
         return error;
       });
-      said = child.wait();
+      message = child.wait();
       sleep_ms(100);  // rank 1 waits and looks whether this one is closed
     }
     transport->allocate(8, generous(), "y");
-    return said;
+    return message;
   });
   const std::vector<std::string> texts = answers(ranks);
   EXPECT_THAT(texts[0], HasSubstr("used after fork() in the child: rank 0 is the parent"));

@@ -35,7 +35,7 @@ class SharedMemory : public ::testing::Test {
   }
 
   // Words for processes of a test to tell each other how far they are.
-  void tell(const std::string& key, const std::string& value = "") const {
+  void signal(const std::string& key, const std::string& value = "") const {
     FileStore(folder_.path() / "test").set(key, value);
   }
   void await(const std::string& key) const {
@@ -47,8 +47,11 @@ class SharedMemory : public ::testing::Test {
   // Until that rank has begun to meet the others of the world.
   void await_announced(int rank) const {
     FileStore(folder_.path() / "rendezvous")
-        .get("world/announce/" + std::to_string(rank), generous());
+        .get("world/1/announce/" + std::to_string(rank), generous());
   }
+
+  // Of this job.
+  int keys_left() const { return entries_of(folder_.path() / "rendezvous" / "test"); }
 
   static std::vector<std::string> answers(std::vector<RankProcess>& processes) {
     std::vector<std::string> texts;

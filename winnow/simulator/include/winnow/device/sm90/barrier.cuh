@@ -7,7 +7,6 @@
 
 namespace winnow::device {
 
-using Mbarrier = std::uint64_t;
 inline constexpr int kWarpArrival = 1;
 
 inline void mbarrier_init(std::uint32_t barrier, std::uint32_t count,

@@ -18,6 +18,8 @@ template <class T>
 struct Place {
   std::uint32_t address;
 
+  Place operator+(int n) const { return {address + n * static_cast<std::uint32_t>(sizeof(T))}; }
+
   T load(Where where = Where::current()) const { return ld_shared<T>(address, where); }
   void store(T value, Where where = Where::current()) const { st_shared(address, value, where); }
 };
@@ -46,6 +48,9 @@ struct Place<Barrier> {
   void arrive_expect(std::uint32_t bytes, Where where = Where::current()) const {
     mbarrier_arrive_expect(address, bytes, where);
   }
+  bool test_wait(std::uint32_t parity, Where where = Where::current()) const {
+    return mbarrier_test_wait(address, parity, where);
+  }
   bool try_wait(std::uint32_t parity, Where where = Where::current()) const {
     return mbarrier_try_wait(address, parity, where);
   }
@@ -64,6 +69,11 @@ struct Place<Barrier> {
     mbarrier_arrive_warp_cluster(map_shared(address, rank), where);
   }
 };
+
+template <class T>
+Place<T> place_of(const T& object) {
+  return {shared_address(&object)};
+}
 
 template <class Memory_>
 struct Shared {

@@ -1,0 +1,175 @@
+"""indexer beside cudnn-frontend (scores and choice, gradients) and DeepGEMM (scores in f8).
+
+Peers score all rows and choose from the stored scores in a second call; both calls are timed.
+"""
+
+import contextlib
+from typing import Any, Iterator, Tuple
+
+import torch
+from runner import Problem, chosen, cosine, find
+
+from winnow import indexer
+
+HEADS, D = 64, 128
+
+
+def _sizes(device: torch.device) -> Tuple:
+    """Queries, chosen rows, and the sizes of the cache."""
+    return (4096, 2048, (8192, 32768, 131072)) if device.type == "cuda" else (8, 64, (256,))
+
+
+def _choose(cudnn: Any, scores: Any, lengths: Any, count: int) -> Any:
+    """The largest of the first `lengths` scores of each row."""
+    if cudnn is None:
+        return scores.topk(count).indices
+    return cudnn.DSA.indexer_top_k_wrapper(scores, lengths, count, next_n=1, return_val=False)[
+        "indices"
+    ]
+
+
+def _chooser() -> str:
+    return "cudnn" if find("cudnn") else "torch"
+
+
+def _queries(s_q: int, s_k: int, device: torch.device) -> Tuple:
+    """Queries, keys and weights, and the rows that queries at the end of the cache see."""
+    torch.manual_seed(s_k)
+    q = torch.randn(s_q, HEADS, D, device=device).bfloat16()
+    k = torch.randn(s_k, D, device=device).bfloat16()
+    weights = (torch.randn(s_q, HEADS, device=device) * (D * HEADS) ** -0.5).bfloat16()
+    ends = torch.arange(s_k - s_q + 1, s_k + 1, dtype=torch.int32, device=device)
+    return q, k, weights, ends
+
+
+def _topk_bf16(q: Any, k: Any, weights: Any, ends: Any, count: int) -> Tuple:
+    cudnn, start, offset = find("cudnn"), len(k) - len(q), ends[:1] - 1
+
+    def ours() -> Any:
+        return indexer.topk(q, k, weights, count, q_start=start)[0]
+
+    def theirs() -> Any:
+        scores = cudnn.DSA.indexer_forward_wrapper(
+            q[None], k[None, :, None], weights[None], ratio=1, q_causal_offsets=offset
+        )["scores"]
+        return _choose(cudnn, scores[0], ends, count)
+
+    return ours, {"cudnn": theirs} if cudnn else {}
+
+
+def _topk_f8(q: Any, k: Any, weights: Any, ends: Any, count: int) -> Tuple:
+    deep_gemm, cudnn, start = find("deep_gemm"), find("cudnn"), len(k) - len(q)
+    (q, q_scale), (k, k_scale) = indexer.quantize(q), indexer.quantize(k)
+    weights, begins = weights.float() * q_scale, torch.zeros_like(ends)
+
+    def ours() -> Any:
+        return indexer.topk(q, k, weights, count, k_scale=k_scale, q_start=start)[0]
+
+    def theirs() -> Any:
+        scores = deep_gemm.fp8_mqa_logits(
+            q, (k, k_scale), weights, begins, ends, clean_logits=cudnn is None
+        )
+        return _choose(cudnn, scores, ends, count)
+
+    return ours, {f"deep_gemm + {_chooser()}": theirs} if deep_gemm else {}
+
+
+def topk(device: torch.device) -> Iterator[Problem]:
+    """Queries at the end of the cache, as in a prefill by chunks."""
+    s_q, count, rows = _sizes(device)
+    for dtype, calls, least in (("bf16", _topk_bf16, 0.999), ("f8_e4m3", _topk_f8, 0.99)):
+        for s_k in rows:
+            ours, peers = calls(*_queries(s_q, s_k, device), count)
+            yield Problem(
+                "indexer::topk",
+                f"{dtype}-h{HEADS}-sk{s_k}",
+                f"s_q {s_q} at the end, h {HEADS}, d {D}, s_k {s_k}, topk {count}",
+                ours,
+                peers,
+                chosen,
+                least,
+                flops=2.0 * (s_q * s_k - 0.5 * s_q * (s_q - 1)) * HEADS * D,
+            )
+
+
+def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tuple:
+    deep_gemm, cudnn = find("deep_gemm"), find("cudnn")
+    torch.manual_seed(s_q)
+    pages = torch.zeros(b * rows // 64, 64 * (D + 4), dtype=torch.uint8, device=device)
+    for i in range(b):
+        keys = torch.randn(rows, D, device=device).bfloat16()
+        slots = torch.arange(i * rows, (i + 1) * rows, device=device)
+        indexer.quantize(keys, pages=pages, slots=slots)
+    tables = torch.arange(len(pages), dtype=torch.int32, device=device).view(b, -1)
+    lengths = torch.full((b,), rows, dtype=torch.int32, device=device)
+    q, q_scale = indexer.quantize(torch.randn(b * s_q, HEADS, D, device=device).bfloat16())
+    weights = torch.randn(b * s_q, HEADS, device=device) * (D * HEADS) ** -0.5 * q_scale
+    q = q.view(b, s_q, HEADS, D)
+    plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
+    ends = (lengths[:, None] - s_q + 1 + torch.arange(s_q, device=device)).int().flatten()
+
+    def ours() -> Any:
+        return indexer.topk_paged(
+            q, pages, weights.view(b, s_q, HEADS), tables, lengths, count, positions=True
+        )[0]
+
+    def theirs() -> Any:
+        scores = deep_gemm.fp8_paged_mqa_logits(
+            q, pages.view(-1, 64, 1, D + 4), weights, lengths, tables, plan, rows,
+            clean_logits=cudnn is None,
+        )  # fmt: skip
+        return _choose(cudnn, scores, ends, count)
+
+    return ours, {f"deep_gemm + {_chooser()}": theirs}
+
+
+def topk_paged(device: torch.device) -> Iterator[Problem]:
+    """Decode steps over pages of keys in 8 bits."""
+    b, rows, count = (64, 32768, 2048) if device.type == "cuda" else (2, 256, 64)
+    for s_q in (1, 2):
+        name = f"b{b}-sq{s_q}-h{HEADS}-sk{rows}"
+        shape = f"b {b}, s_q {s_q}, h {HEADS}, d {D}, rows {rows}, topk {count}"
+        calls = _paged(b, s_q, rows, count, device)
+        yield Problem("indexer::topk_paged", name, shape, *calls, chosen, 0.99)
+
+
+def _gradients(q: Any, k: Any, weights: Any, count: int) -> Tuple:
+    cudnn, start = find("cudnn"), len(k) - len(q)
+    rows = indexer.topk(q, k, weights, count, q_start=start)[0]
+    target, predicted = (torch.rand(1, len(q), count, device=q.device) for _ in range(2))
+    d_scores = target.clone()
+
+    def theirs(target: Any = target, predicted: Any = predicted) -> Any:
+        made = cudnn.DSA.indexer_backward_wrapper(
+            q[None], weights[None], k[None], target, predicted, rows[None]
+        )
+        return made["d_index_q"][0], made["d_index_k"][0], made["d_weights"][0]
+
+    with contextlib.suppress(Exception):  # which measure() reports
+        theirs(d_scores, predicted.clone())  # leaves the gradients of scores there, which we take
+    ours = lambda: indexer.backward(q, k, weights, rows, d_scores[0], q_start=start)  # noqa: E731
+    return ours, {"cudnn": theirs}
+
+
+def backward(device: torch.device) -> Iterator[Problem]:
+    """The gradients of chosen scores."""
+    s_q, count, rows = _sizes(device)
+    for s_k in rows:
+        ours, peers = _gradients(*_queries(s_q, s_k, device)[:3], count)
+        yield Problem(
+            "indexer::backward",
+            f"bf16-h{HEADS}-sk{s_k}-k{count}",
+            f"s_q {s_q} at the end, h {HEADS}, d {D}, s_k {s_k}, topk {count}",
+            ours,
+            peers,
+            cosine,
+            0.999,
+            flops=3 * 2.0 * s_q * count * HEADS * D,
+        )
+
+
+OPERATIONS = {
+    "indexer::topk": (topk, ["cudnn", "deep_gemm"]),
+    "indexer::topk_paged": (topk_paged, ["deep_gemm"]),
+    "indexer::backward": (backward, ["cudnn"]),
+}

@@ -1,0 +1,147 @@
+"""sparse_mla beside FlashMLA (forward, decode) and cudnn-frontend (distribution, backward)."""
+
+import functools
+from typing import Any, Callable, Iterator, Tuple
+
+import torch
+from runner import Problem, cosine, find
+
+from winnow import sparse_mla
+
+D_QK, D_V, SCALE = 576, 512, 576**-0.5
+STEPS = (  # format, b, heads, topk of decode steps of two queries
+    ("fp8_656", 2, 128, 2048),
+    ("fp8_656", 64, 128, 2048),
+    ("fp8_656", 74, 128, 2048),
+    ("fp8_656", 128, 128, 2048),
+    ("fp8_656", 148, 64, 16384),
+    ("fp8_656", 148, 128, 16384),
+    ("fp8_584", 2, 128, 2048),
+    ("fp8_584", 64, 128, 2048),
+    ("fp8_584", 64, 64, 2048),
+)
+STEPS_ON_CPU = (("fp8_656", 2, 16, 128), ("fp8_584", 2, 16, 128))
+Calls = Tuple[Callable[[], Any], Callable[[], Any]]
+
+
+def _rows(s_q: int, s_kv: int, topk: int, device: torch.device) -> torch.Tensor:
+    """Distinct random rows in random order for every query, int32 [s_q, topk]."""
+    parts = [
+        torch.rand(min(512, s_q - at), s_kv, device=device).topk(topk).indices.int()
+        for at in range(0, s_q, 512)
+    ]
+    return torch.cat(parts)
+
+
+def _forward(flash_mla: Any, q: Any, kv: Any, rows: Any) -> Calls:
+    return (
+        lambda: sparse_mla.forward(q, kv, rows)[0],
+        lambda: flash_mla.flash_mla_sparse_fwd(q, kv, rows[:, None], SCALE)[0],
+    )
+
+
+def _distribution(cudnn: Any, q: Any, kv: Any, rows: Any) -> Calls:
+    lse = sparse_mla.forward(q, kv, rows)[2]
+    # The sum of a query is 1 in theirs and the number of heads in ours, which a cosine ignores.
+    return (
+        lambda: sparse_mla.distribution(q, kv, rows, lse),
+        lambda: cudnn.DSA.sparse_attn_score_recompute_wrapper(
+            q[None], kv[None, :, 0], lse[None], rows[None], SCALE, qhead_per_kv_head=q.shape[1]
+        )["target"],
+    )
+
+
+def _backward(cudnn: Any, q: Any, kv: Any, rows: Any) -> Calls:
+    out, _, lse = sparse_mla.forward(q, kv, rows)
+    d_out, no_sink = torch.randn_like(out), torch.full_like(lse[0], -torch.inf)
+
+    def theirs() -> Any:
+        made = cudnn.DSA.sparse_attention_backward_wrapper(
+            q, kv[:, 0], out, d_out, lse, no_sink, rows, softmax_scale=SCALE
+        )
+        return made["dq"], made["dkv"]
+
+    return lambda: sparse_mla.backward(q, kv, rows, out, lse, d_out), theirs
+
+
+def _over_rows(
+    name: str, peer: str, columns: int, calls: Callable[..., Calls], device: torch.device
+) -> Iterator[Problem]:
+    """The problems of an operation that reads chosen rows; columns of FLOPs for each of them."""
+    gpu = device.type == "cuda"
+    for heads in (128, 64) if gpu else (16,):
+        for s_kv in (8192, 32768, 131072) if gpu else (256,):
+            s_q, topk = (4096, 2048) if gpu else (8, 128)
+            torch.manual_seed(s_kv + heads)
+            q = torch.randn(s_q, heads, D_QK, device=device).bfloat16()
+            kv = torch.randn(s_kv, 1, D_QK, device=device).bfloat16()
+            ours, theirs = calls(find(peer), q, kv, _rows(s_q, s_kv, topk, device))
+            yield Problem(
+                f"sparse_mla::{name}",
+                f"bf16-h{heads}-kv{s_kv}",
+                f"s_q {s_q}, h_q {heads}, s_kv {s_kv}, topk {topk}, d_qk {D_QK}",
+                ours,
+                {peer: theirs},
+                cosine,
+                0.9999,
+                flops=2.0 * s_q * heads * topk * columns,
+            )
+
+
+def _cache(kind: str, columns: int, blocks: int, device: torch.device) -> torch.Tensor:
+    """Blocks of 64 rows, all with the same random ones."""
+    row = int(kind.removeprefix("fp8_"))
+    size = -(-64 * row // 576) * 576 if row == 584 else 64 * row
+    memory = torch.zeros(blocks, size, dtype=torch.uint8, device=device)
+    cache = memory.as_strided((blocks, 64, 1, row), (size, row, row, 1))
+    rows = torch.randn(64, columns, device=device).bfloat16()
+    sparse_mla.store(rows, cache, torch.arange(64, device=device), format=kind)
+    memory[1:] = memory[0]
+    return cache
+
+
+def decode(device: torch.device) -> Iterator[Problem]:
+    """Steps over the cache of as many sequences, in calls whose bits may depend on the batch."""
+    flash_mla, gpu = find("flash_mla"), device.type == "cuda"
+    context = 32768 if gpu else 256
+    for kind, b, heads, topk in STEPS if gpu else STEPS_ON_CPU:
+        torch.manual_seed(b + heads)
+        columns = D_QK if kind == "fp8_656" else 512
+        cache = _cache(kind, columns, b * context // 64, device)
+        q = torch.randn(b, 2, heads, columns, device=device).bfloat16()
+        rows = _rows(2 * b, context, topk, device).view(b, 2, topk)
+        rows += context * torch.arange(b, dtype=torch.int32, device=device)[:, None, None]
+        plan = flash_mla.get_mla_metadata()[0]
+        in_f8 = cache.view(torch.float8_e4m3fn)
+        yield Problem(
+            "sparse_mla::decode",
+            f"{kind}-b{b}-sq2-h{heads}-k{topk}",
+            f"s_kv {context}, s_q 2, b {b}, h_q {heads}, topk {topk}",
+            lambda: sparse_mla.decode(q, cache, rows, format=kind, batch_invariant=False)[0],  # noqa: B023
+            {
+                "flash_mla": lambda: flash_mla.flash_mla_with_kvcache(
+                    q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023
+                )[0]
+            },
+            cosine,
+            0.9999,
+            flops=2.0 * 2 * b * heads * topk * (columns + D_V),
+            graph=True,
+        )  # fmt: skip
+
+
+OPERATIONS = {
+    "sparse_mla::forward": (
+        functools.partial(_over_rows, "forward", "flash_mla", D_QK + D_V, _forward),
+        ["flash_mla"],
+    ),
+    "sparse_mla::decode": (decode, ["flash_mla"]),
+    "sparse_mla::distribution": (
+        functools.partial(_over_rows, "distribution", "cudnn", D_QK, _distribution),
+        ["cudnn"],
+    ),
+    "sparse_mla::backward": (
+        functools.partial(_over_rows, "backward", "cudnn", 3 * D_QK + 2 * D_V, _backward),
+        ["cudnn"],
+    ),
+}

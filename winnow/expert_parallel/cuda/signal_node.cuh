@@ -1,0 +1,52 @@
+// How a kernel tells the ranks of its node that it has come to some point, and waits until they
+// have. Device code only.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/cuda/wait.cuh"
+
+namespace winnow::expert_parallel {
+
+// Whether it is the last of `parties` that comes here: then it may tell others what all have
+// written. One thread each, after what its party has written. `arrivals` is 0 before and after.
+__device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t parties) {
+  __threadfence();
+  if (arrive(arrivals) != parties - 1) return false;
+  *arrivals = 0;
+  __threadfence_system();
+  return true;
+}
+
+// Sets this rank's word of those at `words` (of the control memory, one for each rank of the node)
+// at one of them, behind last_to_signal().
+__device__ __forceinline__ void signal(const LayerView& view, int local, std::int64_t words,
+                                       std::uint64_t value) {
+  device::st_relaxed_sys(
+      reinterpret_cast<std::uint64_t*>(view.control.node[local] + words) + view.topology.local,
+      value);
+}
+
+// The last of `parties` tells all of the node the same, and gets true.
+__device__ inline bool signal_node(const LayerView& view, std::uint64_t* arrivals,
+                                   std::uint32_t parties, std::int64_t words, std::uint64_t value) {
+  if (!last_to_signal(arrivals, parties)) return false;
+  for (int to = 0; to < view.topology.locals; ++to) signal(view, to, words, value);
+  return true;
+}
+
+// Whether all ranks of the node are done with this rank's memory, as ControlLayout::done says. By a
+// warp; `phase` is what expires.
+__device__ inline bool wait_for_node(const LayerView& view, Phase phase) {
+  bool done = true;
+  const auto* words =
+      reinterpret_cast<const std::uint64_t*>(view.control.local + view.control_layout.done);
+  for (int local = threadIdx.x % 32; local < view.topology.locals; local += 32) {
+    done = done && wait_at_least(view, words + local, epoch_of(view), phase,
+                                 view.topology.rank_at(view.topology.node, local));
+  }
+  return __all_sync(device::kFullWarp, done);
+}
+
+}  // namespace winnow::expert_parallel

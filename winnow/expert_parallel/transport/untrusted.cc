@@ -1,0 +1,46 @@
+#include "winnow/expert_parallel/transport/untrusted.h"
+
+namespace winnow::expert_parallel {
+
+void refuse_out_of_bounds(const Sender& by, std::string_view what, std::int64_t least,
+                          std::int64_t most, std::int64_t got) {
+  throw Error(ErrorCode::internal, std::string(by.operation),
+              std::string(by.phase) + (by.rank < 0 ? "" : " of rank " + std::to_string(by.rank)) +
+                  ": " + std::string(what) + ": want " + std::to_string(least) + " to " +
+                  std::to_string(most) + ", got " + std::to_string(got) +
+                  ": something else has written to the memory that the ranks share");
+}
+
+namespace {
+
+// Bytes of the character that `bytes` begins with; 0: it is none.
+std::size_t length_of_character(std::string_view bytes) {
+  const auto byte = [&](std::size_t at) {
+    return at < bytes.size() ? static_cast<unsigned char>(bytes[at]) : 0u;
+  };
+  const unsigned first = byte(0);
+  if (first < 0x80) return (first >= ' ' && first != 0x7f) || first == '\n' || first == '\t';
+  if (first < 0xc2 || first > 0xf4) return 0;
+  const std::size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  for (std::size_t at = 1; at < length; ++at) {
+    if ((byte(at) & 0xc0) != 0x80) return 0;
+  }
+  // Longer than need be, half of a pair, or beyond the last one.
+  const bool outside = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0) ||
+                       (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90);
+  return outside ? 0 : length;
+}
+
+}  // namespace
+
+std::string printable(std::string_view bytes) {
+  std::string text;
+  while (!bytes.empty()) {
+    const std::size_t length = length_of_character(bytes);
+    text += length == 0 ? "?" : bytes.substr(0, length);
+    bytes.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return text;
+}
+
+}  // namespace winnow::expert_parallel
