@@ -228,20 +228,21 @@ def recording(apply, leaves, follows=None):
     """Makes the argument `autograd` of operator(): does as torch.library.register_autograd() does,
     in half the time.
 
-    The kernel runs first and the call is recorded after it, so that the way to the kernel is the same
-    whether a gradient is recorded or not.
+    The kernel runs first and the call is recorded after it, so that the way to the kernel is the
+    same whether a gradient is recorded or not.
 
     Args:
-        apply: records one call, with a torch.autograd.Function, and returns its results. It is called
-            with the leaves, the kernel's results, the arguments (`values`, which may lack trailing
-            ones that have their default), and the operator's Arguments.
+        apply: records one call, with a torch.autograd.Function, and returns its results. It is
+            called with the leaves, the kernel's results, the arguments (`values`, which may lack
+            trailing ones that have their default), and the operator's Arguments.
         leaves: the names of the arguments that have gradients.
         follows: for an operator that all ranks must call in the same order: the name of an argument
-            that is None in eager mode. In a traced graph it becomes a result of the call before, since
-            compilers keep only an order that data dictates and would otherwise choose one by the sizes
-            of the rank, another on each. They are also kept from dropping such a call.
+            that is None in eager mode. In a traced graph it becomes a result of the call before,
+            since compilers keep only an order that data dictates and would otherwise choose one by
+            the sizes of the rank, another on each. They are also kept from dropping such a call.
     """
-    direct = {}  # by dispatch keys: whether the kernel comes next, so that it can be called directly
+    # by dispatch keys: whether the kernel comes next, so that it can be called directly
+    direct = {}
 
     def make(operator, kernel, arguments):
         places = [arguments.places[name] for name in leaves]
@@ -332,8 +333,8 @@ def _casting(packet, device_type, names, casts):
 
 
 def _in_one_place(name, parameters, fake):
-    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not, this
-    is an error: the results would be in real memory, and uninitialised."""
+    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not,
+    this is an error: the results would be in real memory, and uninitialised."""
 
     def call(*values):
         meta = [isinstance(v, Tensor) and v.device.type == "meta" for v in values]

@@ -11,8 +11,8 @@ from winnow._refusal import refuse
 from winnow._winnow import indexer as _indexer
 from winnow._winnow import sparse_mla as _sparse_mla
 
-# The scores of one chunk of queries, about, unless the caller gives `chunk`: 64 MiB in float32. A few
-# tensors of that size exist at a time.
+# The scores of one chunk of queries, about, unless the caller gives `chunk`: 64 MiB in float32. A
+# few tensors of that size exist at a time.
 _CHUNK_SCORES = 1 << 24
 
 
@@ -117,8 +117,8 @@ def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _
 
 
 def _flops(products):
-    """A function that counts the multiplications and additions of a call: those of so many products of
-    the size of the scores, and those that form the target from the attention."""
+    """A function that counts the multiplications and additions of a call: those of so many products
+    of the size of the scores, and those that form the target from the attention."""
 
     def count(q, k, weights, target, indices, attention_q, *others, out_shape=None, **options):
         s_q, heads, d = q

@@ -82,8 +82,8 @@ def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options
 
 
 def heads_matrices(attention: nn.Module, dtype: torch.dtype, device) -> "tuple[Tensor, Tensor]":
-    """W_UK [512, heads, d] and W_UV [512, heads, d_v], the weights of kv_b_proj: what it makes of the
-    identity matrix, so that adapters and quantisation count."""
+    """W_UK [512, heads, d] and W_UV [512, heads, d_v], the weights of kv_b_proj: what it makes of
+    the identity matrix, so that adapters and quantisation count."""
     projection = attention.kv_b_proj
     for name, module in projection.named_modules():
         path = f"kv_b_proj.{name}" if name else "kv_b_proj"
@@ -190,8 +190,8 @@ def _attention(
 
 
 def _without_padding(ranges: Tensor, rows: int) -> Tensor:
-    """The ranges, empty for queries that are padding, so that the indexer learns nothing from them. A
-    query is padding if its range does not contain its own row."""
+    """The ranges, empty for queries that are padding, so that the indexer learns nothing from them.
+    A query is padding if its range does not contain its own row."""
     queries = ranges.shape[1]
     own = torch.arange(rows - queries, rows, device=ranges.device)[None, :, None]
     return ranges * ((ranges[..., :1] <= own) & (own < ranges[..., 1:]))
