@@ -1,7 +1,7 @@
 # NVSHMEM, for libwinnow_nvshmem: the transport between GPUs of several processes.
 #   WINNOW_NVSHMEM=AUTO  built if NVSHMEM is there;  ON  required;  OFF  left out
-# NVSHMEM is what WINNOW_NVSHMEM_ROOT or the environment variable NVSHMEM_HOME names, a folder with
-# include/ and lib/, or the wheel nvidia-nvshmem-cu13, found through Python.
+# NVSHMEM is looked for in the folder (with include/ and lib/) that WINNOW_NVSHMEM_ROOT names, then
+# in that of the environment variable NVSHMEM_HOME, then in the wheel nvidia-nvshmem-cu13 of Python.
 set(WINNOW_NVSHMEM AUTO CACHE STRING "Build the NVSHMEM transport: AUTO, ON or OFF")
 set(WINNOW_NVSHMEM_ROOT "" CACHE PATH "Where NVSHMEM's include and lib are; empty: looked for")
 
@@ -16,7 +16,7 @@ elseif("$ENV{NVSHMEM_HOME}" MATCHES "^[^/]")
 else()
   set(roots ${WINNOW_NVSHMEM_ROOT} $ENV{NVSHMEM_HOME})
   foreach(python IN ITEMS ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/.venv/bin/python python3)
-    # pip isolates a build by a PYTHONPATH that hides what is installed beside it; -E ignores that.
+    # In pip's isolated build PYTHONPATH hides the installed packages; python -E ignores it.
     foreach(option IN ITEMS "" -E)
       execute_process(COMMAND ${python} ${option} -c
         "import importlib.util as u; print(*u.find_spec('nvidia.nvshmem').submodule_search_locations)"
@@ -26,7 +26,7 @@ else()
       endif()
     endforeach()
   endforeach()
-  # The wheel has no link without a version.
+  # The wheel has no libnvshmem_host.so, only libnvshmem_host.so.3.
   find_path(nvshmem_include nvshmem.h PATHS ${roots} PATH_SUFFIXES include
             NO_DEFAULT_PATH NO_CACHE)
   find_file(nvshmem_host NAMES libnvshmem_host.so.3 PATHS ${roots} PATH_SUFFIXES lib lib64
@@ -53,14 +53,15 @@ else()
   message(STATUS "NVSHMEM transport: not built: ${nvshmem_obstacle}")
 endif()
 
-# A library of relocatable device code, linked with NVSHMEM's, that shows what the map says.
+# A library of relocatable device code, linked with NVSHMEM's. It exports only the symbols of `map`.
 function(winnow_nvshmem_library target source map)
   add_library(${target} SHARED ${source})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES 90-real CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
     CUDA_SEPARABLE_COMPILATION ON CUDA_RESOLVE_DEVICE_SYMBOLS ON CUDA_VISIBILITY_PRESET hidden
     POSITION_INDEPENDENT_CODE ON VERSION ${WINNOW_SOVERSION} SOVERSION ${WINNOW_SOVERSION})
-  # In a wheel Winnow's libraries lie in site-packages/winnow/lib, in the build tree NVSHMEM has a link.
+  # In a wheel Winnow's libraries lie in site-packages/winnow/lib. In the build tree, `nvshmem`
+  # beside the libraries is a link to NVSHMEM's lib folder.
   winnow_rpath(${target} "$ORIGIN" "$ORIGIN/nvshmem" "$ORIGIN/../../nvidia/nvshmem/lib")
   get_filename_component(nvshmem_lib ${nvshmem_host} DIRECTORY)
   file(MAKE_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})

@@ -8,6 +8,7 @@
 
 namespace winnow {
 
+// The order is that of kDTypeNames and kCodes in winnow/python, too, where bool comes last.
 enum class DType : std::uint8_t { f32, f16, bf16, f8_e4m3, u8, i32, i64, f64 };
 
 // Bytes of one element.
@@ -51,13 +52,13 @@ constexpr std::string_view to_string(DType dtype) {
   return "unknown";
 }
 
-// The dtype in which sums over tensors of `dtype` are formed, and that of the tensors that hold
-// such sums or go into them, like lse or attn_sink: f64 for f64, else f32.
+// The dtype in which elements of `dtype` are summed: f64 for f64, else f32. Tensors that hold such
+// sums, like lse, or are added to them, like attn_sink, have it too.
 constexpr DType accumulator_of(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
-// A number as it goes into those sums: rounded to f32 unless they are in f64.
+// `value` rounded to accumulator_of(dtype).
 constexpr double round_to_accumulator(DType dtype, double value) {
   return dtype == DType::f64 ? value : static_cast<double>(static_cast<float>(value));
 }
@@ -69,8 +70,9 @@ namespace detail {
 constexpr float f16_to_f32(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
-  // Exponent and mantissa move up together; the factor 2^112 corrects the exponent bias and makes
-  // subnormals normal. Inf and NaN have the exponent 31 and get the f32 exponent 255.
+  // The shift moves exponent and mantissa to their places in an f32; the factor 2^112 corrects the
+  // exponent bias and makes subnormals normal. Inf and NaN have the exponent 31 and get the f32
+  // exponent 255.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special | sign);
@@ -82,12 +84,14 @@ constexpr std::uint16_t f32_to_f16(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   // Normal results: rebias, then round to nearest even on the 13 bits that go.
   const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Subnormal results: adding 0.5 leaves the rounded f16 mantissa in the lowest bits of the sum.
+  // Subnormal results: their step is 2^-24, which is the last bit of an f32 near 0.5. So adding 0.5
+  // leaves the rounded f16 mantissa in the lowest bits of the sum.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   std::uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-  result = magnitude >= 0x47800000u ? 0x7c00u : result;  // 65536 and above; rounding gives the rest
-  result = magnitude > 0x7f800000u ? 0x7e00u : result;   // NaN
+  // 65536 and above; values from 65520 on have become infinity by rounding.
+  result = magnitude >= 0x47800000u ? 0x7c00u : result;
+  result = magnitude > 0x7f800000u ? 0x7e00u : result;  // NaN
   return static_cast<std::uint16_t>(result | sign);
 }
 

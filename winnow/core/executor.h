@@ -14,8 +14,8 @@
 
 namespace winnow {
 
-// Runs the iterations of a loop on several workers. The loops are handed to the code that is built
-// once per instruction set as an object, so that threads have one owner: the main library.
+// Runs the iterations of a loop on several workers. The code that is built once per instruction
+// set gets it as an object, so that only the main library creates threads.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -24,8 +24,9 @@ class Executor {
 
   // Calls body(begin, end, worker) for disjoint ranges of at most `grain` iterations that cover
   // [0, count); a worker runs one range at a time. The body throws nothing, or std::bad_alloc. If
-  // the program interrupts the call (interrupt.h), no further range begins, and this throws when
-  // none runs. So a body that may take long asks stopped() now and then, and returns early.
+  // the program interrupts the call (interrupt.h), no further range begins, and this throws once
+  // all running ranges have ended. A body that may take long should ask stopped() now and then and
+  // return early.
   template <class Body>
   void for_each_range(std::int64_t count, std::int64_t grain, const Body& body) const {
     run(
@@ -46,8 +47,8 @@ class Executor {
                    const void* context) const = 0;
 };
 
-// Scratch memory for each worker, made in place: with one that is copied, a single worker would
-// have twice the memory.
+// Scratch memory for each worker, constructed in place: a copy into the vector would double the
+// memory of a single worker.
 template <class Scratch, class... Arguments>
 std::vector<Scratch> scratch_of_workers(const Executor& executor, const Arguments&... arguments) {
   std::vector<Scratch> scratch;
@@ -68,7 +69,7 @@ class WINNOW_EXPORT ThreadExecutor final : public Executor {
   void run(std::int64_t count, std::int64_t grain, RangeFunction function,
            const void* context) const override;
   int workers_;
-  std::thread::id caller_ = std::this_thread::get_id();  // which alone looks for interrupts
+  std::thread::id caller_ = std::this_thread::get_id();  // the only one that looks for interrupts
   mutable Interrupts interrupts_;
   mutable std::exception_ptr interrupt_;
   mutable std::atomic<bool> stopped_{false};

@@ -8,8 +8,8 @@
 
 namespace winnow {
 
-// Numbers where the host can read them: the memory itself, or a copy of what is on a GPU once the
-// stream has written it.
+// Numbers where the host can read them: the memory itself, or for a GPU a copy, for which it waits
+// for the stream.
 template <class T>
 class OnHost {
  public:

@@ -28,7 +28,7 @@ WINNOW_HOST_DEVICE constexpr std::int64_t causal_rows(std::int64_t q_start, std:
   return tokens < k_stride ? 0 : tokens / k_stride;
 }
 
-// The rows from `start` on, below every end that is given and of those there are.
+// The rows [start, end), with both clamped so that 0 <= begin <= end.
 WINNOW_HOST_DEVICE constexpr RowRange row_range(std::int64_t start, std::int64_t end) {
   if (end < 0) end = 0;
   if (start < 0) start = 0;
@@ -43,7 +43,7 @@ struct RowLimits {
   std::int64_t q_start = 0;
   std::int64_t k_stride = 1;
 
-  // Of `rows` rows, those that the query sees. Reads its range once.
+  // The rows, of `rows`, that the query sees. Reads its range once.
   RowRange range_of(std::int64_t query, std::int64_t rows) const {
     std::int64_t start = 0, end = rows;
     if (key_start.present()) start = read_once(key_start.data + key_start.offset(query));

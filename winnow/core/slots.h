@@ -11,7 +11,7 @@
 
 namespace winnow {
 
-// A dense list of them. A negative slot means that its row is not stored.
+// A dense list of slots. A negative slot means that its row is not stored.
 struct Slots {
   const void* data = nullptr;
   bool wide = false;  // i64, else i32
@@ -33,10 +33,10 @@ struct SlotSpace {
   std::string_view page_noun, row_noun;  // "blocks", "token"
 };
 
-// Where `options` or the device ask for contents to be checked (checks_contents()): that every slot
-// of `view` lies below the cache's end and is named once at most; negative ones are passed over.
-// Throws Error naming the rows and the slot, or one (resource) of `operation` where the memory for
-// the comparison is missing.
+// If the contents are to be checked (checks_contents()): checks that every slot of `view` lies
+// below the cache's end and occurs once at most. Negative slots are ignored. Throws Error naming
+// the rows and the slot, or one (resource) of `operation` where the memory for the comparison is
+// missing.
 WINNOW_EXPORT void check_slots(std::string_view operation, std::string_view argument,
                                const ConstTensorView& view, const SlotSpace& space,
                                const RunOptions& options);

@@ -23,7 +23,7 @@ namespace winnow::paged_xl {
 using testing::Layout;
 using testing::StridedTensor;
 
-enum class Mode { plain, fused };
+enum class Mode { plain, fused };     // with matrix_bd; with pos_bias_v and r
 enum class Mask { none, some, all };  // -inf in matrix_bd
 
 struct StepCase {

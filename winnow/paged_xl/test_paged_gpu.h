@@ -18,7 +18,7 @@ struct Result {
   Tensor out, lse;  // on the host
 };
 
-// Runs on the device of the inputs; the outputs hold NaN before.
+// Runs on the device of the inputs; the outputs are filled with NaN before the call.
 inline Result run_there(const AttentionArgs& inputs, const RunOptions& options = {}) {
   const Device device = inputs.query.device();
   Tensor out(inputs.query.dtype(), inputs.query.shape());
@@ -35,7 +35,7 @@ inline Result run_there(const AttentionArgs& inputs, const RunOptions& options =
 }
 
 inline void expect_same(const Result& gpu, const Result& cpu) {
-  constexpr double kLargestLogit = 12;  // of unit-variance queries and keys
+  constexpr double kLargestLogit = 12;  // none is larger with queries and keys of variance 1
   testing::expect_passed(
       testing::compare("out", gpu.out, testing::read(cpu.out.view()),
                        tolerance(Quantity::out, cpu.out.dtype(), kLargestLogit)));

@@ -1,5 +1,6 @@
-// How the conformance tests give words to a micro-kernel and take what it wrote. The same tests run
-// on a GPU (conformance_gpu_test) and in the simulator (conformance_test).
+// Fixture of the conformance tests: passes 32-bit words to a micro-kernel and returns the words
+// that it wrote. The same tests run on a GPU (conformance_gpu_test) and in the simulator
+// (conformance_test).
 #pragma once
 
 #include <bit>
@@ -25,8 +26,8 @@ class Conformance : public testing::Test {
       if (status.backend == Backend::sm90 && !status.supported) GTEST_SKIP() << status.reason;
     }
   }
-  // What stands in `words` words of output afterwards; before, each of them is kUntouched.
   static constexpr std::uint32_t kUntouched = 0xabadcafeu;
+  // Launches on `in` and returns `words` words of output, each kUntouched before the launch.
   static Words run(ConformanceLaunch launch, const Words& in, std::size_t words) {
     constexpr Device kGpu{DeviceType::cuda, 0};
     const Memory input(4 * in.size()), output(4 * words);

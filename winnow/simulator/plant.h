@@ -19,20 +19,20 @@ struct Plant {
     delay,  // the call takes place after the thread's next arrival at a barrier
   };
   std::string file;  // the end of the path
-  std::string text;  // stands in one line of it alone
+  std::string text;  // occurs in exactly one line of it
   Action action = Action::none;
   std::int64_t addend = 0;
-  int below = 0;  // the call begins so many lines below that one
+  int below = 0;  // the call begins this many lines below that line
   // Only calls of threads [first_thread, end_thread).
   unsigned first_thread = 0, end_thread = ~0u;
   unsigned line = 0;  // plant() finds it
 };
 
-// Plants one bug at a time. Throws std::invalid_argument unless `text`
-// stands in exactly one line of the file, which is looked for below `root`.
+// Plants one bug at a time. Throws std::invalid_argument unless `text` occurs in exactly one line
+// of the file, which is looked for below `root`.
 void plant(Plant bug, const std::string& root);
 void unplant();
-// How often the planted bug has been met since it was planted.
+// How often the planted bug has taken effect since it was planted.
 std::int64_t plant_hits();
 
 namespace detail {
@@ -41,7 +41,7 @@ bool is_planted(const Where& where, Plant::Action action);
 std::int64_t planted_addend();
 }  // namespace detail
 
-// For host halves: whether the call at this line is to be left out, or comes later.
+// For host halves: whether the call at this line is to be left out, or to be made later.
 inline bool is_dropped(const Where& where) {
   return detail::any_planted && detail::is_planted(where, Plant::Action::drop);
 }

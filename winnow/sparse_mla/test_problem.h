@@ -1,5 +1,6 @@
-// A small valid problem with every tensor that the three operations know, for tests that bend one
-// argument of it; and the operations as types, so that one test can run on all three.
+// A small valid problem with every tensor that forward, distribution and backward take or give, for
+// tests that make one argument invalid and expect an error. out and lse hold random numbers, not
+// what forward would give. The operations are types, so that one test can run on all three.
 #pragma once
 
 #include <vector>
@@ -12,6 +13,7 @@
 
 namespace winnow::sparse_mla {
 
+// Tests contain error texts with these default sizes.
 struct Sizes {
   std::int64_t s_q = 2, h_q = 3, s_kv = 5, topk = 4, d_qk = 512;
   DType dtype = DType::f32;

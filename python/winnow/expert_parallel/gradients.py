@@ -1,9 +1,9 @@
 """How dispatch and combine are each other's backward, in eager and in compiled code.
 
-Both make their call first and record it behind, with the Functions of this file: of the leaves, the
-results, and a `way`, which goes between a rank's tokens and its experts' rows along one routing,
-without counting. Eager code has a way of layers and descriptors (autograd.py), compiled code one of
-the operators (operators.py):
+Both make their call first and then record it with the Functions of this file. These get the leaves,
+the results, and a `way`, which carries values between a rank's tokens and its experts' rows along
+one routing, without counting. The way of eager code calls layers with descriptors (autograd.py),
+that of compiled code calls the operators (operators.py):
 
     way.combine(rows [R, H]) -> [n, H]
     way.repeat(tokens [n, H]) -> [R, H], zero in rows without a token
@@ -98,7 +98,7 @@ class WeightGradient(torch.autograd.Function):
 
 
 def used_rows(rows: Tensor, descriptor: Descriptor) -> Tensor:
-    """The rows with zeros where no token stands."""
+    """The rows, with zeros in those that hold no token."""
     if descriptor.worst_case_rows == 0:
         return rows
     used = descriptor.skipped_token_mapping_indices >= 0

@@ -1,9 +1,9 @@
 """dispatch, combine and notify as torch operators, which compiled code calls.
 
-An operator takes tensors and numbers. A layer, or a notifier, is the number that its constructor
-gave it. A descriptor is a handle: an int64 tensor [1] on the CPU that holds a number, and whose
-memory keeps the descriptor. So a handle may be saved for a backward pass, detached or returned from
-a graph, and the descriptor goes with the last tensor on that memory.
+An operator takes tensors and numbers. A layer or a notifier is passed as the number that it got
+when it was made. A descriptor is passed as a handle: an int64 tensor [1] on the CPU. It holds a
+number, and its memory keeps the descriptor alive. So a handle may be saved for a backward pass,
+detached or returned from a graph, and the descriptor goes with the last tensor on that memory.
 """
 
 import array
@@ -42,7 +42,7 @@ def handle_of(layer: AllToAll, descriptor: Descriptor) -> Tensor:
 
 
 def descriptor_of(handle: Tensor) -> Descriptor:
-    """The descriptor of a handle, or of a copy of one that is still there."""
+    """The descriptor of a handle. A copy will do as long as the original's memory lives."""
     kept = _kept.get(handle.item())
     if kept is None:
         refuse("expert_parallel", "descriptor", "one that still exists", "one that was freed")
@@ -61,7 +61,7 @@ def _living(number: int) -> Any:
 
 @dataclass
 class _Way:
-    """See gradients. n `tokens` and R `rows`."""
+    """The `way` of gradients.py for compiled code; n is `tokens`, R is `rows`."""
 
     layer: int
     topk: int
@@ -81,7 +81,7 @@ class _Way:
         )[0]  # fmt: skip
 
     def kept(self, rows):
-        return rows  # compiled code writes to no combine_buffer()
+        return rows  # no copy: compiled code never writes to combine_buffer()
 
     def weight_gradient(self, values):
         return torch.ops.winnow.expert_parallel_weight_gradient(
@@ -102,7 +102,8 @@ def _dispatch(
     gradient=False, **options,
 ):  # fmt: skip
     layer = _living(layer)
-    clones = copy_out and input.is_cuda  # torch's allocator knows streams
+    # On a GPU the copies are made here, since torch's allocator keeps track of streams.
+    clones = copy_out and input.is_cuda
     got = layer.dispatch(
         input,
         expert_indices,
@@ -143,8 +144,8 @@ def expert_parallel_dispatch(
 ):  # fmt: skip
     """AllToAll.dispatch(): (output, weights, scales, expert_ids, handle); absent results are empty.
 
-    `rows` is R where it is known, `topk` K. A `gradient` is output alone, zero in rows without a
-    token.
+    `rows` is R where it is known, `topk` K. With `gradient` only output is returned and the others
+    are empty; its rows without a token are zero.
     """
     if rows is None:
         rows = worst_case_rows or torch.library.get_ctx().new_dynamic_size()

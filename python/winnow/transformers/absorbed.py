@@ -1,8 +1,8 @@
 """Multi-head latent attention in its absorbed form: over latent rows, without K and V of each head.
 
-A head's key is its matrix w_k applied to a latent row, so that its logits are the products of the
-row with the query times w_k: 512 columns, and 64 of the rotary part behind them. What the heads
-read, 512 columns too, times w_v are their values.
+A head's key is its matrix w_k applied to a latent row. Its logit is therefore the product of the
+row's first 512 columns with the query times w_k, plus that of the 64 rotary columns behind them.
+Attention gives each head a weighted sum of those 512 columns; times w_v it is the head's output.
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from winnow import torch as operators
 
-# The queries of a call, absorbed, are made at once up to this size; beyond, they are made in pieces
-# of the second size, and once more in the backward pass.
+# Absorbed queries of up to WHOLE_BYTES are one piece; more are made in pieces of PIECE_BYTES, but
+# of at least 64 queries. In several pieces, or without indices, they are not kept for the backward
+# pass, which makes them again.
 WHOLE_BYTES = 3 << 30
 PIECE_BYTES = 1 << 30
 
@@ -28,8 +29,9 @@ class Problem(NamedTuple):
     w_v: Tensor  # [512, heads, d_v]
     sink: Optional[Tensor]  # [heads]
     indices: Optional[Tensor]  # [queries, topk], int32
-    key_start: Optional[Tensor] = None  # [queries], int32: without indices, the range of rows that
-    key_end: Optional[Tensor] = None  # each query attends to
+    # Without indices: the range of rows that each query attends to.
+    key_start: Optional[Tensor] = None  # [queries], int32
+    key_end: Optional[Tensor] = None  # [queries], int32
 
 
 def absorbed_queries(q_pass: Tensor, q_rope: Tensor, w_k: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ def _forward(problem: Problem, queries: slice, scale: float):
 
 
 def _indices(problem: Problem, queries: slice) -> Tensor:
-    """The rows of some queries, also where a range says which they are."""
+    """The indices of some queries; where a range is given, made from it and padded with -1."""
     if problem.indices is not None:
         return problem.indices[queries]
     start, end = problem.key_start[queries, None], problem.key_end[queries, None]

@@ -10,8 +10,8 @@
 
 namespace winnow::demo {
 
-// Of an operation on one dtype. The logits of the demo stay below 40; the terms of the
-// specification's bounds which grow with them are included.
+// The tolerances of an operation on one dtype. The logits of the demo stay below 40; the terms of
+// the specification's bounds which grow with them are included.
 struct Tolerances {
   double out;      // relative to the largest |out| of a query
   double lse;      // absolute
@@ -29,7 +29,7 @@ inline constexpr double kGradientTolerance = 1e-4;  // f32; relative to the larg
 
 // The larger one; NaN if either is.
 double larger(double a, double b);
-// Of all elements; both lists have the same length.
+// The largest difference of two elements; both lists have the same length.
 double largest_difference(std::span<const float> got, std::span<const double> wanted);
 double largest_magnitude(std::span<const double> values);
 

@@ -1,5 +1,5 @@
 // Which earlier tokens each query may look at, the rules that choose them, and the lightning
-// indexer: a small model that guesses which of them a query will attend to.
+// indexer: a small model that guesses which tokens a query will attend to.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ using testing::Random;
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixRef = Eigen::Ref<const Matrix>;
 
-// Of normal numbers.
+// Normally distributed numbers of mean 0.
 Matrix random_matrix(std::int64_t rows, std::int64_t columns, double deviation, Random& random);
 
 // The latent rows [tokens, 1, width] as a matrix [tokens, width].
@@ -41,18 +41,18 @@ struct Selection {
   ConstTensorView view() const;
 };
 
-// value(i, token): higher is chosen; ties go to the later token, NaN comes last.
+// value(i, token): higher is chosen; ties go to the later token, NaN counts as -inf.
 using TokenValue = std::function<double(std::int64_t, std::int64_t)>;
 Selection choose_best(std::span<const std::int64_t> positions, std::int64_t topk,
                       const TokenValue& value);
 Selection choose_recent(std::span<const std::int64_t> positions, std::int64_t topk);
 Selection choose_random(std::span<const std::int64_t> positions, std::int64_t topk, Random& random);
 
-// `chosen` with as many random further tokens as it has entries.
+// `chosen` with up to chosen.topk random further tokens in each row, so that topk doubles.
 Selection with_exploration(const Selection& chosen, Random& random);
 
-// Every entry is an earlier token or -1, none occurs twice in a row, and each row has
-// min(topk, earlier tokens) of them.
+// Whether every entry is an earlier token or -1, and each row has min(topk, earlier tokens) tokens,
+// in ascending order.
 bool is_sound(const Selection& selection);
 
 inline constexpr std::int64_t kIndexerHeads = 4;
@@ -74,7 +74,7 @@ struct Projections {
   Matrix q;                        // [queries, kIndexerHeads * kIndexerDim]
   Matrix k;                        // [tokens, kIndexerDim]
   Matrix weights;                  // [queries, kIndexerHeads]
-  std::vector<std::int32_t> ends;  // [queries]: the rows that a query sees end behind its own
+  std::vector<std::int32_t> ends;  // [queries]: end of the rows that a query sees
 };
 
 struct IndexerGradient {

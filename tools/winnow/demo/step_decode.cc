@@ -27,7 +27,7 @@ constexpr std::int64_t kWidth = kStreamHeads * kHeadSize;
 constexpr std::int64_t kBlockSize = 16;
 constexpr std::int64_t kSpareBlocks = 7;         // never used
 constexpr std::int64_t kX = 16 / sizeof(float);  // floats of a key that lie side by side
-constexpr double kWavelengths = 10000.0;         // of the sinusoids: from 2 pi to so much more
+constexpr double kWavelengths = 10000.0;         // of the sinusoids: from 2 pi to 2 pi times this
 constexpr double kDecodeTolerance = 1e-5;        // relative to the largest |out| of a token
 static_assert(kWidth == kNopeDim, "the heads share out what a row tells of its bytes");
 
@@ -45,7 +45,7 @@ struct StreamLayer {
   }
 };
 
-// Keeps inner products, about.
+// Keeps inner products approximately.
 Matrix random_map(std::int64_t rows, std::int64_t columns, Random& random) {
   return random_matrix(rows, columns, 1 / std::sqrt(double(kHeadSize)), random);
 }
@@ -70,7 +70,7 @@ Eigen::Map<Matrix> matrix(Tensor& tensor, std::int64_t columns) {
   return {tensor.values<float>().data(), tensor.numel() / columns, columns};
 }
 
-// Heads look for rows like the query's own, and for near ones; each in a mixture of its own.
+// Heads look for rows like the query's own, and for near ones, each in a different mixture.
 StreamLayer make_stream_layer(const Layer& layer, Random& random) {
   const std::int64_t tokens = layer.tokens();
   StreamLayer stream{Tensor(DType::f32, {kReplayed, kStreamHeads, kHeadSize}),

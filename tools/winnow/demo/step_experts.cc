@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 // A router that picks the experts of a token, and the experts.
 //
-// f32 additions give different bits in a different order, as long as they round. These do not:
+// The bits of an f32 sum depend on the order of its additions where they round. None rounds here:
 // weights are multiples of kWeightUnit that add up to 1, experts' outputs are multiples of
 // kOutputUnit and at most kMostOutput, so that every sum of their products is a multiple of
 // kWeightUnit * kOutputUnit and at most 2^24 times that.
@@ -55,10 +55,11 @@ class Mixture {
 
 constexpr std::uint64_t kSeed = 31;
 constexpr std::int64_t kHidden = 64;
-// Of what an expert adds to a token; keeps outputs far below kMostOutput.
+// The size of what an expert adds to a token; it keeps outputs far below kMostOutput.
 constexpr double kOutputStrength = 0.5;
 
-// The softmax of the scores in whole units: rounded down, and what is left goes to the first.
+// The softmax of the scores in multiples of kWeightUnit: all but the first are rounded down, and
+// the first gets the rest, so that they add up to 1.
 void write_weights(std::span<const float> scores, float* weights) {
   std::array<double, kExpertTopk> shares;
   double sum = 0;
@@ -127,11 +128,11 @@ std::vector<double> Mixture::apply_plain(int expert, const float* row) const {
 constexpr int kLeastExperts = 64;
 constexpr std::int64_t kRowBytes = kNopeDim * sizeof(float);
 constexpr int kBarWidth = 24;
-// Against the formula, outputs differ by their rounding and by that of f32 before it.
+// Outputs differ from the formula by the rounding to kOutputUnit and by that of f32 before it.
 constexpr double kPlainTolerance = double(kOutputUnit) / 2 + 1e-5;
 
 struct Problem {
-  Matrix tokens;  // [tokens, kNopeDim]: what a row tells of its bytes
+  Matrix tokens;  // [tokens, kNopeDim]: the columns of the latent rows that stand for bytes
   Mixture mixture;
   Routing routing;
   std::int64_t pairs() const { return tokens.rows() * kExpertTopk; }
@@ -145,14 +146,15 @@ std::int64_t first_token(std::int64_t tokens, int rank, int ranks) {
 // What one rank had to do.
 struct RankWork {
   std::int64_t tokens = 0;  // its own
-  std::int64_t rows = 0;    // that arrived
-  std::int64_t pairs = 0;   // that its experts computed
-  float largest = 0;        // of its experts' outputs
+  std::int64_t rows = 0;    // rows that arrived
+  std::int64_t pairs = 0;   // pairs that its experts computed
+  float largest = 0;        // largest magnitude of its experts' outputs
   Clock::duration dispatch{}, compute{}, combine{};
 };
 
-// Every expert of the rank gathers its rows; what it makes of them, times the token's weight, is
-// added to `sums`: one row per token, as it arrived.
+// For each expert of the rank: gathers its rows and adds its outputs, times the pairs' weights, to
+// `sums`, which has a row for each row that arrived. These are in the order of all tokens, so that
+// an expert's products have the same bits with any number of ranks.
 void apply_experts(const Mixture& mixture, int first_expert, const ep::Dispatched& arrived,
                    const TensorView& sums, RankWork& work) {
   const Eigen::Map<const Matrix> input(arrived.output.values<float>().data(), work.rows, kNopeDim);
@@ -280,7 +282,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.numel()) * sizeof(float)) == 0;
 }
 
-// The slowest rank's.
+// The time of the slowest rank.
 double milliseconds(const WorldWork& work, Clock::duration RankWork::* part) {
   Clock::duration longest{};
   for (const RankWork& rank : work.ranks) longest = std::max(longest, rank.*part);

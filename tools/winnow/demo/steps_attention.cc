@@ -17,7 +17,7 @@ namespace {
 // An indexer that may keep one token in 16 has something to choose.
 constexpr std::int64_t kTokensPerChoice = 16;
 constexpr std::int64_t kMaxTopk = 128;
-// One query in so many is held out.
+// One query in this many is held out.
 constexpr std::int64_t kHeldOutEvery = 16;
 
 // The stretch for the picture: about three quarters into the text, where queries have much to look

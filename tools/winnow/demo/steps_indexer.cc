@@ -38,9 +38,9 @@ void run_indexer_step(DemoState& state, StepReport& report) {
 namespace {
 
 constexpr double kLearningRate = 0.005;
-constexpr double kLastRate = 0.1;  // of the learning rate; it falls in a straight line
+constexpr double kLastRate = 0.1;  // of the learning rate, which falls linearly
 constexpr std::int64_t kEvaluateEvery = 4;
-// The first and last losses are means of so many steps: a batch is small and its loss jumps.
+// The first and last losses are means of this many steps: a batch is small and its loss jumps.
 constexpr std::size_t kLossWindow = 5;
 
 // What training must bring.

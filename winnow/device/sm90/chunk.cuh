@@ -1,7 +1,8 @@
 // The chunks of shared memory that wgmma reads, and the descriptors that name them to it.
 //
 // A chunk is 64 rows of 64 bf16 (128 bytes a row, 8192 bytes), aligned to 1024 bytes, in the
-// 128-byte swizzle: the 16-byte column c of row r stands at column c ^ (r & 7). One image serves as
+// 128-byte swizzle: the 16-byte column c of row r stands at column c ^ (r & 7). wgmma can read
+// the same bytes as either operand:
 //   K-major operand:  rows are M or N, the 64 columns are K (Q and K in S = Q K^T, P in P V);
 //   MN-major operand: columns are M or N, the 64 rows are K (V in P V).
 #pragma once
@@ -15,8 +16,8 @@ inline constexpr int kChunkRows = 64;
 inline constexpr int kChunkColumns = 64;
 inline constexpr int kChunkBytes = 8192;
 
-// A chunk in the layout of a kernel's shared memory, which begins at a multiple of 1024; only
-// chunks stand before it there.
+// A chunk as a member of the struct that lays out a kernel's shared memory. That struct begins at a
+// multiple of 1024, and its members before a chunk take a multiple of 1024 bytes together.
 struct Chunk {
   std::byte bytes[kChunkBytes];
 };
@@ -29,8 +30,9 @@ __host__ __device__ constexpr std::uint32_t chunk_offset(int row, int column16) 
 enum class Major : int { K = 0, MN = 1 };
 
 // Descriptor fields, in units of 16 bytes: start address (bits 0-13), leading offset (16-29),
-// stride offset (32-45), and the 128-byte swizzle (1 in bits 62-63). Addresses are below 2^18: a
-// block of a cluster, whose own addresses have its rank in bits 24 and up, must take that away.
+// stride offset (32-45), and the 128-byte swizzle (1 in bits 62-63). Addresses must be below
+// 2^18: in a cluster a block's shared addresses have its rank in bits 24 and up, which must be
+// masked away first.
 namespace descriptor {
 constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
 constexpr std::uint64_t kStride1024 = std::uint64_t{1024 >> 4} << 32;
@@ -46,16 +48,16 @@ __device__ __forceinline__ std::uint64_t descriptor_k_major(std::uint32_t chunk,
          static_cast<std::uint64_t>((chunk + 32 * k16) >> 4);
 }
 
-// MN-major operand that begins at `chunk` and takes 64 of M or N from each of the chunks that
-// follow each other in memory (leading offset); 8 rows of K every 1024 bytes. Step k16 begins at
+// MN-major operand that begins at `chunk`. Its M or N is spread over consecutive chunks, 64 columns
+// in each (the leading offset is one chunk); 8 rows of K come every 1024 bytes. Step k16 begins at
 // row 16 * k16.
 __device__ __forceinline__ std::uint64_t descriptor_mn_major(std::uint32_t chunk, int k16 = 0) {
   return descriptor::kSwizzle128 | descriptor::kStride1024 | descriptor::kLeadingChunk |
          static_cast<std::uint64_t>((chunk + 2048 * k16) >> 4);
 }
 
-// The operand that begins `bytes` (a multiple of 16) after the one described. Kernels describe a
-// base once and offset by constants: one addition for each operand.
+// The descriptor of the operand that begins `bytes` (a multiple of 16) after the described one.
+// Kernels describe a base once and offset by constants: one addition for each operand.
 __device__ __forceinline__ std::uint64_t descriptor_offset(std::uint64_t described,
                                                            std::uint32_t bytes) {
   return (described & 0xffffffff00000000ull) |

@@ -8,21 +8,21 @@
 
 namespace winnow::expert_parallel {
 
-// Marks a report as complete, so that the host may read it. By one thread, after a barrier that
-// follows what other threads wrote to it.
+// Marks a report as complete, so that the host may read it. Called by one thread, after a barrier
+// that follows what other threads wrote to it.
 __device__ __forceinline__ void complete(const LayerView& view, const ReportView& report) {
   device::st_release_sys(&report.report->call,
                          *const_cast<const volatile std::uint64_t*>(&view.state->call));
 }
 
-// Whether the host has read the error that was deferred before; if not, that one stays. By one
-// thread.
+// Whether an error can be deferred: the host has read the one before; otherwise that one stays.
+// Called by one thread.
 __device__ __forceinline__ bool can_defer(const LayerView& view) {
   return device::ld_acquire_sys(&view.deferred.report->call) == 0;
 }
 
-// Defers the error that some rank wanted more rows than there were to the host's next call. By one
-// thread. `wanted` [W] is in global or shared memory.
+// Defers to the host's next call the error that some rank wanted more rows than there were. Called
+// by one thread. `wanted` [W] is in global or shared memory.
 __device__ __forceinline__ void defer_overflow(const LayerView& view, const std::int64_t* wanted,
                                                std::int64_t worst_case_rows) {
   if (!can_defer(view)) return;

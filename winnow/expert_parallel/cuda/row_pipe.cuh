@@ -31,14 +31,16 @@ struct PipeShape {
   WINNOW_HOST_DEVICE std::int64_t bytes() const { return stages * piece_bytes; }
 };
 
-// Producers are whole warps, fewer than there are stages. Each piece gets the next number; number i
+// Producers are whole warps, fewer than there are stages, so that no two wait for the same stage: a
+// barrier's parity tells only one phase from the next. Each piece gets the next number; number i
 // goes through stage i % stages, and the storing thread takes them in their order.
 class RowPipe {
  public:
   struct Shared {
     device::Barrier full[PipeShape::kMostStages], empty[PipeShape::kMostStages];
     std::byte* to[PipeShape::kMostStages][32];
-    std::int32_t targets[PipeShape::kMostStages];  // of `to`; kEnd, or kMark less the mark
+    // How many of `to` are used; kEnd; or kMark minus the mark.
+    std::int32_t targets[PipeShape::kMostStages];
     std::uint32_t bytes[PipeShape::kMostStages];
     std::uint32_t next;      // number of the next piece
     std::int32_t producing;  // warps that may still send
@@ -51,7 +53,7 @@ class RowPipe {
         piece_(static_cast<std::uint32_t>(shape.piece_bytes)),
         lane_(threadIdx.x % 32) {}
 
-  // One thread; the block's barrier follows.
+  // By one thread; a barrier of the block must follow before any other call.
   __device__ void begin(int producers) {
     for (int stage = 0; stage < count_; ++stage) {
       full(stage).init(1);
@@ -94,8 +96,8 @@ class RowPipe {
   }
 
   // By a warp that has sent everything before the mark. When all `warps` have, and what they sent
-  // has been written, store() calls reached(which). Without `warps`: the mark is of this warp
-  // alone.
+  // has been written, store() calls reached(which). Without `warps`: the mark is of what this
+  // warp alone has sent.
   __device__ void mark(std::int32_t& warps, int which) {
     if (is_last(warps)) signal(kMark - which);
   }
@@ -106,15 +108,17 @@ class RowPipe {
   }
 
   // By one thread: stores what the producers send, and calls reached(mark). All has been written
-  // when it returns. The stores read at most kReading stages at a time, fewer than there are.
+  // when it returns. At most kReading stages are held for stores that still read them; kReading
+  // must be less than the number of stages.
   template <int kReading = 6, class Reached>
   __device__ void store(const Reached& reached) {
     const std::uint64_t policy = device::policy_evict_normal();
-    constexpr int kBehind = kReading < 6 ? kReading : 6;  // a mark, before it is waited for
-    int stage = 0, oldest = 0;                            // of the pieces that are being read
+    // Pieces that follow a mark before it is waited for.
+    constexpr int kBehind = kReading < 6 ? kReading : 6;
+    int stage = 0, oldest = 0;  // `oldest` of the stages that are being read
     std::uint32_t parity = 0;
-    // The last mark, until it is reached, and how many groups of stores have been begun since, its
-    // own among them.
+    // The mark that is not reached yet (kEnd: none), and how many groups of stores were committed
+    // since it came, its own empty one included.
     int mark = kEnd, since = 0;
     const auto reach = [&] {
       wait_all_but(since);  // the pieces behind the mark stay under way
@@ -128,8 +132,8 @@ class RowPipe {
         oldest = oldest + 1 == count_ ? 0 : oldest + 1;
         --reading;
       }
-      // Not before the pieces behind the mark keep the link busy, unless there is nothing else to
-      // do: what comes next may be waiting for the mark.
+      // Waits for the mark only once kBehind pieces behind it keep the link busy, or when no piece
+      // is ready, since the next one may itself depend on the mark.
       if (mark != kEnd) ++since;
       if (mark != kEnd && (since > kBehind || !full(stage).test_wait(parity))) {
         reach();
@@ -146,7 +150,7 @@ class RowPipe {
       for (int i = 0; i < targets; ++i) {
         device::bulk_store(shared_.to[stage][i], stage_address(stage), bytes, policy);
       }
-      device::bulk_commit();  // of nothing for a mark
+      device::bulk_commit();  // an empty group for a mark
       if (++stage == count_) stage = 0, parity ^= 1;
     }
     device::bulk_wait<0>();

@@ -9,8 +9,8 @@
 
 namespace winnow::expert_parallel {
 
-// Whether the caller is the last of `parties`: then it may tell others what all have written. By
-// one thread of each party, after what the party has written. `arrivals` is 0 before and after.
+// Whether the caller is the last of `parties`, so that it may tell others what all have written.
+// Called by one thread of each party, after the party's writes. `arrivals` is 0 before and after.
 __device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t parties) {
   __threadfence();
   if (arrive(arrivals) != parties - 1) return false;
@@ -20,7 +20,7 @@ __device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t par
 }
 
 // Sets this rank's word in the control memory of local rank `local`, which has one for each rank of
-// the node from offset `words` on. After last_to_signal().
+// the node from offset `words` on. Called after last_to_signal().
 __device__ __forceinline__ void signal(const LayerView& view, int local, std::int64_t words,
                                        std::uint64_t value) {
   device::st_relaxed_sys(
@@ -36,8 +36,8 @@ __device__ inline bool signal_node(const LayerView& view, std::uint64_t* arrival
   return true;
 }
 
-// Whether all ranks of the node are done with this rank's memory, as ControlLayout::done says. By a
-// warp; a wait that expires names `phase`.
+// Whether all ranks of the node are done with this rank's memory, as ControlLayout::done says.
+// Called by a warp; a wait that expires names `phase`.
 __device__ inline bool wait_for_node(const LayerView& view, Phase phase) {
   bool done = true;
   const auto* words =

@@ -17,7 +17,7 @@
 namespace winnow::expert_parallel {
 
 inline constexpr int kMaxSegments = 64;  // of an arena
-inline constexpr int kMaxLocals = 72;    // ranks of a node, so that kernels take their pointers
+inline constexpr int kMaxLocals = 72;    // ranks of a node; NodePointers is a kernel parameter
 
 // A pointer for each rank of this node, by local index. A kernel parameter.
 struct NodePointers {
@@ -91,7 +91,7 @@ struct LayerView {
   // number is 0 unless a kernel has written an error that the host has not read yet.
   FaultReport* fault = nullptr;
   ReportView report, deferred;
-  const std::uint32_t* gone = nullptr;  // [W], pinned too: 1: that rank has ended, the host says
+  const std::uint32_t* gone = nullptr;  // [W], pinned too: 1 for a rank that has ended
   std::uint64_t timeout_ns = 0;
   std::byte* const* segments =
       nullptr;  // [kMaxSegments, L], in device memory: arena segments of
@@ -121,7 +121,7 @@ __device__ __forceinline__ bool runs(const LayerView& view) {
 __device__ __forceinline__ std::uint64_t epoch_of(const LayerView& view) {
   return *const_cast<const volatile std::uint64_t*>(&view.state->epoch);
 }
-// The address of an extent that the header of a rank of this node gave.
+// The address of an extent from the header of a rank of this node.
 __device__ __forceinline__ std::byte* at_extent(const LayerView& view, int local,
                                                 const Extent& extent) {
   return view.segments[(extent.segment % kMaxSegments) * view.topology.locals + local] +

@@ -1,5 +1,5 @@
-// How kernels wait for other ranks: with a deadline in nanoseconds of the global timer, and as long
-// as the host does not know that the rank has ended. A wait that ends in vain is recorded, told to
+// How kernels wait for other ranks: until a deadline in nanoseconds of the global timer, or until
+// the host says that the awaited rank has ended. A wait that ends in vain is recorded, told to
 // the ranks of the node, and returns: no trap, the context survives.
 // Device code only.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace winnow::expert_parallel {
 
-// The first of this rank's threads to come here writes the record, and tells the node unless it was
-// told itself (`reporter` is another rank then).
+// Only the first of this rank's threads to come here does anything. If the fault is its own
+// (`reporter` is this rank), it tells all ranks of the node; then it writes the host's record.
 __device__ inline void report_fault(const LayerView& view, int reporter,
                                     const FaultNotice& notice) {
   if (atomicExch(&view.state->broken, 1u) != 0) return;
@@ -51,17 +51,20 @@ __device__ __forceinline__ std::uint64_t arrive(std::uint64_t* arrivals) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);
 }
 
-// Whether the host says that the rank which writes what comes from `peer` has ended, so that it
-// writes no more. These words are in host memory, and slow to read: a wait looks at them seldom.
-inline constexpr unsigned kLooksBetweenPeers = 4096;  // some milliseconds
+// A wait looks at its word this often (some milliseconds) before it looks again at whether the
+// word's writer has ended: what the host says of that is slow to read.
+inline constexpr unsigned kLooksBetweenPeers = 4096;
+
+// Whether the host says that the rank that writes `peer`'s words to this rank (writer_for) has
+// ended, so that no more will come.
 __device__ __forceinline__ bool writer_gone(const LayerView& view, int peer) {
   const std::uint32_t* gone = view.gone + view.topology.writer_for(peer);
   return *const_cast<const volatile std::uint32_t*>(gone) != 0;
 }
 
-// Waits until there() is true of a word in this rank's memory. By one thread. False: the layer is
-// broken and the kernel should end. `peer` is the rank that has to write the word, `value` what a
-// report says it should be.
+// Waits until there() is true of a word in this rank's memory. Called by one thread. False: the
+// layer is broken and the kernel should end. `peer` is the rank whose word it is (writer_for(peer)
+// writes it), `value` what a report says it should be.
 template <class There>
 __device__ inline bool wait_until(const LayerView& view, const std::uint64_t* word,
                                   const There& there, std::uint64_t value, Phase phase, int peer) {
@@ -94,9 +97,9 @@ __device__ inline bool wait_at_least(const LayerView& view, const std::uint64_t*
       view, word, [value](std::uint64_t seen) { return seen >= value; }, value, phase, peer);
 }
 
-// Waits until the words word_of(0), ..., word_of(count - 1) are `value` or more. By all threads of
-// the block, which get the same answer. A fault names the first word that is missing as rank
-// peer_of(i).
+// Waits until the words word_of(0), ..., word_of(count - 1) are `value` or more. Called by all
+// threads of the block, which get the same answer. A fault names peer_of(i) of the first word that
+// is missing, or its writer if the host says that this has ended.
 template <class WordOf, class PeerOf>
 __device__ bool wait_for_all(const LayerView& view, int count, const WordOf& word_of,
                              std::uint64_t value, Phase phase, const PeerOf& peer_of) {

@@ -17,7 +17,7 @@ struct LayoutArgs {
   std::int64_t local_world_size = 0;  // L: ranks per node
   TensorView tokens_per_rank{};       // [W], i32: each token once per rank
   TensorView tokens_per_node{};       // [W/L], i32: each token once per node
-  TensorView tokens_per_expert{};     // [E], i32: each (token, k)
+  TensorView tokens_per_expert{};     // [E], i32: every (token, k)
   TensorView is_token_in_rank{};      // [n, W], u8: 1 if the token has an expert there, else 0
 };
 
@@ -30,9 +30,9 @@ struct LayoutArgs {
 // on one device, and an output that overlaps another tensor is refused. Streams: see Stream; a GPU
 // call may be captured. Thread-safe; if another thread changes indices during the call, the counts
 // may be wrong, but memory safety is not affected. Returns the backend that ran. Errors: Error
-// (invalid_argument) naming the argument, before anything is written; on the CPU, and on a GPU in
-// checking mode (RunOptions::check), also for any other index outside [0, E), with token, k and
-// value. Otherwise a GPU ignores such an index. Error (unsupported) if no backend, or not the
+// (invalid_argument) naming the argument, before anything is written. On the CPU, and on a GPU in
+// checking mode (RunOptions::check), an index below -1 or above E is such an error, with token, k
+// and value; without checking mode a GPU ignores it. Error (unsupported) if no backend, or not the
 // forced one, can run it; Error (resource) if an allocation fails.
 //
 // Counts as in DeepEP V1 (DeepSeek 2025), get_dispatch_layout; any number of ranks and nodes.

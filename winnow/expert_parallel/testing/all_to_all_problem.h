@@ -34,7 +34,7 @@ struct Problem {
   bool strided = false;       // the caller's tensors have rows further apart
   bool wide_indices = false;  // i64
   bool in_flight = false;     // all dispatches first, then the combines in the opposite order
-  // Of combine: a second bias; weights of its own; values of pairs, beside the rows and alone.
+  // What combine gets: a second bias; weights of its own; values of pairs, with rows and alone.
   bool second_bias = false, combine_weights = false, pair_values = false, add_values = false;
   DType scale_dtype = DType::f32;
   std::int64_t scale_columns = 0;  // 0: one for 128 columns
@@ -66,8 +66,8 @@ struct Round {
   std::int64_t most_rows() const;  // of any rank
 };
 
-// The same routing seed gives the same tokens, experts and scatter indices; the other one gives
-// rows, weights and the like.
+// `routing_seed` determines tokens, experts and scatter indices; `payload_seed` determines rows,
+// weights and the like.
 Round make_round(const Problem& problem, std::uint64_t routing_seed, std::uint64_t payload_seed);
 
 // The rounds of a problem. Cached rounds repeat the routing of the first with other payloads.

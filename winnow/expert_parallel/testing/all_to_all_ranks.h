@@ -1,5 +1,5 @@
 // What the tests of the all-to-all share: a world of threads on the CPU or on one GPU, what they
-// give to a dispatch, and what became of each rank's call. Only for tests: needs GoogleTest.
+// give to a dispatch, and how each rank's call ended. Only for tests: needs GoogleTest.
 #pragma once
 
 #include <chrono>
@@ -105,7 +105,7 @@ inline void expect_all_refuse(const std::vector<Outcome>& outcomes, const std::s
   }
 }
 
-// A timeout in time, whose text has `part`.
+// A timeout within `seconds`, whose text has `part`.
 inline void expect_timeout(const Outcome& outcome, const std::string& part, double seconds) {
   EXPECT_EQ(outcome.code, ErrorCode::timeout) << outcome.text;
   EXPECT_THAT(outcome.text, ::testing::HasSubstr(part));
@@ -116,7 +116,7 @@ inline void expect_passed(const Comparisons& comparisons) {
   testing::expect_passed(comparisons.list());
 }
 
-// One round of `problem` on layers that are there, as a check that they work.
+// Runs one round of `problem` on existing layers, to check that they work.
 inline void expect_works(const Ranks& ranks, const Layers& layers, Problem problem) {
   problem.nodes = layers[0]->topology().nodes();
   problem.local_world_size = layers[0]->topology().local_world_size;
@@ -167,7 +167,7 @@ struct Given {
     args.expert_indices = indices;
     args.stream = place.stream();
   }
-  // The expert of one pair.
+  // Sets the expert of one pair.
   void choose(std::int64_t token, std::int64_t k, std::int32_t expert) {
     Tensor one(DType::i32, {1, 1});
     one.view().at<std::int32_t>(0, 0) = expert;
@@ -201,7 +201,7 @@ class World {
   World(Device device, const Config& config, int world_size) : World(device, world_size) {
     make(config);
   }
-  // New layers.
+  // Makes new places and layers.
   void make(const Config& config) {
     places_.clear();
     for (int rank = 0; rank < ranks_.size(); ++rank) {
@@ -214,7 +214,7 @@ class World {
   const Layers& layers() const { return layers_; }
   AllToAll& layer(int rank) const { return *layers_[std::size_t(rank)]; }
   const Place& place(int rank) const { return *places_[std::size_t(rank)]; }
-  // What Given() makes of this; it stays until the rank gives something else.
+  // Given(place, what...), which is kept until the rank gives something else.
   template <class... What>
   Given& give(int rank, const What&... what) {
     std::optional<Given>& given = given_[std::size_t(rank)];
@@ -231,7 +231,8 @@ class World {
       body(rank);
     });
   }
-  // Every rank dispatches after change(rank, given) of what it gives, and waits for its kernels.
+  // Every rank dispatches after change(rank, given) has changed what it gives, and waits for its
+  // kernels.
   template <class Change>
   std::vector<Outcome> dispatch(const Change& change, std::vector<Dispatched>* results = nullptr) {
     return run([&](int rank) {
@@ -242,14 +243,14 @@ class World {
       if (results != nullptr) (*results)[std::size_t(rank)] = std::move(result);
     });
   }
-  // What the ranks get of it.
+  // The same, which must succeed; returns the ranks' results.
   template <class Change>
   std::vector<Dispatched> dispatched(const Change& change) {
     std::vector<Dispatched> results(layers_.size());
     expect_all_return(dispatch(change, &results));
     return results;
   }
-  // Every rank calls a barrier, when its kernels before have ended, and waits for it.
+  // Every rank waits for its kernels, calls a barrier, and waits for that.
   std::vector<Outcome> barrier(bool intra_node_only = false) const {
     return run([&](int rank) {
       place(rank).wait();

@@ -13,7 +13,7 @@ using World = std::pair<int, int>;  // nodes and ranks per node
 
 class CaseTable {
  public:
-  // Every world and option once more with the problem's own name: "2x2-f16-weights".
+  // Adds the problem for the world, which its name begins with: "2x2-f16-weights".
   void add(World world, const std::string& name, Problem problem) {
     problem.nodes = world.first;
     problem.local_world_size = world.second;
@@ -26,11 +26,11 @@ class CaseTable {
   std::vector<Problem> list_;
 };
 
-// What every world must do.
+// The cases that are run in every world.
 void add_dispatch_cases(CaseTable& table, World world);
 void add_combine_cases(CaseTable& table, World world);
 
-// What one world of one node and one of several do.
+// The cases that are run in one world of one node and in one of several.
 void add_dispatch_options(CaseTable& table, World world);
 void add_combine_options(CaseTable& table, World world);
 

@@ -30,7 +30,7 @@ class Copy {
   TensorView view_;
 };
 
-// A tensor that dispatch writes to, with more rows than it needs; every bit is set before.
+// A tensor that dispatch writes to, with more rows than it needs; every bit is 1 before.
 class Out {
  public:
   Out(const Place& place, DType dtype, std::int64_t rows, std::int64_t hidden, bool strided)
@@ -41,7 +41,7 @@ class Out {
   const TensorView& view() const { return view_; }
   // A copy of the rows that were asked for.
   Tensor take() const { return place_.copy(place_.to_host(view_.slice(0, 0, rows_))); }
-  // Changed beside them and behind them.
+  // How many bytes were changed beside and behind these rows.
   std::int64_t bytes_outside() const {
     return changed(storage_.view().slice(1, view_.size(1), storage_.size(1))) +
            changed(storage_.view().slice(0, rows_, rows_ + kMore));

@@ -23,12 +23,12 @@ testing::Comparison compare_integers(std::string_view what, const ConstTensorVie
 testing::Comparison compare_bits(std::string_view what, const ConstTensorView& actual,
                                  const ConstTensorView& expected);
 
-// The comparisons of many calls and ranks: of each name the worst.
+// The comparisons of many calls and ranks; for each name the worst one is kept.
 class Comparisons {
  public:
   void add(const testing::Comparison& comparison);
   void add(const Comparisons& others, int rank);
-  // A call has run there. All calls of all ranks must have run on the same backend.
+  // Notes that a call has run on `backend`. All calls of all ranks must run on the same one.
   void ran_on(Backend backend);
   // Absent: no call has run.
   std::optional<Backend> backend() const { return backend_; }

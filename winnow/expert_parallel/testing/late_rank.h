@@ -15,8 +15,8 @@
 
 namespace winnow::expert_parallel {
 
-// What the stream, a cudaStream_t, is given from now on begins so much later, as behind a long
-// kernel.
+// Delays by `time` what is queued on the stream (a cudaStream_t) from now on, as a long kernel
+// would.
 inline void hold_up(void* stream, std::chrono::milliseconds time) {
   const auto sleep = [](void* milliseconds) {
     std::this_thread::sleep_for(
@@ -31,7 +31,8 @@ inline void hold_up(const Place& place, std::chrono::milliseconds time) {
   hold_up(place.stream().handle, time);
 }
 
-// What a rank gives to a dispatch for which its host does not wait; stays until the kernels end.
+// What a rank gives to a dispatch for which its host does not wait. Must live until the kernels
+// end.
 struct UnwaitedDispatch {
   Tensor input, indices;
   DispatchArgs args;

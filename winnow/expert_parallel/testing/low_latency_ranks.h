@@ -20,7 +20,7 @@ class ThreeRanks : public OnEachDevice {
   static constexpr int kWorld = 3;
   ThreeRanks() : rounds_(make_rounds(problem_)) {}
 
-  // Collective objects on every rank.
+  // Makes a layer, a place and tensors on every rank.
   void make(bool shrink, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     layers_.resize(kWorld);
     places_.resize(kWorld);
@@ -51,7 +51,7 @@ class ThreeRanks : public OnEachDevice {
       body(rank);
     });
   }
-  // What other ranks and kernels find, a GPU tells with a later call.
+  // Makes one more call on a GPU, since it reports errors of other ranks and of kernels only then.
   void settle(int rank) {
     if (!on_gpu()) return;
     place(rank).wait();

@@ -12,7 +12,7 @@
 
 namespace winnow::expert_parallel {
 
-// What() of the Error that each rank throws, empty for none.
+// The text of the Error that each rank throws in `body`; empty if it throws none.
 inline std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
   std::vector<std::string> result;
   for (const std::exception_ptr& thrown : team.try_run(body)) {

@@ -10,7 +10,7 @@
 
 namespace winnow::expert_parallel {
 
-// Of one rank; on a GPU it has a stream of its own.
+// Where the tensors of one rank live; on a GPU it has a stream of its own.
 class Place {
  public:
   explicit Place(Device device = {});
@@ -21,14 +21,14 @@ class Place {
   Device device() const { return device_; }
   bool on_gpu() const { return device_.type == DeviceType::cuda; }
   Stream stream() const;
-  void wait() const;  // for what the stream has been given
+  void wait() const;  // for all work on the stream
 
-  // A dense tensor here, every bit set in the memory of one that is not copied.
+  // A dense tensor here: in a new one every bit is 1.
   Tensor make(DType dtype, std::span<const std::int64_t> shape) const;
   Tensor copy(const ConstTensorView& from_host) const;
   // A dense copy on the host of a tensor here with rows of any stride; waits for the stream.
   Tensor to_host(const ConstTensorView& from) const;
-  // In stream order; `from` lives on the host until the stream has come so far.
+  // Copies in stream order; `from` must live on the host until the stream has copied it.
   void write(const TensorView& to, const ConstTensorView& from) const;
   // Sets every bit of the rows, in stream order.
   void spoil(const TensorView& rows) const;

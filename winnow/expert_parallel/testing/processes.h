@@ -26,7 +26,7 @@ namespace winnow::expert_parallel {
 
 // What a child tells its parent.
 struct Report {
-  std::atomic<int> stage;  // set by the child as it gets on
+  std::atomic<int> stage;  // that the child has reached
   char text[1500];         // of the first error that it met
   int code;                // ErrorCode, -1 without an error
   double seconds;          // that the failing call took
@@ -90,7 +90,7 @@ class Processes {
            info.si_pid == 0;
   }
   void send(int rank, int signal) { kill(children_[std::size_t(rank)], signal); }
-  // Waits until the rank has come so far.
+  // Waits until the rank has reached the stage.
   void await(int rank, int stage, double seconds = 30) {
     await([&] { return reports_[rank].stage.load() >= stage; }, seconds,
           "stage " + std::to_string(stage) + " of rank " + std::to_string(rank));
@@ -101,7 +101,7 @@ class Processes {
           30, "the stop of rank " + std::to_string(rank));
     EXPECT_TRUE(WIFSTOPPED(status));
   }
-  // The wait status, or -1 after so long.
+  // Waits for the end of the rank: its wait status, or -1 after `seconds`.
   int join(int rank, double seconds = 30) {
     int status = -1;
     pid_t& child = children_[std::size_t(rank)];

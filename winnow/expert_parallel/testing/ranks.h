@@ -26,11 +26,10 @@ class RankTeam {
 
   InProcessWorld& world() { return world_; }
 
-  // Runs the body on every rank and returns when all are through: what each threw, null for
-  // nothing.
+  // Runs the body on every rank and returns when all have ended: what each threw, or null.
   [[nodiscard]] std::vector<std::exception_ptr> try_run(const RankBody& body);
-  // The same, and throws what the lowest rank threw; ranks that only waited in vain (timeout) come
-  // after those that know the reason.
+  // The same, and throws what the lowest rank threw. Timeouts are thrown only if there is nothing
+  // else: ranks with other errors know the reason.
   void run(const RankBody& body);
 
  private:
@@ -42,7 +41,7 @@ class RankTeam {
   std::condition_variable changed_;
   const RankBody* body_ = nullptr;
   int runs_ = 0;     // begun so far
-  int running_ = 0;  // ranks that have not ended the last one
+  int running_ = 0;  // ranks that have not ended the last run
   bool ended_ = false;
   std::vector<std::exception_ptr> thrown_;
   std::vector<std::thread> threads_;

@@ -32,8 +32,8 @@ class Refusals : public OnEachDevice {
     world_.place(0).wait();
     return tensor;
   }
-  // On a GPU ranks may learn of a refusal from the call behind it only, here a barrier. How the
-  // call would have ended if they had waited.
+  // How the call would have ended if all ranks had waited for it: on a GPU a rank may learn of a
+  // refusal only from the next call, here a barrier.
   std::vector<Outcome> received(const std::string& operation, std::vector<Outcome> outcomes) {
     if (!on_gpu()) return outcomes;
     const std::vector<Outcome> later = world_.barrier();
@@ -50,7 +50,7 @@ class Refusals : public OnEachDevice {
     }
     return outcomes;
   }
-  // Every rank dispatches after `change` of what it gives.
+  // Every rank dispatches after change(rank, given) has changed what it gives.
   template <class Change>
   std::vector<Outcome> dispatch(const Change& change) {
     return received("dispatch", world_.dispatch(change));
@@ -68,7 +68,7 @@ class Refusals : public OnEachDevice {
     }
     expect_arguments_named(outcomes);
   }
-  // What a text asks of an argument, the error says of it to programs.
+  // An argument that is named in the text is also that of the error's argument().
   static void expect_arguments_named(const std::vector<Outcome>& outcomes) {
     for (const Outcome& outcome : outcomes) {
       if (outcome.text.find(": want ") == std::string::npos) continue;

@@ -20,8 +20,8 @@ inline AgreementRequest request_of(int rank, int world_size, const std::string& 
   return request;
 }
 
-// Until those ranks have announced themselves. Where one rank is to give up, it alone has a brief
-// deadline, which begins when all that it must see is there: a busy machine changes nothing then.
+// Waits until those ranks have announced themselves. If a rank shall give up, only that rank has a
+// brief deadline, which begins after this wait: then a busy machine does not change the result.
 inline void await_announced(Store& store, const std::vector<int>& ranks,
                             const std::string& prefix = "test") {
   for (const int rank : ranks) {

@@ -24,12 +24,12 @@
 
 namespace winnow::expert_parallel {
 
-// A test is a job of its own, which stores of files want to know.
+// Stores of files need the name of the job; a test is a job of its own.
 inline const int kJobIsNamed = setenv("WINNOW_JOB", "test", 1);
 
-// Where success is expected: machines may be slow.
+// For waits that should succeed: machines may be slow.
 inline Deadline generous() { return Deadline(std::chrono::seconds(60)); }
-// Where a rank waits in vain. What it must see before has to be there when this begins.
+// For waits that should fail. What the rank must see before has to be there when this begins.
 inline Deadline brief(int milliseconds = 300) {
   return Deadline(std::chrono::milliseconds(milliseconds));
 }
@@ -37,7 +37,7 @@ inline void sleep_ms(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-// What the call threw; empty if nothing.
+// The text of what the call threw; empty if nothing.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -47,7 +47,7 @@ inline std::string error_of(const std::function<void()>& call) {
   return {};
 }
 
-// Runs the body on a thread per rank and returns what each threw.
+// Runs the body on a thread per rank and returns the text of what each threw.
 inline std::vector<std::string> on_threads(int ranks, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -59,8 +59,8 @@ inline std::vector<std::string> on_threads(int ranks, const std::function<void(i
   return errors;
 }
 
-// The time has its own length on every run: "waited # s". (std::regex takes the compiler five
-// seconds in every file.)
+// Replaces the time in "waited 0.3 s", which differs from run to run, by #. (std::regex takes the
+// compiler five seconds in every file.)
 inline std::string without_seconds(std::string text) {
   const std::string before = "waited ";
   for (std::size_t at = 0; (at = text.find(before, at)) != std::string::npos;) {
@@ -114,7 +114,7 @@ class RankProcess {
 
   void await_stopped() const { waitpid(pid_, nullptr, WUNTRACED); }
 
-  // Waits for its end: what it said, or "killed by signal 9".
+  // Waits for the end of the process. Returns its text, or "killed by signal 9".
   std::string wait() {
     std::string text;
     char buffer[1024];

@@ -40,7 +40,7 @@ class WINNOW_EXPORT CallOrder {
     const std::lock_guard lock(mutex_);
     for (Communicator* const layer : layers_) visit(*layer);
   }
-  // At the beginning of a call that all ranks make in the same order.
+  // Called at the beginning of a call that all ranks make in the same order.
   void begin_call(int layer, std::string_view operation);
   // Makes this rank's slot unknown until the next layer: after a call that ended otherwise here
   // than on the other ranks, and before calls that ranks may make in different orders.

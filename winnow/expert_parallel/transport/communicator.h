@@ -111,7 +111,7 @@ class WINNOW_EXPORT Communicator {
     }
   }
 
-  // Of calls in halves, which ranks may make in other orders: see CallOrder::forget().
+  // For calls in halves, which ranks may make in different orders: see CallOrder::forget().
   void forget_order() { order_->forget(); }
 
   // Throws the first record if there is one.
@@ -124,7 +124,7 @@ class WINNOW_EXPORT Communicator {
  private:
   enum Barrier { kWorld, kNode, kBarriers };
 
-  // Until the word is `value` or more, or nothing more can come: then give_up(who is missing, what
+  // Waits until the word is `value` or more. If it will not be, calls give_up(who is missing, what
   // was seen), which need not return.
   template <class GiveUp>
   std::uint64_t wait(const std::uint64_t* word, std::uint64_t value, const Deadline& deadline,

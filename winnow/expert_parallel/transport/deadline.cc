@@ -13,6 +13,7 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr nanoseconds kDefault = std::chrono::seconds(30);
+// Far from where begin_ + timeout overflows.
 constexpr nanoseconds kLongest = std::chrono::hours(24 * 365);
 
 }  // namespace
@@ -24,7 +25,7 @@ nanoseconds default_timeout() {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, seconds);
   const double longest = std::chrono::duration<double>(kLongest).count();
-  // At least a nanosecond is left after rounding.
+  // At least a nanosecond is left after truncation, for 0 would mean the default.
   if (error != std::errc() || stop != end || !(seconds >= 1e-9) || !(seconds <= longest)) {
     throw Error(ErrorCode::invalid_argument, "expert_parallel::default_timeout",
                 "WINNOW_TIMEOUT_SECONDS", "a number of seconds above 0",

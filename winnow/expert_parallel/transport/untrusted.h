@@ -42,9 +42,9 @@ void check_bounds(Number value, const Sender& by, std::string_view what, std::in
   }
 }
 
-// A value in memory that another process writes, at any time and perhaps not as it should: a rank
-// that is broken, or a program that is none of the ranks. Whatever is read of such memory is one of
-// these, but for words that are only waited for and rows that are only copied.
+// A value in memory that another process may write at any time, perhaps wrongly: a rank that is
+// broken, or a program that is not a rank. Everything that is read from such memory is one of
+// these, except words that are only waited for and rows that are only copied.
 template <class Value>
 class Untrusted {
   static_assert(std::is_trivially_copyable_v<Value>);
@@ -52,8 +52,8 @@ class Untrusted {
  public:
   void write(const Value& value) { value_ = value; }
 
-  // The value, which nobody can change any more. Throws Error (internal) unless it has the bounds
-  // that check_bounds() is given.
+  // A copy of the value, which nobody else can change. Throws Error (internal) if it is outside of
+  // the bounds that check_bounds() is given.
   template <class... Bounds>
   Value read(const Sender& by, const Bounds&... bounds) const {
     Value received;
@@ -76,10 +76,10 @@ Untrusted<Value>* untrusted_at(std::byte* memory, std::int64_t offset) {
   return reinterpret_cast<Untrusted<Value>*>(memory + offset);
 }
 
-// With a "?" for every byte that is no part of a text in UTF-8.
+// The bytes as text in UTF-8, with a "?" for every byte that is no part of such text.
 WINNOW_EXPORT std::string printable(std::string_view bytes);
 
-// The text that was written there, which need not have an end.
+// The text that was written there, which need not end with a NUL.
 template <std::size_t kBytes>
 std::string untrusted_text(const char (&message)[kBytes]) {
   char text[kBytes];
@@ -90,7 +90,7 @@ std::string untrusted_text(const char (&message)[kBytes]) {
 
 inline constexpr ErrorReason kLastReason = ErrorReason::interrupted;
 
-// A refusal in such memory: the code of an Error and 1 more; 0 stands for none.
+// A refusal in such memory: the code of an Error plus 1; 0 stands for none.
 inline constexpr std::uint32_t kMostRefusal = static_cast<std::uint32_t>(ErrorCode::internal) + 1;
 inline std::uint32_t refusal_of(ErrorCode code) { return static_cast<std::uint32_t>(code) + 1; }
 inline ErrorCode code_of(std::uint32_t refusal) {

@@ -11,7 +11,8 @@
 
 namespace winnow::indexer::oracle {
 
-// A gradient, and how far it may be off because a dot product so near to 0 may count either way.
+// A gradient, and how far each element may be off (`slack`): by the terms whose dot product is so
+// near to 0 that rounding decides whether it counts.
 struct Gradient {
   std::vector<double> value, slack;
   explicit Gradient(std::int64_t elements)
@@ -54,7 +55,7 @@ inline Backward backward(const Inputs& in, const ConstTensorView& indices,
                              !(dot <= 0));
         const double d_dot = d_score * weights[h];
         for (std::int64_t c = 0; c < d; ++c) {
-          // A product that does not count adds 0 times the others, which may be no number.
+          // A dot product that does not count still adds 0 * k and 0 * q, which may be NaN.
           const std::int64_t at_q = (i * heads + h) * d + c, at_k = t * d + c;
           result.dq.add(at_q, d_dot * k[c], certain, counts);
           result.dk.add(at_k, d_dot * q[h * d + c], certain, counts);
@@ -68,7 +69,8 @@ inline Backward backward(const Inputs& in, const ConstTensorView& indices,
   return result;
 }
 
-// The actual numbers, moved towards what is expected by as much as is free.
+// The actual numbers, each moved towards the expected one by at most its slack; all the way where
+// the slack is not finite.
 inline std::vector<double> forgive(std::vector<double> actual, const Gradient& expected) {
   for (std::size_t n = 0; n < actual.size(); ++n) {
     const double slack = expected.slack[n], want = expected.value[n];

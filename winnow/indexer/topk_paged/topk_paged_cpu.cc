@@ -1,5 +1,5 @@
-// The choice of rows from a paged cache on the CPU: blocks of four pages are scored whole, and
-// their visible rows offered to a selection for each query.
+// The choice of rows from a paged cache on the CPU: blocks of kPages pages are scored whole, and
+// their visible rows are offered to a selection for each query.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -32,7 +32,8 @@ Problem sequence_of(const TopkPagedParams& params, std::int64_t i) {
   return problem;
 }
 
-// The page of a place in a sequence's table; null: absent. Reads the table once.
+// The page of entry `place` of a sequence's table; null: absent. Reads the entry once, since
+// another thread may change it after the check.
 const std::uint8_t* page_at(const TopkPagedParams& params, std::int64_t i, std::int64_t place) {
   if (place >= params.table) return nullptr;
   const std::int64_t page =
@@ -43,7 +44,7 @@ const std::uint8_t* page_at(const TopkPagedParams& params, std::int64_t i, std::
 
 Scorer::Key key_in(const std::uint8_t* page, std::int64_t row, std::int64_t d) {
   if (page == nullptr) return {};
-  float scale = 0;  // pages may be unaligned memory
+  float scale = 0;  // copied, since pages need not be aligned to 4 bytes
   std::memcpy(&scale, page + kPageRows * d + row * std::int64_t{sizeof scale}, sizeof scale);
   return {page, row * d, scale};
 }
@@ -71,11 +72,11 @@ void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
   for (std::int64_t block = begin; block < end && !executor.stopped(); ++block) {
     const std::uint8_t* pages[kPages];
     for (std::int64_t p = 0; p < kPages; ++p) {
-      // Entries of the table behind the context are not read.
+      // Entries of the table after the last visible row are not read: they may hold anything.
       const std::int64_t place = block * kPages + p;
       pages[p] = place * kPageRows < rows ? page_at(params, item.i, place) : nullptr;
     }
-    // Nor are rows that no query sees.
+    // Nor are rows read that no query sees.
     scorer.load_keys_at(DType::f8_e4m3, [&](std::int64_t r) {
       return block * kBlock + r < rows ? key_in(pages[r / kPageRows], r % kPageRows, params.d)
                                        : Scorer::Key{};
@@ -94,7 +95,8 @@ void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
   }
 }
 
-// The slot of a position, or -1 where another thread has taken the page out of the table.
+// The slot of a position, by a second read of the table; -1 if another thread has made the entry
+// invalid since.
 std::int32_t slot_of(const TopkPagedParams& params, std::int64_t i, std::int32_t position) {
   const std::int64_t page =
       read_once(params.block_tables.data + params.block_tables.offset(i) + position / kPageRows);
@@ -132,7 +134,8 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
   const std::int64_t together =
       std::min(params.s_q, std::clamp<std::int64_t>(kBufferBytes / bytes, 1, kMostTogether));
   const std::int64_t groups = (params.s_q + together - 1) / together;
-  // With fewer groups than workers the rows are cut into parts, whose choices are merged.
+  // With at least twice as many workers as groups the rows are cut into parts, whose choices are
+  // merged in ascending order.
   const std::int64_t all = params.b * groups;
   const std::int64_t parts = std::max<std::int64_t>(1, workers / all);
   const std::int64_t buffers = parts > 1 ? all * parts : workers;

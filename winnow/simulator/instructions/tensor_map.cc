@@ -109,7 +109,7 @@ void check_encoded(const TensorMap& map) {
 // Elements of dimension i that a box holds.
 std::uint32_t box_count(const TensorMap& map, int i) {
   const auto at = static_cast<std::size_t>(i);
-  const std::uint32_t step = i == 0 ? 1 : map.steps[at];  // dimension 0 has none
+  const std::uint32_t step = i == 0 ? 1 : map.steps[at];  // the step of dimension 0 is ignored
   return (map.box[at] + step - 1) / step;
 }
 
@@ -221,7 +221,7 @@ std::vector<BoxUnit> gather4_units(const TensorMap& map,
   for (std::uint32_t row = 0; row < 4; ++row) {
     const std::int32_t at[] = {coordinates[0], coordinates[row + 1]};
     for (BoxUnit unit : box_units(map, at, 0)) {
-      // The place in its row, from which the swizzle of row 0 took nothing.
+      // unit.shared is the offset in the row: with destination 0 the swizzle changes no address.
       unit.shared = swizzled(destination + row * row_bytes + unit.shared, static_cast<int>(width));
       units.push_back(unit);
     }

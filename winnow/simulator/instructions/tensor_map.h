@@ -40,13 +40,13 @@ struct TensorDescription {
   std::span<const std::uint64_t> size;     // elements of the tensor
   std::span<const std::uint64_t> strides;  // bytes, of dimension 1 and up
   std::span<const std::uint32_t> box;      // elements that a box reaches over
-  std::span<const std::uint32_t> steps;    // every how many-th of them is copied
+  std::span<const std::uint32_t> steps;    // every steps[i]-th of them is copied; all of [0]
   TensorInterleave interleave;
   TensorSwizzle swizzle;
   TensorFill fill;  // of what lies outside of the tensor
 };
 
-// Stands for CUtensorMap, 128 opaque bytes of which 64 are the alignment.
+// Stands for CUtensorMap: 128 opaque bytes, aligned to 64.
 struct alignas(64) TensorMap {
   std::uint32_t valid;  // kValid once encoded
   std::uint8_t rank;
@@ -64,14 +64,14 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// Throws Misuse "tensor map" where the driver would return an error, which says nothing more.
+// Throws Misuse "tensor map", with the reason, where the driver would return only an error code.
 TensorMap encode_tensor_map(const TensorDescription& description);
 
 // Bytes that the copy of a box reports to its barrier: of all its elements, inside of the tensor or
 // not. Throws Misuse "tensor copy" unless the map was encoded.
 std::uint32_t box_bytes(const TensorMap& map);
 
-// 16 bytes of a box: zeros, but `bytes` from the place `skip` on, which are at `global`.
+// 16 bytes of a box: zeros, except `bytes` bytes at offset `skip`, which come from `global`.
 struct BoxUnit {
   std::uint32_t shared;
   int skip, bytes;
@@ -83,17 +83,18 @@ struct BoxUnit {
 
 // The units of the box that begins at `coordinates` (elements, dimension 0 first), for a copy to
 // shared memory at `destination`: rows of dimension 0 one after the other, the swizzle applied to
-// the address. Throws Misuse "tensor copy": coordinates of another rank, a box whose first column
-// is not at a multiple of 16 bytes (no rule of the PTX document, but an H200 reports an illegal
-// instruction, whatever the type and the swizzle), a destination that is not
-// a multiple of 128, a map that was not encoded, and what this simulator does not model
-// (interleaved layouts, NaN as fill, elements that the copy rounds or flushes, rows narrower than
-// the swizzle).
+// the address. Throws Misuse "tensor copy" for coordinates of another rank, a box whose first
+// column is not at a multiple of 16 bytes, a destination that is not a multiple of 128, a map that
+// was not encoded, and what this simulator does not model (interleaved layouts, NaN as fill,
+// elements that the copy rounds or flushes, rows narrower than the swizzle). The PTX document has
+// no rule for the first column, but an H200 reports an illegal instruction, whatever the type and
+// the swizzle.
 std::vector<BoxUnit> box_units(const TensorMap& map, std::span<const std::int32_t> coordinates,
                                std::uint32_t destination);
 
-// The units of tile::gather4: four boxes of one row of a tensor of rank 2, one below the other,
-// from the column coordinates[0] and the rows that follow. Rows outside of the tensor become zeros.
+// The units of tile::gather4: four boxes of one row each, of a tensor of rank 2, from column
+// coordinates[0] of the rows coordinates[1] to coordinates[4], one after the other. Rows outside of
+// the tensor become zeros.
 std::vector<BoxUnit> gather4_units(const TensorMap& map,
                                    std::span<const std::int32_t, 5> coordinates,
                                    std::uint32_t destination);

@@ -1,6 +1,7 @@
-// The deterministic mode of sparse_mla::backward by itself: rows that keep their scale from chunk
-// to chunk of queries or lose it, and sums at their limits, for which whole calls are too large.
-// The additions are the test's own. And the bounds that come before the fused kernel.
+// The kernels of the deterministic mode of sparse_mla::backward without the whole call, which would
+// have to be too large: rows that keep or change their scale between chunks of queries, and sums at
+// their limits. The test makes the additions itself. Also tested: the bounds kernel, which runs
+// before the fused kernel, and one whole call of two chunks.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -44,14 +45,15 @@ class FixedRows {
     params_.row_counts = static_cast<unsigned*>(counts_.data());
   }
 
-  // What the entries of a chunk of queries ask for.
+  // Sets what the bounds kernel would leave for a chunk of queries: the row's largest bound and its
+  // number of entries.
   void choose(std::int64_t row, float bound, unsigned entries) {
     params_.row_bounds[row] = std::bit_cast<unsigned>(bound);
     params_.row_counts[row] = entries;
   }
   void settle() { launch_rows(kTestRuntime, settle_kernel, params_, rows_, nullptr); }
   float scale(std::int64_t row) const { return params_.row_states[row].scale; }
-  // `times` addends, whose columns are value(column), as FixedDrain adds them.
+  // Adds value(column) to each column `times` times, rounded and packed as FixedDrain does.
   void add(std::int64_t row, std::uint64_t times, const std::function<float(int)>& value) {
     for (int column = 0; column < kColumns; column += 2) {
       const auto word = [&](int c) {
@@ -117,7 +119,7 @@ TEST(SmallestSimulatorBackwardFixed, SumsOfTheLargestAddendsFit) {
         rows.choose(0, kBound, entries);
         rows.settle();
         const std::uint64_t addends = std::uint64_t{entries} * static_cast<unsigned>(groups);
-        // Even columns down, odd ones up: the borrow of the one is in the other's half.
+        // Even columns are negative, odd ones positive: the low half borrows from the high half.
         rows.add(0, addends, [&](int column) { return column % 2 == 0 ? -kBound : kBound; });
         sum += static_cast<double>(addends) * kBound;
       }
@@ -161,7 +163,7 @@ TEST(SmallestSimulatorBackwardFixed, ValuesThatAreNotFiniteStay) {
 }
 
 // The formula of backward_bounds_sm90.cuh in double, for queries of sizes far apart: what the
-// kernel leaves in each row is the largest bound, and how often it was chosen.
+// kernel leaves in each row is the largest bound, and how often the row was chosen.
 TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   constexpr int kQueries = 3, kHeads = 21, kRows = 90, kTopk = 200;
   std::mt19937 random(2);
@@ -184,7 +186,7 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   const auto kv = values_of(kRows, [](int row) { return row % 3 - 3; });
   std::vector<std::int32_t> indices(kQueries * kTopk);
   for (std::size_t i = 0; i < indices.size(); ++i) {
-    indices[i] = static_cast<std::int32_t>(i * 7 % (kRows + 5));  // some are no rows
+    indices[i] = static_cast<std::int32_t>(i * 7 % (kRows + 5));  // some are beyond the last row
   }
   std::vector<float> lse(kQueries * kHeads), delta(lse.size());
   for (std::size_t i = 0; i < lse.size(); ++i) {
@@ -282,7 +284,8 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
 }
 
 // More queries than the fused kernel takes at a time on a GPU of two multiprocessors, the first
-// ones with smaller gradients: rows change their scale between two chunks. Beside the f32 sums.
+// ones with smaller gradients: rows change their scale between two chunks. The result is compared
+// with the f32 sums of the other mode.
 TEST(ThoroughSimulatorBackwardFixed, TwoChunksOfTheFusedKernel) {
   constexpr std::int64_t kQueries = 126, kRows = 30, kTopk = 40;
   std::mt19937 random(3);

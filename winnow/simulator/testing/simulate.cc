@@ -87,7 +87,7 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
     EXPECT_FALSE(simulated.failed.empty())
         << "the planted bug was not found\nrepeat it with\n  " << command(schedule);
     EXPECT_THAT(simulated.report, ::testing::HasSubstr(bug.says)) << command(schedule);
-    if (std::getenv("WINNOW_SIMULATOR_REPORTS") != nullptr) {  // how the reports read
+    if (std::getenv("WINNOW_SIMULATOR_REPORTS") != nullptr) {  // to print every report
       std::printf("%s\n", simulated.report.c_str());
     }
   }

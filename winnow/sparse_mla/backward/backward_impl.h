@@ -10,23 +10,24 @@ struct BackwardParams {
   Problem problem;
   Rows<const void*> out;    // [s_q, h_q, 512], dtype of the problem; null where delta is given
   Rows<const void*> d_out;  // [s_q, h_q, 512], dtype of the problem
-  // In accumulator_of(dtype of the problem); attn_sink, delta and d_sink may be null.
+  // In accumulator_of(dtype of the problem), as d_sink.
   Rows<const void*> lse;        // [s_q, h_q]
-  Rows<const void*> attn_sink;  // [h_q]
-  Rows<const void*> delta;      // [s_q, h_q]
+  Rows<const void*> attn_sink;  // [h_q], or null
+  Rows<const void*> delta;      // [s_q, h_q], or null
   bool deterministic = false;
   DType dq_dtype = DType::f32, dkv_dtype = DType::f32;
-  Rows<void*> dq;      // [s_q, h_q, d_qk]
-  Rows<void*> dkv;     // [s_kv, d_qk]
-  Rows<void*> d_sink;  // [h_q]
+  Rows<void*> dq;      // [s_q, h_q, d_qk], dq_dtype
+  Rows<void*> dkv;     // [s_kv, d_qk], dkv_dtype
+  Rows<void*> d_sink;  // [h_q], or null
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Requires what the checks for sm90 ask for. Does not wait, so the stream may be in capture.
-// `workspace`: backward_sm90_workspace_bytes() on that device, aligned to 256 bytes, in use until
-// the kernels have ended; null: it is taken from the stream's memory pool and given back.
+// The arguments have passed check_args_for_gpu() of backward.cc. Does not wait, so the stream may
+// be in capture. `workspace`: as many bytes as backward_sm90_workspace_bytes() says on that device,
+// aligned to 256, in use until the kernels have ended; if null, the memory is allocated and freed
+// in stream order.
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params);
 

@@ -39,11 +39,12 @@ constexpr const char* kDoc =
 
 row(t) is what slot t = block * block_size + offset of the cache holds: float8 values are multiplied
 by the scales stored beside them and rounded to bfloat16. An entry is visible if j < topk_length and
-its slot is in the cache. A query without visible entries gets out = 0 and lse = -inf.
+its slot is in the cache. sink = attn_sink[h], or -inf without one. A query without visible entries
+gets out = 0 and lse = -inf.
 
 Args:
     out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse), each a tensor or
-        None. They must not overlap inputs or each other.
+        None. out and lse must overlap neither an input nor each other.
     workspace: scratch memory for a GPU: bytes (uint8) on the device of q, aligned to 256 bytes; the
         error for a smaller one gives the exact number. If None, it is allocated by torch for torch
         tensors. The CPU does not use it.

@@ -1,14 +1,14 @@
-"""How the ranks of a process group hear each other before they make something together.
+"""How the ranks of a process group exchange messages before they make something together.
 
-Every agreement has a number, and every rank a key for it in the group's store, which is written
-once: by the rank itself, or in its place by one that has masked it or no longer waits for it. So
-all ranks read the same, and one that comes late fails at once and is at the next number with the
-others.
+Every agreement has a number, and every rank has a key for it in the group's store. A key is written
+once: by the rank itself, or in its place by a rank that has masked it or no longer waits for it. So
+all ranks read the same. A rank that comes late fails at once and joins the others in the next
+agreement.
 
-Every message says what it is of: the method that was called, the buffer, and what is made there.
-Ranks that come from different calls meet under one number, too, and all of them hear it. Calls are
-counted: after one that has failed on each rank in another place, where one may have waited longer,
-nobody takes part in an agreement of a call that is over here.
+Every message says what it is about: the method that was called, the buffer, and what is made. If
+ranks come from different calls, they meet in the same agreement, and all of them hear of it. Calls
+are counted, since a call may have failed in different places on different ranks: a rank takes no
+part in an agreement of a call that is over for it.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from winnow.expert_parallel import rendezvous
 _ROOM = "winnow/deep_ep"
 _LONGEST_PAUSE = 0.05
 
-# By group the calls that all ranks make, each of them the same.
+# By group: how many calls were made; all ranks make the same ones.
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
-# What the sizes of a layer are of, as the layers call it.
+# For each size of a layer: of which argument it is, as the layers call it.
 _SIZES = {
     "hidden": "hidden of input",
     "topk": "columns of expert_indices",
@@ -40,7 +40,7 @@ _SIZES = {
 
 
 class Agreement(NamedTuple):
-    """What the ranks that take part have said, and who does not."""
+    """What the ranks that take part have said, and which ranks are absent."""
 
     prefix: str  # of keys that no other agreement has
     heard: Dict[int, Dict[str, Any]]  # by rank, in ascending order
@@ -60,9 +60,9 @@ def agree(
 ) -> Agreement:
     """Collective over the ranks that none of them has masked.
 
-    `of`: what is the same on all ranks, beside the method that was called: "buffer", "makes",
-    "sizes". With `shrink` ranks that do not come in time are absent, too, else they are an error.
-    Raises what any of them refuses, and of what they differ.
+    `of`: what must be the same on all ranks, besides the method that was called: "buffer", "makes",
+    "sizes". With `shrink` a rank that does not come in time is absent, too; else it is an error.
+    Raises what any rank refuses, and how the ranks differ.
     """
     rank, world = group.rank(), group.size()
     message = {"of": {"call": called(), **of}, "number": _calls.get(group, 0), **message}
@@ -91,7 +91,7 @@ def agree(
     absent.update(late)
     heard = {peer: one for peer, one in enumerate(said) if peer not in absent}
     ahead = max(heard, key=lambda peer: heard[peer]["number"])
-    if "buffer" not in of:  # a new one, where masked ranks may come again
+    if "buffer" not in of:  # a new buffer, in which masked ranks may take part again
         _calls[group] = heard[ahead]["number"]
     elif any(one["number"] != heard[ahead]["number"] for one in heard.values()):
         if message["number"] < heard[ahead]["number"]:
@@ -101,10 +101,10 @@ def agree(
 
 
 def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -> str:
-    """Says the message in the next agreement of which this rank is a part.
+    """Writes the message in the next agreement of which this rank is a part; returns the prefix.
 
-    It is no part of those that others have begun while they had masked it, nor of those that only
-    ranks have begun that it has masked itself, nor of those of calls that it has left behind.
+    It is no part of an agreement that others have begun while they had masked it, of one that was
+    begun only by ranks that it has masked itself, or of one of a call that it has left behind.
     """
     mine = json.dumps(message)
     while True:
@@ -118,16 +118,16 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
 
 
 def _stands(store: Any, key: str, text: str) -> str:
-    """What stands there: this, where nothing has."""
+    """Writes the text to the key if it has none; returns the text that the key has then."""
     return store.compare_set(key, "", text).decode()
 
 
 def _read(store: Any, keys: List[str], rank: int, number: int) -> List[Dict[str, Any]]:
-    """What stands in all places. This rank writes to those of ranks that do not come in time, or
-    before it is interrupted."""
+    """What all keys hold. This rank writes to the keys of ranks that do not come in time, or do not
+    come before it is interrupted."""
     seconds, begin = default_timeout(), time.monotonic()
     try:
-        # Not store.wait(), in which Python hears no signal.
+        # Not store.wait(), during which Python handles no signal.
         while not store.check(keys):
             waited = time.monotonic() - begin
             if waited >= seconds:

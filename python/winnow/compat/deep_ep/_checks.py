@@ -1,7 +1,7 @@
-"""What is wrong with arguments, as (argument, wanted, got); None: nothing.
+"""Checks of arguments: each returns what is wrong as (argument, wanted, got), else None.
 
-What a layer refuses itself is left to it: it tells the other ranks. These find what would be an
-error of Python or torch before a layer hears of it, while the other ranks wait.
+What a layer refuses itself is left to the layer, which tells the other ranks. These checks find
+what would be an error of Python or torch before the layer is called, while the other ranks wait.
 """
 
 import operator
@@ -62,7 +62,7 @@ def plain_number(value: Any) -> Any:
 
 
 def wrong_flag(name: str, value: Any) -> Wrong:
-    """Arrays have no truth value, and are refused by an error that names nothing."""
+    """Refuses arrays: they have no truth value, and the error about that names no argument."""
     return (name, "True or False", type(value).__name__) if hasattr(value, "shape") else None
 
 
@@ -73,7 +73,7 @@ def wrong_group(group: Any) -> Wrong:
 
 
 def wrong_flags(**given: Any) -> Wrong:
-    """Of several, by name."""
+    """wrong_flag() of several, by name."""
     for name, value in given.items():
         if type(value) is not bool and (wrong := wrong_flag(name, value)):
             return wrong
@@ -87,7 +87,7 @@ def wrong_event(name: str, event: Any) -> Wrong:
 
 
 def wrong_events(previous_event: Any, async_finish: Any, on_comm: Any) -> Wrong:
-    """Of Buffer, as deep_ep asserts it there."""
+    """The events and flags of a call of Buffer, for which deep_ep asserts the same."""
     wrong = wrong_event("previous_event", previous_event)
     wrong = wrong or wrong_flags(async_finish=async_finish, allocate_on_comm_stream=on_comm)
     if wrong:
@@ -105,7 +105,7 @@ def wrong_config(config: Any) -> Wrong:
 
 
 def wrong_counts(**given: Any) -> Wrong:
-    """Of tensors that no call reads, by name."""
+    """Tensors, by name, that are in a signature but that no call reads."""
     for name, value in given.items():
         if value is not None and not usable(value):
             return name, "a tensor or None", described(value)
@@ -123,7 +123,7 @@ def wrong_indices(topk_idx: Any) -> Wrong:
 def wrong_rows(
     name: str, x: Any, scales_name: str, scales: Any, tokens: Optional[int] = None
 ) -> Wrong:
-    """Of a dispatch; tokens: those of its handle."""
+    """The rows and scales of a dispatch; `tokens`: how many its handle has, if it has one."""
     if not usable(x) or x.dim() != 2:
         return name, "a tensor [n, H], or (tensor, scales)", described(x)
     if scales is not None and not usable(scales):
@@ -136,7 +136,7 @@ def wrong_rows(
 
 
 def wrong_counters(name: str, value: Any, size: int, *dtypes: torch.dtype) -> Wrong:
-    """Of what a call adds to; None is right."""
+    """A tensor to which a call adds counts; it may be None."""
     if value is None:
         return None
     names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -150,21 +150,21 @@ def wrong_counters(name: str, value: Any, size: int, *dtypes: torch.dtype) -> Wr
 
 
 def wrong_handle(handle: Any, kind: type) -> Wrong:
-    """Of a combine, or of a dispatch that repeats one."""
+    """The handle of a combine, or of a dispatch that repeats one."""
     if isinstance(handle, kind):
         return None
     return "handle", "one of a dispatch of a buffer of this class", type(handle).__name__
 
 
 def wrong_sums(name: str, rows: Any, weights_name: str, weights: Any) -> Wrong:
-    """Of a combine: what the layer does not see, for it knows the sizes."""
+    """The rows and weights of a combine, but for their sizes, which the layer checks."""
     if not usable(rows):
         return name, "a tensor [R, H]", described(rows)
     return wrong_weights(weights_name, weights)
 
 
 def wrong_choice(x: Tensor, topk_idx: Any, topk_weights: Any) -> Wrong:
-    """Of a dispatch by experts, whose x is right."""
+    """The experts and weights of a dispatch; x has been checked."""
     wrong = wrong_indices(topk_idx)
     if wrong:
         return wrong
@@ -180,7 +180,7 @@ def wrong_weights(name: str, weights: Any) -> Wrong:
 
 
 def wrong_bias(bias: Any) -> Wrong:
-    """Of what is no tensor; the layer knows shape and dtype, of two for which they are added."""
+    """One bias, or two of the same kind; their shape and dtype are checked by the layer."""
     given = bias if isinstance(bias, tuple) and len(bias) == 2 else (bias,)
     tensors = [one for one in given if one is not None]
     for one in tensors:

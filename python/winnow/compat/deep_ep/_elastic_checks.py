@@ -18,7 +18,10 @@ from winnow.compat.deep_ep._checks import (
 
 
 def wrong_way(previous_event: Any, before_epilogue: Any, num_sms: Any, **flags: Any) -> Wrong:
-    """Of what both calls have. allocate_on_comm_stream needs no event in this interface."""
+    """What is wrong with the arguments that dispatch and combine share.
+
+    Unlike in Buffer, allocate_on_comm_stream needs neither previous_event nor async_finish.
+    """
     wrong = wrong_event("previous_event", previous_event)
     wrong = wrong or wrong_event("previous_event_before_epilogue", before_epilogue)
     return wrong or wrong_number("num_sms", num_sms, 0) or wrong_flags(**flags)
@@ -28,7 +31,10 @@ def wrong_repeat(
     handle, x, scales, topk_idx, topk_weights, do_cpu_sync, statistics, do_expand,
     **of_handle: Any,
 ) -> Wrong:  # fmt: skip
-    """Of a dispatch with a handle. What it gives of the handle's numbers is as there."""
+    """What is wrong with the arguments of a dispatch with a handle.
+
+    `of_handle` are numbers that must equal those of the handle where they are given.
+    """
     for name, given in (
         ("topk_idx", topk_idx),
         ("cumulative_local_expert_recv_stats", statistics),
@@ -53,7 +59,10 @@ def wrong_repeat(
 def wrong_choice_of_experts(
     x: Any, scales: Any, topk_idx: Any, topk_weights: Any, num_experts: Any
 ) -> Wrong:
-    """Of a dispatch without a handle."""
+    """What is wrong with the arguments of a dispatch without a handle.
+
+    These checks come before wrong_numbers(), for which num_experts is divided.
+    """
     if num_experts is None:
         return "num_experts", "a number without a handle", None
     wrong = wrong_rows("x", x, "x", scales) or wrong_number("num_experts", num_experts, 1)

@@ -1,4 +1,4 @@
-"""Where a caller comes in: errors name the method and the arguments that were called."""
+"""The entry of public methods: errors name the method and its arguments as the caller does."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ def called() -> str:
 
 @contextlib.contextmanager
 def calling(name: str) -> Iterator[None]:
-    """What the layers are called by within it."""
+    """Within it called() is `name`."""
     before = _called.set(name)
     try:
         yield
@@ -39,12 +39,12 @@ def calling(name: str) -> Iterator[None]:
 def entry(
     refuse: Optional[Callable[[Any, Why], Any]] = None, **names: str
 ) -> Callable[[Method], Method]:
-    """Of a public method: what it raises names it, and its arguments.
+    """Decorates a public method: errors that it raises name it and its arguments.
 
-    `names` has the caller's names of the arguments that the layers know by another one, "x", or of
-    what is a part of one, "x, scales", beside those that the object's `_names` has. All ranks make
-    the same call, so each can translate what another one reports. refuse(layers, why): where all
-    ranks make the call, how this one takes part in it when its arguments do not fit the signature.
+    `names` maps the layers' names of arguments to the caller's, "x", or to a part of one of the
+    caller's, "x, scales"; those of the object's `_names` hold, too. All ranks make the same call,
+    so each can translate what another one reports. refuse(layers, why), if all ranks make the call:
+    takes part in it when this rank's arguments do not fit the signature.
     """
 
     def decorate(method: Method) -> Method:
@@ -75,7 +75,7 @@ def entry(
 
 
 def _translate(error: Error, names: Dict[str, str]) -> None:
-    """In place: the traceback is of use."""
+    """Changes the error in place, which keeps its traceback."""
     message, found = error.message, error.argument or error.differing
     argument = error.argument
     if found in names:
@@ -91,7 +91,7 @@ def _translate(error: Error, names: Dict[str, str]) -> None:
 
 
 def _unfit(signature: Any, self: Any, given: tuple, options: dict) -> Optional[Why]:
-    """What is wrong with the arguments of a call whatever their values are."""
+    """What is wrong with the arguments if they do not fit the signature."""
     try:
         signature.bind(self, *given, **options)
     except TypeError as error:

@@ -1,8 +1,8 @@
-"""The layers of a process group: made when they are first needed, larger when they must be.
+"""The layers of a process group: each is made when it is first needed, and again if too small.
 
-Every rank makes the same calls in the same order, so every rank makes the same layers. Before one
-is made all ranks say in the group's store what they need of it: the largest counts, and what one
-of them has to refuse all refuse.
+Every rank makes the same calls in the same order, so every rank makes the same layers. Before a
+layer is made, all ranks tell each other in the group's store what they need. The layer gets the
+largest counts, and what one rank refuses all refuse.
 """
 
 import socket
@@ -19,21 +19,22 @@ from winnow.compat.deep_ep._entry import Why, called, text_of
 from winnow.compat.deep_ep._worlds import make, world_of
 from winnow.errors import Error, InvalidArgument
 
-# What a rank names in a call of the last layer when it wants one that is not made yet, and in one
-# of a layer that is too small for it: all ranks go on to an agreement then.
+# The arguments that a rank names when it refuses a call of the last layer because it wants one that
+# is not made yet, and a call of a layer that is too small for it. All ranks then go on to an
+# agreement.
 _ANOTHER = "another layer"
 _TOO_SMALL = {"max_tokens", "topk"}
 _WANTS_ANOTHER = f"{_ANOTHER}: want one that is new, got the last"
 
-# Of the layers; a call may take fewer.
+# The layers are made for so many SMs; a call may use fewer.
 _MOST_SMS = 64
 
-# Of tests: ranks a node, where they shall not be counted.
+# Tests set the ranks per node here, which are otherwise counted.
 ranks_per_node: Optional[int] = None
 
 
 class Sizes(NamedTuple):
-    """What a layer is made for. topk 0: for as many experts a token as any rank has needed."""
+    """What a layer is made for. topk 0: as many experts per token as any rank has needed."""
 
     hidden: int
     topk: int
@@ -44,7 +45,7 @@ class Sizes(NamedTuple):
 
 
 class _LowLatencyMade(NamedTuple):
-    absent: Tuple[int, ...]  # who has no part in it
+    absent: Tuple[int, ...]  # ranks that have no part in it
     layer: LowLatency
     parts: Dict[int, LowLatency]
 
@@ -54,7 +55,7 @@ def _power_of_two(least: int) -> int:
 
 
 def _local_world_size(hosts: List[str]) -> int:
-    """Ranks a node: those of a host, where they stand together and every host has as many."""
+    """Ranks per node: those of a host; 1 unless all hosts have as many, numbered consecutively."""
     local = ranks_per_node or hosts.count(hosts[0])
     blocks = [set(hosts[i : i + local]) for i in range(0, len(hosts), local)]
     if len(hosts) % local or any(len(block) != 1 for block in blocks):
@@ -63,14 +64,14 @@ def _local_world_size(hosts: List[str]) -> int:
 
 
 def _gpu() -> Optional[str]:
-    """Which one is torch's current GPU; None where torch uses none yet, or does not say."""
+    """The uuid of torch's current GPU; None if torch uses no GPU yet, or gives no uuid."""
     if not torch.cuda.is_initialized():
         return None
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     return str(known.uuid) if hasattr(known, "uuid") else None
 
 
-# Those of a group share its worlds, where a call is known by its place in the order of all.
+# The Layers of a group share its worlds, in which a call is known by its place among all calls.
 _of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
 
 
@@ -82,13 +83,13 @@ def refuse_new(group: Any, why: Why) -> NoReturn:
 
 
 def check_room(layer: AllToAll, tokens: int) -> None:
-    """Of a dispatch by with_layer(): refuses it on all ranks where a larger layer is wanted."""
+    """In a call by with_layer(): refuses a dispatch on all ranks if it needs a larger layer."""
     if tokens > layer.max_tokens:
         layer._refuse_dispatch(f"max_tokens: want {tokens}, got {layer.max_tokens}")
 
 
 class Layers:
-    """The layers of one buffer on a group. Collective to make."""
+    """The layers of one buffer on a group. The constructor is collective."""
 
     def __init__(self, group: Any, sm_count: int) -> None:
         self.group, self.rank, self.world_size = group, group.rank(), group.size()
@@ -111,7 +112,7 @@ class Layers:
         places = [said["place"] for said in heard.values()]
         self.local_world_size = _local_world_size([host for host, _ in places])
         mine = places[self.rank]
-        # Or may do so, for all that is known.
+        # True also if it is not known.
         self.shares_gpu = mine[1] is None or places.count(mine) > 1
 
     def count_call(self) -> None:
@@ -128,11 +129,11 @@ class Layers:
     ) -> Tuple[AllToAll, Dispatched]:
         """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
 
-        With sizes.topk 0 the indices may have any number of columns, and those that a layer has
-        beyond them are pairs that are dropped.
+        With sizes.topk 0 the indices may have any number of columns. If the layer has more columns,
+        the pairs in these are dropped.
         """
         columns = indices.shape[1]
-        # Where the host does not wait the others hear of it in a later call only.
+        # If the host does not wait, the other ranks hear only later that a layer is too small.
         grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
 
         def call(layer: AllToAll) -> Dispatched:
@@ -150,18 +151,18 @@ class Layers:
 
         made = self._made.get(sizes)
         if not grows and sizes.topk == 0 and made is not None and made.topk < columns:
-            # The tables of such calls are equally wide on all ranks, so that all make a larger one.
+            # Such calls have equally many columns on all ranks, so all ranks make a larger layer.
             del self._made[sizes]
         return self.with_layer(sizes, max(len(input), tokens), columns, call, grows)
 
     def with_layer(
         self, sizes: Sizes, tokens: int, topk: int, call: Any, grows: bool = True
     ) -> Tuple[AllToAll, Any]:
-        """A layer of these sizes and call(layer), which a larger layer may do if one is too small
-        for a rank: all ranks hear of it in the call."""
+        """A layer of these sizes and the result of call(layer). With `grows`, if the layer is too
+        small for a rank, all ranks hear of it in the call, and repeat it with a larger layer."""
         self._check_open()
         if sizes not in self._made and self._last is not None:
-            # They may be in a call of the last layer, where one rank is mistaken.
+            # If one rank is mistaken, the others may be in a call of the last layer.
             self._speak(self._last, AllToAll._refuse_dispatch, _WANTS_ANOTHER, named(sizes))
         while True:
             layer = self._layer(sizes, tokens, topk)
@@ -174,7 +175,7 @@ class Layers:
                     continue
                 if not (grows and error.argument in _TOO_SMALL):
                     raise
-                # Handles may still use the old one, which goes with the last of them.
+                # Handles may still use the old layer, which is freed with the last of them.
                 del self._made[sizes]
             except BaseException as error:
                 self.forget_broken(layer, error, named(sizes))
@@ -188,9 +189,9 @@ class Layers:
         sizes: Any = None,
         masked: Iterable[int] = (),
     ) -> None:
-        """Takes part in the layer's call that the other ranks make, and refuses it: all raise what
-        any has to refuse; unless a rank wants another layer: then all say next, to each other, what
-        they want."""
+        """Takes part in the layer's call that the other ranks make, and refuses it: all ranks raise
+        what any has refused. Returns only if a rank wants another layer: all ranks then go on to an
+        agreement."""
         try:
             tell(layer, text)
         except InvalidArgument as error:
@@ -201,13 +202,13 @@ class Layers:
             raise
 
     def answer(self, error: InvalidArgument, sizes: Any, masked: Iterable[int] = ()) -> None:
-        """After a call of a layer of these sizes that another rank refused to go on to an
-        agreement: raises how they differ."""
+        """Raises how the ranks differ, if another rank has refused a call of a layer of these
+        sizes because it goes on to an agreement."""
         if _leads_to_agreement(error):
             self._agree({"sizes": sizes}, {}, masked)
 
     def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
-        """The same, where that rank may want a layer of these sizes, too."""
+        """The same, but if that rank wants a layer of these sizes, too, all make a new one."""
         kept = self._made.pop(sizes)
         try:
             self._layer(sizes, tokens, topk)
@@ -216,10 +217,10 @@ class Layers:
             raise
 
     def own_column(self, device: torch.device) -> Tensor:
-        """int32 [W]: 1 of this rank, 0 of the others."""
+        """int32 [W]: 1 for this rank, 0 for the others."""
         if device not in self._own_columns:
             column = [int(rank == self.rank) for rank in range(self.world_size)]
-            # Which waits for the copy: calls of other streams will read it.
+            # torch.tensor() waits for the copy, so that calls of other streams may read it.
             self._own_columns[device] = torch.tensor(column, dtype=torch.int32, device=device)
         return self._own_columns[device]
 
@@ -228,7 +229,7 @@ class Layers:
         return max(1, min(self.sm_count, _MOST_SMS))
 
     def notifier(self, experts: int, device: torch.device) -> Notifier:
-        """For counts that travel without tokens. Collective where it is made."""
+        """The notifier for counts that travel without tokens. Collective where it is made."""
         self._check_open()
         if (experts, device) not in self._notifiers:
 
@@ -247,15 +248,15 @@ class Layers:
         return self._notifiers[experts, device]
 
     def low_latency(self, key: Any, enable_shrink: bool) -> LowLatency:
-        """A layer for a _low_latency.Key. Collective where it is made, over the ranks that are not
-        masked."""
+        """The layer for a _low_latency.Key. Where it is made, the call is collective over the ranks
+        that are not masked."""
         self._check_open()
         on_gpu = key.device.type == "cuda"
         if key in self._low_latency:
-            if enable_shrink and not on_gpu:  # there it would wait for calls that are under way
+            if enable_shrink and not on_gpu:  # on a GPU it would wait for calls under way
                 self._mask_in(self._low_latency[key].layer)
             return self._low_latency[key].layer
-        # On a GPU the others would hear of it in a later call.
+        # On a GPU the other ranks would hear of it only in a later call.
         if self._last_low_latency is not None and not on_gpu:
             if enable_shrink:
                 self._mask_in(self._last_low_latency)
@@ -294,10 +295,10 @@ class Layers:
         return self._masked
 
     def set_mask(self, rank: int, masked: bool) -> None:
-        """For all low-latency layers, those of later calls, too."""
+        """Masks or unmasks a rank in all low-latency layers, also in those that are made later."""
         self.masked()
         (self._masked.add if masked else self._masked.discard)(rank)
-        if not masked:  # it has no part in these, so that all ranks have to make them anew
+        if not masked:  # layers in which it has no part must be made anew, by all ranks
             self._low_latency = {
                 key: made for key, made in self._low_latency.items() if rank not in made.absent
             }
@@ -315,7 +316,7 @@ class Layers:
             layer.set_mask(rank, True)
 
     def call_low_latency(self, key: Any, layer: LowLatency, call: Callable[[], Any]) -> Any:
-        """call(), of this layer: the next one is probably of it, too, unless it breaks."""
+        """The result of call(), of this layer, which becomes the last one."""
         self._last_low_latency = layer
         try:
             return call()
@@ -332,13 +333,13 @@ class Layers:
         self.refuse_in(layer, AllToAll._refuse_dispatch, why)
 
     def refuse_combine(self, why: Why) -> NoReturn:
-        """The same of a combine, of which no route is known."""
-        if self._last is None:  # There is no call of which the other ranks would hear.
+        """The same for a combine whose route is not known."""
+        if self._last is None:  # no layer in which the other ranks would hear of it
             refuse(called(), *why)
         self.refuse_in(self._last, AllToAll._refuse_combine, why)
 
     def refuse_low_latency(self, tell: Callable[[Any, str], Any], why: Why) -> NoReturn:
-        """The same of a low-latency call."""
+        """The same for a low-latency call."""
         self.refuse_in(self._last_low_latency, tell, why, self._masked)
 
     def refuse_in(
@@ -348,7 +349,7 @@ class Layers:
         why: Why,
         masked: Iterable[int] = (),
     ) -> NoReturn:
-        """Takes part in the call of the layer that the other ranks make, by tell(layer, text)."""
+        """Takes part, by tell(layer, text), in the layer's call that the other ranks make."""
         self._check_open()
         text = text_of(why)
         if layer is not None:
@@ -364,10 +365,10 @@ class Layers:
         masked: Iterable[int] = (),
         refusal: Optional[str] = None,
     ) -> None:
-        """After a timeout, say, all ranks that live may go on with a new one.
+        """Forgets a layer that an error has broken, so that the ranks that live can make a new one.
 
-        Where ranks have called different layers every rank is here when it first hears of it, of
-        this buffer or another one: raises how they differ.
+        If the ranks have called different layers, of this buffer or of others, every rank comes
+        here when it first hears of it, and raises how they differ.
         """
         if isinstance(error, InvalidArgument):
             return
@@ -378,7 +379,7 @@ class Layers:
             self._agree({"sizes": sizes}, {"refusal": refusal}, masked)
 
     def _apart(self, layer: Any, error: Error) -> bool:
-        """Whether the ranks have called different layers, of which this one hears now."""
+        """Whether the ranks have called different layers, and this rank hears of it first now."""
         if isinstance(layer, LowLatency):
             first = any(made.layer is layer for made in self._low_latency.values())
         else:
@@ -392,14 +393,15 @@ class Layers:
             broken._broken = True
 
     def _forget(self, broken: Any, apart: bool) -> None:
-        """The broken layer, and all layers on the CPU. Where a call of this rank has failed, those
-        of the others have, maybe of other layers: all ranks make new ones. Handles keep theirs."""
+        """Forgets the broken layer, and all layers on the CPU: if a call has failed on this rank,
+        calls have failed on the others, maybe of other layers, so all ranks make new ones. Handles
+        keep theirs."""
 
         def stays(device: torch.device, layer: Any) -> bool:
             return device.type != "cpu" and layer is not broken
 
         for key, made in self._low_latency.items():
-            if key.device.type == "cpu":  # elsewhere it would wait for calls that are under way
+            if key.device.type == "cpu":  # on a GPU it would wait for calls under way
                 self._hear_masks(made.layer)
         if apart:
             for layer in self._made.values():
@@ -415,7 +417,7 @@ class Layers:
             self._last_low_latency = None
 
     def close(self) -> None:
-        """Idempotent; never waits for other ranks."""
+        """Closes all layers. It may be called again, and never waits for other ranks."""
         self._closed = True
         for layer in self._made.values():
             layer.close()
@@ -438,7 +440,7 @@ class Layers:
             agreement = self._meet(sizes.device, of, message)
             heard = agreement.heard.values()
             if any(said["notifiers"] != notifiers for said in heard):
-                self._notifiers.clear()  # of a rank alone that has forgotten its own
+                self._notifiers.clear()  # some rank has forgotten its own
             topk = sizes.topk or max(said["topk"] for said in heard)
             most = _power_of_two(max(16, *(said["tokens"] for said in heard)))
 
@@ -462,7 +464,7 @@ class Layers:
         return self._made[sizes]
 
     def _arena_rows(self, device: torch.device, tokens: int, topk: int) -> int:
-        """On a GPU enough for two dispatches, of which one need not wait for the other."""
+        """On a GPU enough for two dispatches, so that the second need not wait for the first."""
         return tokens * min(self.world_size, topk) * 9 // 8 if device.type == "cuda" else 0
 
     def _agree(
@@ -488,7 +490,7 @@ class Layers:
         masked: Iterable[int] = (),
         shrink: bool = False,
     ) -> Agreement:
-        """The same before make()."""
+        """The same before make(), for which it adds the world of this rank."""
         world = world_of(self.group, device)
         return self._agree(of, {**message, "world": world}, masked, shrink)
 
@@ -498,7 +500,7 @@ def _leads_to_agreement(error: InvalidArgument) -> bool:
 
 
 def named(sizes: Sizes) -> Dict[str, Any]:
-    """As all ranks compare them."""
+    """The sizes as all ranks compare them."""
     named = {**sizes._asdict(), "dtype": str(sizes.dtype), "device": sizes.device.type}
     return {name: size for name, size in named.items() if name != "counted" or size}
 
@@ -516,7 +518,7 @@ def _named_low_latency(key: Any) -> Dict[str, Any]:
 
 
 def widened(table: Tensor, columns: int, fill: int = -1) -> Optional[Tensor]:
-    """The table with more columns; None: it has more already."""
+    """The table with `fill` in further columns; None if it has too many already."""
     missing = columns - table.shape[1]
     if missing == 0:
         return table

@@ -28,7 +28,7 @@ TensorOrPair = Union[Tensor, Tuple[Tensor, Tensor]]
 
 
 class Key(NamedTuple):
-    """What a layer is made for, alike on every rank."""
+    """What a layer is made for; the same on every rank."""
 
     max_tokens: int
     hidden: int
@@ -64,7 +64,7 @@ class LowLatencyBuffer:
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes of the places of rows that arrive, and of 8 rows a token that come back, twice."""
+        """Bytes of two calls in bfloat16: for each token num_ranks rows arrive and 8 return."""
         tokens = 2 * num_max_dispatch_tokens_per_rank
         return tokens * (num_ranks + 8) * hidden * 2
 
@@ -91,28 +91,30 @@ class LowLatencyBuffer:
         async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> Tuple[TensorOrPair, Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
-        """Carries every token to its experts, without counts before. Collective.
+        """Sends every token to its experts; no counts are exchanged beforehand. Collective.
 
         Args:
             x: [n, H], bfloat16, n up to M = num_max_dispatch_tokens_per_rank.
-            topk_idx: [n, K], int64 or int32, -1 for none; every expert of a token once.
+            topk_idx: [n, K], int64 or int32, -1 for none; no expert twice for one token.
             cumulative_local_expert_recv_stats: int32 [e], to which the counts are added.
             dispatch_wait_recv_cost_stats: int64 [W], to which the nanoseconds are added that were
                 waited for each rank.
             use_fp8: rows of float8_e4m3fn with float32 scales [e, W * M, H/128], stored by column;
-                round_scale: powers of two; use_ue8m0, with it: four exponents in an int32.
-            return_recv_hook: the call only sends, and the hook receives, on the stream that is the
-                current one then. At most two calls may be waiting for their hooks, which each rank
-                calls in any order; each receives its own rows.
-            async_finish: the current stream does not wait for the call; its event tells.
+                round_scale: scales are powers of two. use_ue8m0, only with round_scale: four scale
+                exponents are packed in an int32.
+            return_recv_hook: the call only sends; the hook receives, on the stream that is current
+                when it is called. At most two calls may be waiting for their hooks. Each rank may
+                call the hooks in any order; each hook receives the rows of its own call.
+            async_finish: the current stream does not wait for the call; the returned event tells
+                when it is done.
 
         Returns:
             (rows [e, W * M, H], with scales or without, of which the first `counts` of each expert
             are written; counts int32 [e]; handle; event; hook or None).
 
         Raises:
-            ValueError, winnow.Error: as dispatch(). A rank that does not come: with enable_shrink
-                it is masked.
+            ValueError, winnow.Error: as in dispatch(). With enable_shrink a rank that does not come
+                is masked, and raises no error.
         """
         self._check("low_latency_dispatch")
         formats = {"use_fp8": use_fp8, "round_scale": round_scale, "use_ue8m0": use_ue8m0}
@@ -193,7 +195,7 @@ class LowLatencyBuffer:
         """Adds the rows of each token of this rank, by its weights. Collective.
 
         Args:
-            x: [e, W * M, H], bfloat16: the experts' rows, in the places of the dispatch's.
+            x: [e, W * M, H], bfloat16: the experts' rows, each where dispatch put its input.
             topk_idx: as in the dispatch; topk_weights: [n, K], float32; handle: of the dispatch.
             use_logfmt: refused. zero_copy: without effect, for rows are read where they are.
             out: [n, H], bfloat16, to write into.
@@ -246,7 +248,7 @@ class LowLatencyBuffer:
         return combined, event, None
 
     def get_next_low_latency_combine_buffer(self, handle: Tuple) -> Tensor:
-        """New memory [e, W * M, H], bfloat16, for the experts' rows; any other will do too."""
+        """New memory [e, W * M, H], bfloat16, for the experts' rows; combine takes others too."""
         self._check("get_next_low_latency_combine_buffer")
         if not isinstance(handle, Handle):
             name = "deep_ep.Buffer.get_next_low_latency_combine_buffer"
@@ -257,11 +259,11 @@ class LowLatencyBuffer:
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
-        """Nothing has to be cleaned: what comes carries the number of its call."""
+        """Nothing has to be cleaned: arriving data carry the number of their call."""
         self._check("clean_low_latency_buffer")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks or unmasks another rank, for layers of later calls, too. Only with enable_shrink.
+        """Masks or unmasks another rank, for calls of any sizes. Only with enable_shrink.
 
         A rank that has missed a call cannot rejoin this buffer: make a new one on all ranks.
         """
@@ -288,7 +290,7 @@ class LowLatencyBuffer:
         mask_status.copy_(torch.tensor(status, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Masks none."""
+        """Unmasks all ranks."""
         self._check("low_latency_clean_mask_buffer")
         for rank in sorted(self._layers.masked()):
             self._layers.set_mask(rank, False)
@@ -306,7 +308,7 @@ def _wrong_end(async_finish: bool, return_recv_hook: bool) -> Wrong:
 
 
 def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:
-    """Receives the call that it was returned by, whichever was sent first."""
+    """The hook of a call, which receives the results of that call, once."""
     received = False
 
     def hook() -> None:
@@ -320,7 +322,7 @@ def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:
 
 
 def _with_tensors(arrived: LowLatencyDispatched) -> Tuple:
-    """And its tensors, which a stream has to keep."""
+    """`arrived` with its tensors, so that CommStream.run() records them for the current stream."""
     return (
         arrived,
         arrived.output,

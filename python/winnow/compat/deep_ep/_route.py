@@ -1,4 +1,4 @@
-"""One routing of tokens to ranks, which every handle of this package keeps."""
+"""The routing of one dispatch, which every handle of this package keeps."""
 
 from typing import Any, List, NamedTuple, NoReturn, Optional, Tuple
 
@@ -13,7 +13,7 @@ from winnow.expert_parallel import gradients, layout
 
 FLOAT8 = torch.float8_e4m3fn
 
-# What the methods call the arguments of a layer, for entry(); and which part of it that is.
+# For entry(): what the methods call the arguments of a layer, and which part of it, if not all.
 OF_ROWS = {
     "input": "x",
     "expert_output": "x",
@@ -32,7 +32,7 @@ OF_ROWS = {
 
 
 class Arrived(NamedTuple):
-    """R rows of a dispatch, in memory of their own."""
+    """The R rows that arrived in a dispatch, in memory of their own."""
 
     rows: Tensor  # [R, H]
     scales: Optional[Tensor]  # [R, columns] of the dtype that was sent
@@ -41,19 +41,19 @@ class Arrived(NamedTuple):
 
 
 def int32_indices(topk_idx: Tensor, experts: int) -> Tensor:
-    """Indices as layout() takes them. Those that name no expert stay so: an int64 is not cut."""
+    """Indices as layout() takes them. An int64 that names no expert is clamped, not truncated."""
     return dense(topk_idx).clamp(min=-2, max=experts + 1).to(torch.int32)
 
 
 def report_later(indices: Tensor, wrong: Tensor, experts: int) -> None:
-    """Gives the tokens that are wrong an index that the layer reports in a later call, for calls in
-    which the host does not wait."""
+    """For calls in which the host does not wait: gives the tokens that are `wrong` an index that
+    the layer reports in a later call."""
     beyond = indices.new_full((), experts + 1)
     indices[:, -1] = torch.where(wrong, beyond, indices[:, -1])
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Without gradients, and with rows whose elements stand side by side.
+    """The tensor without gradients, with the elements of each row side by side.
 
     torch calls a tensor contiguous whatever the stride of a dimension of one element is.
     """
@@ -65,14 +65,14 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def _columns(scales: Any) -> Any:
-    """[n, columns] of scales of any number of dimensions; what is none the layer refuses."""
+    """Scales of any number of dimensions as [n, columns]; the layer refuses anything else."""
     if not isinstance(scales, Tensor) or scales.dim() == 0:
         return scales
     return scales.detach().reshape(scales.shape[0], scales.shape[1:].numel())
 
 
 class Route:
-    """A dispatch with counts, and what follows its routing: repeats, and sums on the way back."""
+    """A dispatch with counts, and the calls along its routing: repeated dispatches and combines."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Route:
         worst_case_rows: int = 0,
         by_rank: bool = False,
     ) -> None:
-        """Collective. `indices` [n, K]: see AllToAll.dispatch(). The arrived rows: `arrived`.
+        """Collective. `indices` [n, K]: see AllToAll.dispatch(). `arrived` holds the arrived rows.
 
-        `by_rank`: the indices are ranks, and any number of values may come home.
+        `by_rank`: the indices are ranks, and combine() takes any number of values per row.
         """
         self._layers, self.sizes, self._by_rank = layers, sizes, by_rank
         self.indices = indices
@@ -116,7 +116,7 @@ class Route:
         return self._options["order"] == "token_major"
 
     def aligned_counts(self, alignment: int) -> List[int]:
-        """Pairs of each local expert rounded up, on the host; empty where it does not know them."""
+        """Pairs of each local expert, rounded up, on the host; empty if it does not know them."""
         counts = (self.descriptor.host_expert_counts if self._host_knows else None) or []
         return (
             counts if alignment == 1 else [-(-count // alignment) * alignment for count in counts]
@@ -127,15 +127,15 @@ class Route:
         return self._options["worst_case_rows"] == 0
 
     def layout(self) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """winnow.expert_parallel.layout() of the indices that the layer has taken: one that names
-        no expert was refused, or a GPU ignores it until a later call tells."""
+        """winnow.expert_parallel.layout() of the indices that the layer has accepted. One that
+        names no expert was refused, or a GPU ignores it and a later call reports it."""
         layers = self._layers
         world, local = layers.world_size, layers.local_world_size
         return layout(self.indices.to(torch.int32), self.sizes.experts, world, local)
 
     def tokens_of_sources(self) -> Tuple[Tensor, Optional[int]]:
-        """(int32 [W]: the tokens that come here from ranks 0 to r, each once; all of them, where
-        the host waits). Collective."""
+        """(int32 [W]: how many tokens come here from ranks 0 to r, each counted once; their total,
+        or None if the host does not wait). Collective."""
         worst = self._options["worst_case_rows"]
         told, totals = self.notify(self.sizes.experts, *self.layout(), worst_case_rows=worst)
         total = totals.recv_tokens
@@ -148,21 +148,21 @@ class Route:
 
     @property
     def own_column(self) -> Tensor:
-        """int32 [W]: 1 of this rank, 0 of the others."""
+        """int32 [W]: 1 for this rank, 0 for the others."""
         return self._layers.own_column(self.sizes.device)
 
     def take_arrived(self) -> Arrived:
-        """The rows of the dispatch itself, once: a handle does not keep them."""
+        """The rows of the dispatch itself. They can be taken once: a handle does not keep them."""
         arrived, self.arrived = self.arrived, None
         assert arrived is not None
         return arrived
 
     def with_zeros(self, rows: Tensor) -> Tensor:
-        """The rows with zeros where the worst case has no token."""
+        """The rows, with zeros in those of the worst case that hold no token."""
         return gradients.used_rows(rows, self.descriptor)
 
     def repeat(self, input: Any, scales: Any, weights: Optional[Tensor] = None) -> Arrived:
-        """Other values along the same way. Collective; nothing is counted."""
+        """Dispatches other values along the same routing. Collective; nothing is counted again."""
         return self._calling(lambda: self._repeat(input, scales, weights))
 
     def combine(
@@ -170,14 +170,14 @@ class Route:
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """([n, H]: the sum of each token's rows, [n, K]: the values of its pairs). Collective.
 
-        bias: one, or a tuple of two. values: token-major [R, K], expert-major [R].
+        bias: a tensor, or a tuple of two. values: token-major [R, K], expert-major [R].
         """
         first, second = bias if isinstance(bias, tuple) and len(bias) == 2 else (bias, None)
         if first is None:
             first, second = second, None
         topk = self.sizes.topk
         if values is not None and self.token_major and not self._by_rank:
-            # More columns would be more calls than the other ranks make.
+            # More columns would take more calls than the other ranks make.
             if values.dim() != 2 or values.shape[1] != topk:
                 got = f"{list(values.shape)}"
                 self.refuse_combine(("topk_weights", f"[{self.rows}, {topk}]", got))
@@ -206,7 +206,7 @@ class Route:
         )
 
     def _parts(self, values: Any) -> List[Any]:
-        """Of as many columns as the layer carries; what is wrong it refuses on all ranks."""
+        """The values in parts that the layer carries; it refuses wrong values on all ranks."""
         if not isinstance(values, Tensor) or values.layout != torch.strided:
             return [values]
         if not self.token_major or values.dim() != 2 or values.shape[1] == 0:
@@ -219,7 +219,7 @@ class Route:
         self._layers.refuse_in(self.layer, AllToAll._refuse_dispatch, why)
 
     def refuse_combine(self, why: Why) -> NoReturn:
-        """The same of combine()."""
+        """The same for combine()."""
         self._layers.refuse_in(self.layer, AllToAll._refuse_combine, why)
 
     def _repeat(self, input: Any, scales: Any, weights: Optional[Tensor]) -> Arrived:
@@ -252,14 +252,14 @@ class Route:
 
     def _input(self, sizes: Sizes, input: Any, scales: Any) -> Tuple[Any, dict]:
         carried = dense(input) if isinstance(input, Tensor) else input
-        # In memory of torch's allocator, which knows streams.
+        # The results are in memory of torch's allocator, which keeps track of streams.
         options = {"copy_out": True, "sm_count": self._layers.call_sms}
         if scales is not None:
             options["scales"] = _columns(scales)
         return carried, options
 
     def _out(self, input: Any, rows: int) -> Optional[Tensor]:
-        """Memory for rows whose number is known: no copy on a GPU."""
+        """Memory for the rows that arrive, so that a GPU need not copy them; None on the CPU."""
         if not isinstance(input, Tensor) or not input.is_cuda:
             return None
         shape = (rows, self.sizes.hidden)

@@ -9,12 +9,12 @@ from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
 
 
 def event_of(previous_event: Any) -> Optional[EventHandle]:
-    """Of an EventOverlap, or an EventHandle itself."""
+    """The EventHandle of an EventOverlap, or the EventHandle itself."""
     return getattr(previous_event, "event", previous_event)
 
 
 def tensors_in(values: Any) -> Iterable[Tensor]:
-    """All tensors in nested tuples. Lists are of numbers, hundreds of counts."""
+    """All tensors in nested tuples. Lists are left out: they hold numbers, hundreds of counts."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple):
@@ -25,12 +25,12 @@ def tensors_in(values: Any) -> Iterable[Tensor]:
 class CommStream:
     """The stream of a buffer's calls: one of its own on a GPU; the CPU has none.
 
-    A call waits for `previous_event` where one is given, else for all that the current stream has.
-    The current stream then waits for the call, or with async_finish whoever waits for its event.
-    Results are memory of this stream that torch keeps until the current one has done with it.
-    A call that would wait for the current stream, and the current stream for it, runs on the
-    current stream: that is the same order, and neither events nor another stream's memory are
-    needed. Not where `shared`: ranks that share a GPU cannot all use its default stream.
+    A call waits for `previous_event` if one is given, else for all work on the current stream. The
+    current stream then waits for the call; with async_finish only those do that wait for its event.
+    Results are memory of this stream, which torch keeps until the current stream is done with it.
+    If the call would wait for the current stream and the current stream for the call, it runs on
+    the current stream: the order is the same, and neither events nor another stream's memory are
+    needed. Not if `shared`: ranks that share a GPU cannot all use its default stream.
     """
 
     def __init__(self, shared: bool) -> None:
@@ -50,8 +50,8 @@ class CommStream:
         previous_event: Any,
         async_finish: bool,
     ) -> Tuple[Tuple, EventOverlap]:
-        """body() and the event of its end. What it makes names its device: a context of one, which
-        would do that for it, takes a microsecond of each function of torch."""
+        """The results of body() and the event of its end. body() must name the device of what it
+        makes: a device context costs a microsecond for each function of torch."""
         if device.type != "cuda":
             with torch.no_grad():
                 results = body()

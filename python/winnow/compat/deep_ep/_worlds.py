@@ -1,4 +1,4 @@
-"""How the ranks of a group reach each other, and what is made on that."""
+"""How the ranks of a group reach each other, and how layers are made on that."""
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +14,19 @@ Made = TypeVar("Made")
 
 
 class _World(NamedTuple):
-    prefix: str  # which one it is
+    prefix: str  # identifies it
     absent: Tuple[int, ...]
     store: Any
     transports: Dict[int, Any]  # of the ranks for which this one acts
 
 
-# A process has one NVSHMEM world: everything that stands on a group shares its transport.
+# A process has one NVSHMEM world, so everything that is made on a group shares its transport.
 _worlds: "weakref.WeakKeyDictionary[Any, Dict[torch.device, _World]]" = weakref.WeakKeyDictionary()
 
 
 def world_of(group: Any, device: torch.device) -> Optional[str]:
-    """Which one this rank has. Before an agreement to make() something all ranks say it: as "world"
-    of their message."""
+    """The prefix of the world that this rank has. In the agreement before make() all ranks send it,
+    as "world" of their message."""
     world = _worlds.get(group, {}).get(device)
     return world and world.prefix
 
@@ -34,10 +34,10 @@ def world_of(group: Any, device: torch.device) -> Optional[str]:
 def make(
     group: Any, device: torch.device, agreement: Agreement, part: Callable[[Any, Any], Made]
 ) -> Dict[int, Made]:
-    """part(transport, store), which is collective over all ranks of the group, by rank.
+    """part(transport, store) by rank; part is collective over all ranks of the group.
 
-    For ranks that are absent, which only on the CPU any may be, the lowest one that is there makes
-    the parts, too. Nobody uses them; but so ranks and experts keep their numbers and places.
+    Only on the CPU ranks may be absent. The lowest rank that is present makes their parts, too:
+    nobody uses these, but ranks and experts keep their numbers.
     """
     worlds = _worlds.setdefault(group, {})
     try:
@@ -53,7 +53,7 @@ def make(
 def _joined(
     world: Optional[_World], group: Any, device: torch.device, agreement: Agreement
 ) -> _World:
-    """The one that all have, or a new one, also where one rank alone has given it up."""
+    """The world that all ranks have; a new one if any rank has given it up."""
     if world is not None and world.absent == agreement.absent:
         if all(said.get("world") == world.prefix for said in agreement.heard.values()):
             return world
@@ -66,7 +66,7 @@ def _joined(
 
 
 def _at_once(ranks: Iterable[int], call: Callable[[int], Made]) -> Dict[int, Made]:
-    """call(rank) of each, of which one waits for the others."""
+    """call(rank) of each rank, at the same time, since the calls wait for each other."""
     ranks = list(ranks)
     if len(ranks) == 1:
         return {ranks[0]: call(ranks[0])}
