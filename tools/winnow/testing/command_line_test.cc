@@ -229,7 +229,9 @@ TEST(CommandLine, InfoTellsWhichOperationsRunHereOrWhyNot) {
     const std::string on_gpu = backend.empty() ? "no \\([0-9]\\)" : backend;
     EXPECT_THAT(text, testing::ContainsRegex(operation["name"].get<std::string>() + " +cpu +" +
                                              on_gpu + " +[a-zA-Z]"));
-    if (backend.empty()) EXPECT_THAT(text, testing::ContainsRegex("\n\\([0-9]\\) [a-z0-9]+: "));
+    if (backend.empty()) {
+      EXPECT_THAT(text, testing::ContainsRegex("\n\\([0-9]\\) [a-z0-9]+: "));
+    }
   }
   // A forced backend is the only one.
   const json forced = json::parse(run("info --json", "WINNOW_BACKEND=cuda").output);
