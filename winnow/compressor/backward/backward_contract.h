@@ -30,7 +30,8 @@ struct BackwardTable {
                                        "to write into; new, as kv, if None"),
                    output<&Args::d_gate>("[tokens, columns]", follows("kv", same, accumulator_of),
                                          "the same"),
-                   output<&Args::d_position_bias>("[ratio, columns]", sums_of("kv")),
+                   output<&Args::d_position_bias>("[ratio, columns]", sums_of("kv"),
+                                                  "to write into; new if None"),
                    rule<check_d_norm_weight>,
                    optional_output<&Args::d_norm_weight>("[d]", sums_of("kv"),
                                                          "new if norm_weight is given")));
