@@ -125,8 +125,8 @@ void Dispatch::count(Header& header, PairCounts& counts) const {
 void Dispatch::place() {
   const Exchange& received = layer_.exchange;
   const ExpertMap& map = layer_.map;
-  const Placement placement = place_blocks(map, received.counts(), request_.order,
-                                           request_.expert_alignment, layer_.rank());
+  const Placement placement =
+      place_blocks(map, received.counts(), request_.order, request_.expert_alignment, layer_.rank);
   check_row_counts(placement.rank_rows, request_.order, map.topk);
   if (request_.worst_case_rows == 0) {
     check_room(placement.rank_rows,
@@ -238,8 +238,8 @@ void Dispatch::reserve() {
   }
   const std::vector<Extent> extents = layer_.reserve(std::move(free_extents), bytes, releasable);
 
-  const Extent& mine = extents[static_cast<std::size_t>(layer_.rank())];
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const Extent& mine = extents[static_cast<std::size_t>(layer_.rank)];
+  const std::int64_t rows = routing_->rows_of(layer_.rank);
   const RegionLayout layout(layer_.config, request_, rows);
   output_ = layer_.arena.take(mine.segment, mine.offset, layout.bytes);
   buffer_ = request_.copy_out ? output_
@@ -330,9 +330,9 @@ void Dispatch::forward(std::int64_t chunk) {
 
 // What was written beside the rows tells which of them hold the same token.
 void Dispatch::find_copies() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank()), topk = routing_->topk;
+  const std::int64_t rows = routing_->rows_of(layer_.rank), topk = routing_->topk;
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
-  const Sender by = layer_.exchange.sender(layer_.rank());  // of its node one has written them
+  const Sender by = layer_.exchange.sender(layer_.rank);  // of its node one has written them
   made_->first_copies.assign(static_cast<std::size_t>(rows), -1);
   made_->copies.assign(static_cast<std::size_t>(rows * topk), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -365,7 +365,7 @@ void Dispatch::copy_output(const std::byte* from, std::int64_t rows) const {
 }
 
 Dispatched Dispatch::result() {
-  const std::int64_t rows = routing_->rows_of(layer_.rank());
+  const std::int64_t rows = routing_->rows_of(layer_.rank);
   const RegionTables& tables = writer_->rank(layer_.communicator.local());
   const auto tensor = [&](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     if (data == nullptr) return Tensor();
@@ -386,7 +386,7 @@ Dispatched Dispatch::result() {
                                       {tables.payload, tables.weights, tables.scales, tables.ids},
                                       args_.out.present(), tensor);
 
-  auto state = make_state(layer_.identity, layer_.rank(), layer_.epoch, request_, routing_, buffer_,
+  auto state = make_state(layer_.identity, layer_.rank, layer_.epoch, request_, routing_, buffer_,
                           CombineRoom(layer_.config, request_, rows).values);
   state->weights = to_floats(layer_.config.weight_dtype, weights_);
   result.descriptor = std::make_shared<const Descriptor>(std::move(state));

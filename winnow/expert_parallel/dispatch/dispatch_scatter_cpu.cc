@@ -52,7 +52,7 @@ class Scatter {
 
   // The words of this rank's rows hold arbitrary values; none is claimed before the next exchange.
   void clear_owners() const {
-    const std::int64_t rows = routing_.rows_of(layer_.rank());
+    const std::int64_t rows = routing_.rows_of(layer_.rank);
     std::uint64_t* owners = writer_.rank(layer_.communicator.local()).owners;
     std::fill_n(owners, rows, std::uint64_t{0});
   }
@@ -62,7 +62,7 @@ class Scatter {
     const int topk = layer_.map.topk;
     const std::int64_t pairs = routing_.tokens * topk;
     const std::int64_t first_row =
-        table_.size(0) == routing_.tokens ? 0 : tokens_before(layer_.rank());
+        table_.size(0) == routing_.tokens ? 0 : tokens_before(layer_.rank);
     std::vector<std::int32_t> rows(static_cast<std::size_t>(pairs), -1);
     const std::int32_t* experts = routing_.indices.data() + routing_.table_offset(layer_.node());
     for (std::int64_t pair = 0; pair < pairs; ++pair) {

@@ -35,8 +35,7 @@ std::int64_t first_segment_bytes(const Config& config) {
 }
 
 Layer::Layer(std::shared_ptr<Transport> transport, const Config& given)
-    : config(given),
-      map(map_of(given, *transport)),
+    : Place{given, map_of(given, *transport), transport->rank()},
       communicator(transport, map.topology, Deadline(given.timeout)),
       exchange(communicator, map, given.max_tokens, table_bytes(given), Deadline(given.timeout)),
       rail(communicator, given.max_tokens, row_bytes(), rail_scale_bytes(given), given.timeout) {
@@ -51,9 +50,9 @@ void Layer::meet(std::string_view operation, std::string_view phase, const Heade
   exchange.run(epoch, operation, phase, header, counts, table);
 }
 
-void Layer::check_extent(int rank, const Extent& extent, std::string_view what) const {
+void Layer::check_extent(int sender, const Extent& extent, std::string_view what) const {
   const std::int64_t room = arena.room(extent.segment);
-  const Sender by = exchange.sender(rank);
+  const Sender by = exchange.sender(sender);
   check_bounds(extent.offset, by, what, 0, room);
   check_bounds(extent.bytes, by, what, 0, room - extent.offset);
 }
@@ -61,9 +60,9 @@ void Layer::check_extent(int rank, const Extent& extent, std::string_view what) 
 std::vector<Extent> Layer::reserve(std::vector<Extent> free_extents,
                                    std::span<const std::int64_t> bytes, std::uint64_t releasable) {
   arena.release(releasable);
-  for (int rank = 0; rank < map.topology.world_size; ++rank) {
-    const Extent& free_extent = free_extents[static_cast<std::size_t>(rank)];
-    if (free_extent.segment >= 0) check_extent(rank, free_extent, "what is free");
+  for (int sender = 0; sender < world(); ++sender) {
+    const Extent& free_extent = free_extents[static_cast<std::size_t>(sender)];
+    if (free_extent.segment >= 0) check_extent(sender, free_extent, "what is free");
   }
   return take_regions(free_extents, bytes, [&](std::int64_t missing) {
     const std::int64_t grown = arena.grown_for(missing);

@@ -13,6 +13,7 @@
 #include "winnow/expert_parallel/config.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 #include "winnow/expert_parallel/exchange/rail.h"
+#include "winnow/expert_parallel/layer/place.h"
 #include "winnow/expert_parallel/memory/arena.h"
 #include "winnow/expert_parallel/routing/placement.h"
 #include "winnow/expert_parallel/transport/communicator.h"
@@ -34,12 +35,10 @@ struct DeferredFault {
   std::string text;
 };
 
-struct Layer {
+struct Layer : Place {
   // Collective. `config` is checked and its defaults are resolved.
   Layer(std::shared_ptr<Transport> transport, const Config& config);
 
-  Config config;
-  ExpertMap map;
   Communicator communicator;
   Exchange exchange;
   Rail rail;
@@ -48,11 +47,6 @@ struct Layer {
   std::optional<DeferredFault> deferred;
   // Represents this layer in descriptors, which must not keep the rest of it alive.
   std::shared_ptr<const char> identity = std::make_shared<const char>('\0');
-
-  int rank() const { return communicator.rank(); }
-  int node() const { return communicator.node(); }
-  int nodes() const { return map.topology.nodes(); }
-  std::int64_t row_bytes() const { return config.hidden * size_of(config.dtype); }
 
   // Runs the next epoch's exchange; the rail's waits belong to it then.
   void meet(std::string_view operation, std::string_view phase, const Header& header,
@@ -71,7 +65,7 @@ struct Layer {
   }
 
   // Throws unless the extent that a rank has sent in this call lies in the arena.
-  void check_extent(int rank, const Extent& extent, std::string_view what) const;
+  void check_extent(int sender, const Extent& extent, std::string_view what) const;
 
   // Reserves a region of the arena at every rank, alike on all of them: `bytes` [W] are what each
   // needs, `free_extents` what each offered. Ranks whose extent is too small get the beginning of
