@@ -93,7 +93,7 @@ TEST_F(GpuMemory, ACallForWhichThereIsNoneIsRefused) {
 }
 
 // Rank 1 gets all rows and has no room for their tables, when the others have gone on.
-TEST_F(GpuMemory, ARankThatHasNoneLateSignalsTheOthers) {
+TEST_F(GpuMemory, ARankThatHasNoneLateTellsTheOthers) {
   for (const int nodes : {1, 2}) {
     SCOPED_TRACE(nodes);
     World world(kGpu, config(nodes), 2);

@@ -148,7 +148,7 @@ TEST_F(Graphs, LaunchedAgainWithOtherIndices) {
   }
 }
 
-TEST_F(Graphs, OverflowIsSignalledByTheNextCall) {
+TEST_F(Graphs, OverflowIsReportedByTheNextCall) {
   struct Shape {
     int nodes, locals;
     bool token_major;
@@ -181,7 +181,7 @@ TEST_F(Graphs, OverflowIsSignalledByTheNextCall) {
   }
 }
 
-TEST_F(Graphs, BadIndicesAreSignalledByTheNextCall) {
+TEST_F(Graphs, BadIndicesAreReportedByTheNextCall) {
   const Problem problem = recorded_problem(2, 2);
   std::vector<Round> rounds = make_rounds(problem);
   World world(kGpu, problem.config(), problem.world_size());

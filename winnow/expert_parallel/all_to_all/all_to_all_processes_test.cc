@@ -99,7 +99,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   TemporaryFolder folder_;
 };
 
-TEST_P(Fates, SurvivorsAreSignalledAndGoOn) {
+TEST_P(Fates, SurvivorsAreNotifiedAndGoOn) {
   const auto [signal, point] = GetParam();
   Processes processes(kRanks, [this](int rank, Report& report) {
     report.take(outcome_of([&] { life(rank, report); }));

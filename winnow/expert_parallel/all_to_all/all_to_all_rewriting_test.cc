@@ -253,7 +253,7 @@ class Worlds : public ::testing::TestWithParam<Caller> {
     }
     for (int rank = 0; rank < kRanks; ++rank) {
       processes.expect_ended_well(rank);
-      signalled_ += processes.report(rank).code >= 0;
+      failed_ += processes.report(rank).code >= 0;
     }
   }
 
@@ -261,12 +261,12 @@ class Worlds : public ::testing::TestWithParam<Caller> {
     const char* const text = std::getenv("WINNOW_REWRITING_RUNS");
     return text == nullptr ? 6 : std::atoi(text);
   }
-  int signalled_ = 0;  // ranks that ended with an Error
+  int failed_ = 0;  // ranks that ended with an Error
 };
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirMemoryIsRewritten) {
   for (int run = 0; run < runs() && !HasFailure(); ++run) run_world(std::uint64_t(run) + 1, false);
-  EXPECT_GT(signalled_, 0);  // it was rewritten
+  EXPECT_GT(failed_, 0);  // it was rewritten
 }
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirStoreIsRewritten) {

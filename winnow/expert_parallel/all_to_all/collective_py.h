@@ -127,13 +127,12 @@ inline std::pair<Error, bool> error_of(const char* operation, const std::excepti
 // those that `run` has then, which the library refuses on all ranks. `told`: the library throws
 // here what `refused` is; else it is thrown afterwards.
 template <class Function>
-[[noreturn]] void run_refused(const std::exception_ptr& refused, bool signalled,
-                              const Function& run) {
+[[noreturn]] void run_refused(const std::exception_ptr& refused, bool told, const Function& run) {
   try {
     run();
   } catch (const Error& error) {
     // Broken, closed, or a peer that did not come: that counts more.
-    if (signalled || error.code() == ErrorCode::timeout) throw;
+    if (told || error.code() == ErrorCode::timeout) throw;
   }
   std::rethrow_exception(refused);
 }
@@ -148,10 +147,10 @@ template <class Args, class Function>
 void run_collective(const char* operation, const std::exception_ptr& refused, Args& args,
                     const Function& run) {
   if (!refused) return run();
-  const auto [refusal, signalled] = error_of(operation, refused);
+  const auto [refusal, told] = error_of(operation, refused);
   args = {};
   args.refusal = &refusal;
-  run_refused(refused, signalled, run);
+  run_refused(refused, told, run);
 }
 
 // Takes part in a call, with arguments that are a refusal and nothing else, so that all ranks

@@ -143,11 +143,11 @@ void Combine::find_rows() {
       routing_.order == RowOrder::token_major ? values_row_bytes() : value_bytes();
   for (int local = 0; local < topology.local_world_size; ++local) {
     const int rank = topology.rank(layer_.node(), local);
-    const auto find = [&](const Extent& message, std::int64_t row_bytes, std::string_view what) {
-      layer_.check_extent(
-          rank, {message.segment, message.offset, routing_.rows_of(rank) * row_bytes}, what);
-      SymmetricMemory& memory = layer_.arena.memory(message.segment);
-      return layer_.communicator.node_pointer(memory, local) + message.offset;
+    const auto find = [&](const Extent& extent, std::int64_t row_bytes, std::string_view what) {
+      layer_.check_extent(rank, {extent.segment, extent.offset, routing_.rows_of(rank) * row_bytes},
+                          what);
+      SymmetricMemory& memory = layer_.arena.memory(extent.segment);
+      return layer_.communicator.node_pointer(memory, local) + extent.offset;
     };
     const Header& header = layer_.exchange.header(rank);
     if (has_rows()) rows_.push_back(find(header.rows, layer_.row_bytes(), "where the rows are"));

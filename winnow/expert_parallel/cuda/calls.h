@@ -46,7 +46,7 @@ class CudaCalls {
   template <class Report, class Add>
   void make_reports(std::array<Report*, 2> host, std::array<Report*, 2> device, LayerView& view,
                     const Add& add) {
-    std::uint32_t *signalled = nullptr, *device_signalled = nullptr;
+    std::uint32_t *gone_flags = nullptr, *device_gone_flags = nullptr;
     const auto lay_out = [&](Tables tables, FaultReport*& fault, std::uint32_t*& gone,
                              auto& reports) {
       tables.add(fault, 1);
@@ -54,12 +54,12 @@ class CudaCalls {
       for (Report* report : reports) add(tables, *report);
       return static_cast<std::size_t>(tables.bytes());
     };
-    page_ = PinnedPage(lay_out(Tables(), fault_report_, signalled, host));
-    lay_out(Tables(page_.host()), fault_report_, signalled, host);
-    lay_out(Tables(page_.device()), view.fault, device_signalled, device);
-    view.gone = device_signalled;
-    peers_ = transport_->watch_peers([signalled](int rank) {
-      std::atomic_ref(signalled[rank]).store(1, std::memory_order_release);
+    page_ = PinnedPage(lay_out(Tables(), fault_report_, gone_flags, host));
+    lay_out(Tables(page_.host()), fault_report_, gone_flags, host);
+    lay_out(Tables(page_.device()), view.fault, device_gone_flags, device);
+    view.gone = device_gone_flags;
+    peers_ = transport_->watch_peers([gone_flags](int rank) {
+      std::atomic_ref(gone_flags[rank]).store(1, std::memory_order_release);
     });
   }
   // Counts the ranks on this GPU, after the last allocation. Errors: unsupported, if too many.

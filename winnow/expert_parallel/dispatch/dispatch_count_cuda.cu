@@ -125,10 +125,10 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
       // Each token once for a rank: by its first pair there, which tells the others.
       const int rank = kept ? expert / per_rank : -1;
       const unsigned together = __match_any_sync(kFullWarp, kept ? rank * 32 + mine.slot : -1);
-      const int signaller = __ffs(together) - 1;
+      const int counting = __ffs(together) - 1;
       const int tokens_before =
-          count_key(counters + experts, kept && signaller == lane ? rank : -1, lane);
-      const int token_ordinal = __shfl_sync(kFullWarp, tokens_before, signaller);
+          count_key(counters + experts, kept && counting == lane ? rank : -1, lane);
+      const int token_ordinal = __shfl_sync(kFullWarp, tokens_before, counting);
       if (is_mine(step)) {
         indices[pair_of(step)] = expert;
         ordinals[pair_of(step)] = p.token_major ? token_ordinal : pairs_before;

@@ -495,7 +495,7 @@ __device__ bool take_rows(const MoveParams& p, RowPipe& pipe) {
       there = wait_until(
           view, words + from,
           [&](std::uint64_t seen) { return RowsSent::cover(seen, epoch, below); },
-          RowsSent::write(epoch, below), kRowsPhase, source);
+          RowsSent::pack(epoch, below), kRowsPhase, source);
       device::fence_proxy_async_global();
     }
     if (!__shfl_sync(kFullWarp, there, 0)) return false;
@@ -603,7 +603,7 @@ __device__ void fill_tables(const MoveParams& p) {
           // This rank passes on, and reduces, the tokens of its own rail.
           if (source.rank % topology.locals != local) {
             atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],
-                      FirstRow::write(source.first, source.first == row));
+                      FirstRow::pack(source.first, source.first == row));
           }
         });
   }
@@ -652,7 +652,7 @@ __device__ void signal_sent(const MoveParams& p, int slice, const Reached& reach
     if (kBeside == Beside::takes) {
       std::uint32_t below = sent ? UINT32_MAX : 0;
       for (int i = 0; i <= slice && !sent; ++i) below = max(below, reached[i][to]);
-      signal(view, to, view.control_layout.sent, RowsSent::write(epoch, below));
+      signal(view, to, view.control_layout.sent, RowsSent::pack(epoch, below));
     } else if (!sent) {
       signal(view, to, view.control_layout.slices, epoch * kSlices + slice + 1);
     }

@@ -71,16 +71,16 @@ __device__ void sum_sources(const PlaceParams& p, const Received& received, cons
   const std::int64_t limit = limit_of(p);
   for (int rank = threadIdx.x; rank < world; rank += blockDim.x) {
     const bool here = rank / locals == topology.node;
-    const bool signals = blockIdx.x == 0 && rank == topology.rank;
+    const bool writes = blockIdx.x == 0 && rank == topology.rank;
     std::int64_t sum = 0;
     for (int source = 0; source < world; ++source) {
       if (here && source % locals == local) {
         blocks.firsts[source / locals * locals + rank % locals] = sum;
       }
-      if (signals) p.tables.source_begins[source] = static_cast<std::int32_t>(min(sum, limit));
+      if (writes) p.tables.source_begins[source] = static_cast<std::int32_t>(min(sum, limit));
       sum += received.tokens(source)[rank];
     }
-    if (signals) p.tables.source_begins[world] = static_cast<std::int32_t>(min(sum, limit));
+    if (writes) p.tables.source_begins[world] = static_cast<std::int32_t>(min(sum, limit));
     blocks.wanted[rank] = sum;
   }
 }
@@ -90,7 +90,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
   const CudaTopology& topology = p.view.topology;
   const int per_rank = topology.per_rank(), lane = threadIdx.x % 32;
   for (int rank = threadIdx.x / 32; rank < topology.world; rank += blockDim.x / 32) {
-    const bool signals = blockIdx.x == 0 && rank == topology.rank;
+    const bool writes = blockIdx.x == 0 && rank == topology.rank;
     std::int64_t row = 0;
     for (int base = 0; base < per_rank; base += 32) {
       const int expert = base + lane;
@@ -102,7 +102,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
                                       : ceil_div(count, p.expert_alignment) * p.expert_alignment;
       const std::int64_t behind = row + warp_prefix(padded, lane);
       if (any) *start = behind - padded;
-      if (any && signals) {
+      if (any && writes) {
         p.tables.expert_counts[expert] = clamped(count);
         p.tables.expert_offsets[expert] = clamped(behind - padded);
       }
@@ -110,7 +110,7 @@ __device__ void add_up_experts(const PlaceParams& p, const Blocks& blocks) {
     }
     if (lane != 0) continue;
     if (!p.token_major) blocks.wanted[rank] = row;
-    if (signals) p.tables.expert_offsets[per_rank] = clamped(row);
+    if (writes) p.tables.expert_offsets[per_rank] = clamped(row);
   }
 }
 

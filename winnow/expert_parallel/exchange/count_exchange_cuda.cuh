@@ -35,7 +35,7 @@ class NotifyBlock : ExchangeBase<Fabric, CountExchangeParams> {
   __device__ void run() {
     if (params_.counts != nullptr) take_counts();
     this->post();
-    if (!this->pass_on() || !this->read()) return;
+    if (!this->pass_on() || !this->receive()) return;
     if (threadIdx.x == 0) shared_.first = kNone;
     const bool refused = find_refusals();
     if (!refused) add_up();

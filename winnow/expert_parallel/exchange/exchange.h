@@ -120,7 +120,7 @@ class Exchange {
  private:
   void post(const Header& header, const PairCounts* counts, std::span<const std::byte> table);
   void pass_on(const Deadline& deadline, const WaitName& name);
-  void read(const Deadline& deadline, WaitName name);
+  void receive(const Deadline& deadline, WaitName name);
   void take(int rank);
   HeaderBounds bounds() const;
 

@@ -97,7 +97,7 @@ class ExchangeBase {
 
   // Waits for all rows. The ranks of this node come first: if one is missing, so are the rows that
   // it passes on, and the error has to name that rank.
-  __device__ bool read() const {
+  __device__ bool receive() const {
     const auto rank = [&](int i) {
       return (topology_.node * topology_.locals + i) % topology_.world;
     };

@@ -155,7 +155,7 @@ void Exchange::run(std::uint64_t epoch, std::string_view operation, std::string_
   communicator_.check();
   post(header, counts, table);
   pass_on(deadline, name);
-  read(deadline, name);
+  receive(deadline, name);
 }
 
 void Exchange::post(const Header& header, const PairCounts* counts,
@@ -210,7 +210,7 @@ void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
   }
 }
 
-void Exchange::read(const Deadline& deadline, WaitName name) {
+void Exchange::receive(const Deadline& deadline, WaitName name) {
   const Topology& topology = map_.topology;
   const auto wait_for = [&](int rank) {
     name.peer = rank;

@@ -27,7 +27,7 @@ class ExchangeBlock : ExchangeBase<Fabric, ExchangeParams> {
 
   __device__ void run() {
     this->post();
-    if (!this->pass_on() || !this->read()) return;
+    if (!this->pass_on() || !this->receive()) return;
     // Not before: what follows would hold SMs while it may take another rank's kernel to go on.
     device::allow_next_kernel();
     decide();

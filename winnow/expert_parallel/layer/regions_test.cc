@@ -136,7 +136,7 @@ TEST(Regions, AreTakenFromTheFrontOfWhatWasOffered) {
   EXPECT_EQ(ranks.growths(), 0);
 }
 
-TEST(Regions, GrowOnlyAfterAllRanksHaveSignalled) {
+TEST(Regions, GrowOnlyAfterAllRanksHaveNotified) {
   Ranks ranks(2, 4096);
   ranks.begin();
   testing::expect_error([&] { ranks.reserve({8192, 1}); }, ErrorCode::internal,

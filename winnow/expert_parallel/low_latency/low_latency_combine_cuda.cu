@@ -194,7 +194,7 @@ class PieceSender {
   // Of the piece that was sent last: in shared memory, of each warp.
   struct Last {
     std::int32_t* left;  // pieces of its token that have not come; null: there is no such piece
-    std::uint64_t* untrusted_at;
+    std::uint64_t* message_at;
     std::uint64_t message;
   };
   __device__ PieceSender(const LowLatencyCombineParams& p, std::uint64_t epoch,
@@ -265,7 +265,7 @@ class PieceSender {
     __threadfence_block();
     if (atomicSub(piece.left, 1) != 1) return;
     own_token ? __threadfence() : __threadfence_system();
-    device::st_relaxed_sys(piece.untrusted_at, piece.message);
+    device::st_relaxed_sys(piece.message_at, piece.message);
   }
   // Around what the warp writes into a stage, and lane 0 stores from there.
   __device__ std::uint32_t next_stage() {
@@ -419,7 +419,7 @@ __device__ void say_note(const LowLatencyView& view, std::uint64_t epoch,
   if (known.found) signal_found(view, kLowLatencyCombine, epoch);
   for (int to = 0; to < view.layout.world; ++to) {
     if (masked(view, to)) continue;
-    device::st_relaxed_sys(word(view.peers[to], view.layout.message(view.layer.topology.rank)),
+    device::st_relaxed_sys(word(view.peers[to], view.layout.note_word(view.layer.topology.rank)),
                            epoch);
   }
 }
@@ -667,9 +667,10 @@ __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
   const bool waits = view.shrinks || p.out == nullptr;
   if (waits || blockIdx.x == 0) {
     const std::int64_t words =
-        waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.message(0);
-    const ReceivedCall received = read(view, kLowLatencyCombine, words, epoch, p.note.format,
-                                       p.call, p.wait_statistics, come, [] {});
+        waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.note_word(0);
+    const ReceivedCall received =
+        receive_call(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
+                     p.wait_statistics, come, [] {});
     if (received.broken || received.refused) return;
   } else {
     device::allow_next_kernel();

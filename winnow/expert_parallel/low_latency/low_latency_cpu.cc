@@ -155,7 +155,7 @@ class CpuLowLatency : public LowLatencyBackend {
     std::vector<std::int64_t> waited;  // [W] nanoseconds
   };
   // Waits for all ranks. What any of them refuses, all throw.
-  Received read(const PendingCall& call, int format) {
+  Received receive(const PendingCall& call, int format) {
     Received received{std::vector<std::int32_t>(size(world_)),
                       std::vector<std::int64_t>(size(world_))};
     const Deadline deadline(config_.timeout);
@@ -286,7 +286,7 @@ void CpuLowLatency::send_rows(const LowLatencyDispatchArgs& args,
 
 void CpuLowLatency::receive(const LowLatencyDispatchArgs& args, const PendingCall& call) {
   if (args.part == CallPart::receive) check_dispatch(Check(name_), config_, world_, args);
-  const Received received = read(call, static_cast<int>(args.format));
+  const Received received = receive(call, static_cast<int>(args.format));
   const Places places = receive_places(call, received.tokens);
   for (int expert = 0; expert < layout_.per_rank; ++expert) {
     std::int32_t rows = 0;
@@ -407,7 +407,7 @@ LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
 
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall& call) {
   if (args.part == CallPart::receive) check_combine(Check(name_), config_, world_, args);
-  const Received received = read(call, 0);
+  const Received received = receive(call, 0);
   static const auto sum_rows = cpu_kernels().expert_parallel_sum_rows;
   Addend addends[kMaxTopk];
   for (std::int64_t token = 0; token < args.out.size(0); ++token) {

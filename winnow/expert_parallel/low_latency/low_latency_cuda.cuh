@@ -169,10 +169,11 @@ struct ReceivedCall {
 // says which have come. The whole block. One block decides who is masked, and tells the host of a
 // refusal. meanwhile() loads what has come with the signals beside what is looked at here.
 template <class Meanwhile>
-__device__ inline ReceivedCall read(const LowLatencyView& view, int call, std::int64_t words,
-                                    std::uint64_t epoch, std::int32_t format, std::uint64_t number,
-                                    std::int64_t* wait_statistics, bool* come,
-                                    const Meanwhile& meanwhile) {
+__device__ inline ReceivedCall receive_call(const LowLatencyView& view, int call,
+                                            std::int64_t words, std::uint64_t epoch,
+                                            std::int32_t format, std::uint64_t number,
+                                            std::int64_t* wait_statistics, bool* come,
+                                            const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {

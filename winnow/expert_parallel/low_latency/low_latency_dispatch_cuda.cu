@@ -424,8 +424,8 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
     if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
   };
   const ReceivedCall received =
-      read(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
-           p.note.format, p.call, p.wait_statistics, shared.come, load);
+      receive_call(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
+                   p.note.format, p.call, p.wait_statistics, shared.come, load);
   if (received.broken || received.refused || p.output == nullptr) return;
   lay_out_rows(entries, begins);
   if (blockIdx.x == 0) write_counts(p, begins);

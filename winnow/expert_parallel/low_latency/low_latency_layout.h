@@ -39,7 +39,7 @@ struct LowLatencyLayout {
   // Of combine on a GPU alone: words [W], the epoch of which that rank's note is complete; words
   // [2, W, M, K], the weight of each of its pairs and of which epoch it is; words [2, W, M], which
   // say what it has sent of a token here.
-  std::int64_t notes_message = 0, weights = 0, token_signals = 0;
+  std::int64_t note_words = 0, weights = 0, token_signals = 0;
   std::int64_t bytes = 0;
 
   static constexpr int kPieceBytes = 1024;
@@ -77,7 +77,7 @@ struct LowLatencyLayout {
   WINNOW_HOST_DEVICE std::int64_t returned_row(std::uint64_t epoch, std::int64_t pair) const {
     return returned + (std::int64_t(epoch % 2) * max_tokens * topk + pair) * pieces * kPieceBytes;
   }
-  WINNOW_HOST_DEVICE std::int64_t message(int rank) const { return notes_message + rank * 8; }
+  WINNOW_HOST_DEVICE std::int64_t note_word(int rank) const { return note_words + rank * 8; }
   WINNOW_HOST_DEVICE std::int64_t weight(std::uint64_t epoch, int rank, std::int64_t pair) const {
     return weights + ((std::int64_t(epoch % 2) * world + rank) * max_tokens * topk + pair) * 8;
   }

@@ -120,7 +120,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   TemporaryFolder folder_;
 };
 
-TEST_P(Fates, SurvivorsAreSignalledOrGoOn) {
+TEST_P(Fates, SurvivorsAreNotifiedOrGoOn) {
   const auto [signal, point, shrink] = GetParam();
   Processes processes(kRanks, [this](int rank, Report& report) {
     report.take(outcome_of([&] { life(rank, report); }));

@@ -66,8 +66,7 @@ inline constexpr int kPushedTogether = 16;
 // What a rank says of the rows that it has sent another of its node: of which epoch, of which it
 // keeps the lower half, and that all below a row of the receiver's are there.
 struct RowsSent {
-  static WINNOW_HOST_DEVICE constexpr std::uint64_t write(std::uint64_t epoch,
-                                                          std::uint32_t below) {
+  static WINNOW_HOST_DEVICE constexpr std::uint64_t pack(std::uint64_t epoch, std::uint32_t below) {
     return epoch << 32 | below;
   }
   static WINNOW_HOST_DEVICE constexpr bool cover(std::uint64_t word, std::uint64_t epoch,

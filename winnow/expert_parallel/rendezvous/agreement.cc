@@ -67,7 +67,7 @@ class Board {
   }
 
   // To all ranks, those that come later too.
-  void signal(const Error& error) const {
+  void write_fault(const Error& error) const {
     store_.set(key("fault"), std::to_string(static_cast<int>(error.code())) + "\n" +
                                  std::to_string(static_cast<int>(error.reason())) + "\n" +
                                  one_line(message_of(error)));
@@ -113,9 +113,9 @@ void check_request(const AgreementRequest& request) {
 }
 
 // One rank's part in one agreement.
-class ExchangeBase {
+class Participant {
  public:
-  ExchangeBase(Store& store, const AgreementRequest& request, const Deadline& deadline)
+  Participant(Store& store, const AgreementRequest& request, const Deadline& deadline)
       : store_(store), request_(request), deadline_(deadline) {
     own_.nonce = random_id();
     own_.process = own_process();
@@ -133,7 +133,7 @@ class ExchangeBase {
       leave();
       throw;
     } catch (...) {
-      signal(Error(ErrorCode::timeout, request_.operation,
+      report(Error(ErrorCode::timeout, request_.operation,
                    "rank " + std::to_string(request_.rank) + " was interrupted",
                    {.reason = ErrorReason::interrupted}));
       leave();
@@ -241,12 +241,12 @@ class ExchangeBase {
 
   // Tells the others, and throws.
   [[noreturn]] void fail(const Error& error) {
-    signal(error);
+    report(error);
     throw error;
   }
-  void signal(const Error& error) noexcept {
+  void report(const Error& error) noexcept {
     try {
-      board_.signal(error);
+      board_.write_fault(error);
     } catch (...) {
       // The others have their deadline.
     }
@@ -257,7 +257,7 @@ class ExchangeBase {
       store_.set(key, value);
     } catch (const Error& error) {
       leave();  // which may make the room to tell it
-      signal(Error(error.code(), request_.operation,
+      report(Error(error.code(), request_.operation,
                    "rank " + std::to_string(request_.rank) + ": " + error.what()));
       throw;
     }
@@ -370,7 +370,7 @@ std::string agreement_key(const Transport& transport, std::uint64_t number) {
 
 Agreement agree(Store& store, const AgreementRequest& request, const Deadline& deadline) {
   check_request(request);
-  return ExchangeBase(store, request, deadline).run();
+  return Participant(store, request, deadline).run();
 }
 
 void check_agreement(Store& store, const AgreementRequest& request) {
@@ -391,7 +391,7 @@ void begin_world(Store& store, AgreementRequest& request) {
     const bool lives = state == ProcessState::running || state == ProcessState::stopped;
     if (lives && *before != own) {
       const Error error = two_callers(request, own, *before);
-      Board(store, worlds.key(std::to_string(begun))).signal(error);
+      Board(store, worlds.key(std::to_string(begun))).write_fault(error);
       throw error;
     }
   }

@@ -169,11 +169,11 @@ class Watcher {
       }
       lock.lock();
       if (wake_ != wake_file) return;
-      for (Watch& watch : watches_) signal(watch);
+      for (Watch& watch : watches_) notify(watch);
     }
   }
 
-  static void signal(Watch& watch) {
+  static void notify(Watch& watch) {
     std::erase_if(watch.targets, [&](const Target& target) {
       pollfd file{target.file, POLLIN, 0};
       const bool ended =

@@ -62,7 +62,7 @@ class PeerWatchTest : public ::testing::Test {
   std::vector<ProcessIdentity> processes_;
 };
 
-TEST_F(PeerWatchTest, ReceivesOfEveryKindOfEndOnceAndOfNothingElse) {
+TEST_F(PeerWatchTest, LearnsOfEveryKindOfEndOnceAndOfNothingElse) {
   for (const int status : {0, 0, 3, 0}) start(status);
   Gone gone(processes_), second({processes_[1]});
   children_[0]->signal(SIGSTOP);
@@ -81,7 +81,7 @@ TEST_F(PeerWatchTest, ReceivesOfEveryKindOfEndOnceAndOfNothingElse) {
   EXPECT_TRUE(gone.becomes(0));
 }
 
-TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsSignalledAtOnce) {
+TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsNotifiedAtOnce) {
   start();
   children_[0]->signal(SIGKILL);
   children_[0]->wait();
@@ -89,7 +89,7 @@ TEST_F(PeerWatchTest, AnEndBeforeTheWatchIsSignalledAtOnce) {
   EXPECT_EQ(gone.counts[0], 1);
 }
 
-TEST_F(PeerWatchTest, ALetGoWatchIsSignalledNothing) {
+TEST_F(PeerWatchTest, ALetGoWatchIsNotifiedOfNothing) {
   for (int i = 0; i < 2; ++i) start();
   Gone gone(processes_), kept(processes_);
   gone.watch.reset();

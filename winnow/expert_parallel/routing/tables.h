@@ -21,7 +21,7 @@ struct RowSource {
 struct FirstRow {
   static constexpr std::int32_t kNone = INT32_MIN;
   // `is_first`: the row is the first one itself.
-  static WINNOW_HOST_DEVICE constexpr std::int32_t write(std::int64_t first, bool is_first) {
+  static WINNOW_HOST_DEVICE constexpr std::int32_t pack(std::int64_t first, bool is_first) {
     return is_first ? ~std::int32_t(first) : std::int32_t(first);
   }
 

@@ -155,7 +155,7 @@ TEST(Communicator, TheFirstRecordReachesEveryRankAndTheLateOne) {
         const int rank = communicator.rank();
         if (rank == 2) {
           while (!communicator.fault()) sleep_ms(1);
-          store_release(words, 7);  // what it waits for is there, and still it receives
+          store_release(words, 7);  // what it waits for; it learns of the fault all the same
         }
         const WaitName name{"expert_parallel::dispatch", "the counts", rank == 2 ? 0 : 2};
         const std::string error = error_of(
@@ -301,7 +301,7 @@ TEST(Communicator, APeerThatIsDoneMayClose) {
   }
 }
 
-TEST(Communicator, AnyFaultCanBeSignalledToAll) {
+TEST(Communicator, AnyFaultCanBeNotifiedToAll) {
   const std::vector<std::string> errors =
       with_communicators(Topology(3), [](Communicator& communicator) {
         if (communicator.rank() == 1) {

@@ -58,19 +58,19 @@ class AnInterrupt : public ::testing::Test {
   }
 };
 
-TEST_F(AnInterrupt, EndsAnAllocationAndTheOthersAreSignalled) {
+TEST_F(AnInterrupt, EndsAnAllocationAndTheOthersAreNotified) {
   expect_signalled("expert_parallel::allocate", [](auto&, const auto& transport) {
     transport->allocate(8, generous(), "the arena");
   });
 }
 
-TEST_F(AnInterrupt, EndsAnAgreementAndTheOthersAreSignalled) {
+TEST_F(AnInterrupt, EndsAnAgreementAndTheOthersAreNotified) {
   expect_signalled("layer", [](auto& world, const auto& transport) {
     agree(*transport, *world.store(), "layer", {}, generous());
   });
 }
 
-TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreSignalled) {
+TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreNotified) {
   std::latch made(2), interrupted(1);
   InProcessWorld world(2);
   const Deadline deadline = generous();
@@ -94,7 +94,7 @@ TEST_F(AnInterrupt, EndsABarrierAndTheOthersAreSignalled) {
 }
 
 // Not only in waits: rank 1 is interrupted while it sends its rows.
-TEST_F(AnInterrupt, EndsTheRowsOfACallAndTheOthersAreSignalled) {
+TEST_F(AnInterrupt, EndsTheRowsOfACallAndTheOthersAreNotified) {
   constexpr std::int64_t kTokens = 4, kHidden = 128;
   std::latch made(2), interrupted(1);
   InProcessWorld world(2);

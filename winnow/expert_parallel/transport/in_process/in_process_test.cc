@@ -187,7 +187,7 @@ TEST(InProcess, SignalsComeAfterTheirData) {
       Each(""));
 }
 
-TEST(InProcess, AnAbsentRankIsNamedOnEveryRankAndTheLateOneIsSignalled) {
+TEST(InProcess, AnAbsentRankIsNamedOnEveryRankAndTheLateOneIsNotified) {
   constexpr int kRanks = 4;
   InProcessWorld world(kRanks);
   std::latch arrive(2), left(3);

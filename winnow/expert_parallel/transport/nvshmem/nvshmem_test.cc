@@ -215,7 +215,7 @@ TEST_F(Nvshmem, RefusesWhatRanksAskForDifferently) {
                            "(rank 1)"));
 }
 
-TEST_F(Nvshmem, EveryRankReceivesOfMissingMemory) {
+TEST_F(Nvshmem, EveryRankLearnsOfMissingMemory) {
   EXPECT_THAT(on_processes(2,
                            [](const auto& store, int rank) {
                              const auto transport = join(store, rank, 2);

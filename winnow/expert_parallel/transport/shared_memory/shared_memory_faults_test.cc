@@ -98,7 +98,7 @@ TEST_F(SharedMemoryFaults, AKilledRankEndsAnAgreementEarly) {
 
 // Rank 1 is stopped in the middle. The others get the error, make a new world without it and work
 // there. Resumed, rank 1 gets the same error and writes what it had to write into the old memory.
-TEST_F(SharedMemoryFaults, AStoppedRankIsSignalledWhenItResumesAndSpoilsNothing) {
+TEST_F(SharedMemoryFaults, AStoppedRankIsNotifiedWhenItResumesAndSpoilsNothing) {
   auto ranks = start(3, [&](const std::shared_ptr<Transport>& transport) {
     const int rank = transport->rank();
     Communicator communicator(transport, Topology(3), generous());
