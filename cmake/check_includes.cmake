@@ -11,7 +11,7 @@ set(levels
   "cpu device/common"
   "device/sm90 simulator/instructions"
   "device/sm100"
-  "expert_parallel indexer paged_xl simulator sparse_mla"
+  "compressor expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing"
   "expert_parallel/transport indexer/topk sparse_mla/backward sparse_mla/distribution"
   "expert_parallel/memory expert_parallel/rendezvous indexer/topk_paged"
@@ -64,8 +64,8 @@ foreach(file IN LISTS files)
     place(${other_room})
     set(why "")
     if(file MATCHES "${harness}")
-      if(family MATCHES "^(expert_parallel|indexer|paged_xl|sparse_mla)$" AND
-         other MATCHES "^(expert_parallel|indexer|paged_xl|sparse_mla)$" AND NOT other STREQUAL family)
+      if(family MATCHES "^(compressor|expert_parallel|indexer|paged_xl|sparse_mla)$" AND
+         other MATCHES "^(compressor|expert_parallel|indexer|paged_xl|sparse_mla)$" AND NOT other STREQUAL family)
         set(why "is of another family")
       endif()
     elseif(included MATCHES "${harness}")

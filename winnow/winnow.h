@@ -1,6 +1,9 @@
 // Every public header of Winnow.
 #pragma once
 
+#include "winnow/compressor/backward/backward.h"
+#include "winnow/compressor/forward/forward.h"
+#include "winnow/compressor/step/step.h"
 #include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"

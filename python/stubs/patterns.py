@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOMS = ("expert_parallel", "indexer", "paged_xl", "sparse_mla")
+ROOMS = ("compressor", "expert_parallel", "indexer", "paged_xl", "sparse_mla")
 
 
 def signatures():

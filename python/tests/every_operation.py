@@ -7,7 +7,7 @@ import numpy as np
 import problems
 import torch
 
-from winnow import expert_parallel, indexer, paged_xl, sparse_mla
+from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 
 _FLOATS = "f32 or f16 or bf16 or f64"
 
@@ -130,6 +130,56 @@ def _decode():
             _as_torch(sparse_mla.store, rows=_BRAIN),
             {"rows": (brain(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
             {"cache": (cache, "u8 or f8_e4m3")},
+        ),
+    )
+
+
+def _compressor():
+    """Sequences of 5 and 4 tokens by 2."""
+    tokens, turns = np.ones((9, 16), np.float32), np.ones((8, 2), np.float32)
+    inputs = {
+        "kv": (tokens, _FLOATS),
+        "gate": (tokens.copy(), "f32"),
+        "position_bias": (np.ones((2, 16), np.float32), "f32"),
+        "cu_seqlens": (np.array([0, 5, 9], np.int32), "i32"),
+        "cu_rows": (np.array([0, 2, 4], np.int32), "i32"),
+        "norm_weight": (np.ones(16, np.float32), "f32"),
+        "cos": (turns, "f32"),
+        "sin": (turns.copy(), "f32"),
+        "first_position": (np.array([1, 0], np.int32), "i32"),
+    }
+    rows = np.ones((4, 16), np.float32)
+    yield (
+        "compressor::forward",
+        _operation(
+            lambda rows, **tensors: compressor.forward(**tensors, out=rows),
+            inputs,
+            {"rows": (rows, "f32")},
+        ),
+    )
+    yield (
+        "compressor::backward",
+        _operation(
+            compressor.backward,
+            {**inputs, "d_rows": (rows, "f32")},
+            {
+                "d_kv": (tokens.copy(), "f32"),
+                "d_gate": (tokens.copy(), "f32"),
+                "d_position_bias": (np.ones((2, 16), np.float32), "f32"),
+                "d_norm_weight": (np.ones(16, np.float32), "f32"),
+            },
+        ),
+    )
+    del inputs["cu_rows"]
+    yield (
+        "compressor::step",
+        _operation(
+            lambda rows, **tensors: compressor.step(**tensors, out=rows),
+            {**inputs, "state_slots": (np.array([1, 0], np.int32), "i32")},
+            {
+                "state": (np.ones((3, 2, 32), np.float32), "f32"),
+                "rows": (tokens.copy(), "f32"),
+            },
         ),
     )
 
@@ -333,7 +383,7 @@ def _all_to_all():
 
 ALL = {
     name: operation
-    for family in (_sparse_mla, _decode, _paged_xl, _indexer, _layout, _all_to_all)
+    for family in (_sparse_mla, _decode, _compressor, _paged_xl, _indexer, _layout, _all_to_all)
     for name, operation in family()
 }
 EVERY_TENSOR = [(name, tensor) for name, operation in ALL.items() for tensor in operation.tensors]

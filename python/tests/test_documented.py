@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(winnow.__file__).parent
 
 
-@pytest.mark.parametrize("room", ["sparse_mla", "paged_xl"])
+@pytest.mark.parametrize("room", ["sparse_mla", "compressor", "paged_xl"])
 def test_every_function_has_a_docstring_and_a_stub(room):
     stub = ast.parse((PACKAGE / "_winnow" / f"{room}.pyi").read_text())
     typed = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}

@@ -30,7 +30,8 @@ def test_none_of_the_tensors_may_be_empty_beside_the_others(name, argument):
     tensors = {n: torch.from_numpy(np.array(t)) for n, t in operation.tensors.items()}
     empty = _without_elements(tensor, 0)
     assert empty.data_ptr() == 0
-    if argument in _CACHES and argument not in operation.outputs and "backward" not in name:
+    cache = argument in _CACHES and not name.startswith("compressor")  # whose kv are the tokens
+    if cache and argument not in operation.outputs and "backward" not in name:
         operation.call(**{**tensors, argument: empty})
         return
     # Outputs keep what they hold, as in every refusal.

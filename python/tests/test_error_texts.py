@@ -182,7 +182,7 @@ def test_texts_that_no_encoding_has_and_names_that_are_none_are_refused():
         sparse_mla.forward(**{"\udc80": 1})
     for op, got in (
         ("\udc80", r"\\udc80"), (3, "3"), (None, "None"), ("matmul", "matmul"),
-        ("forward", r"forward; did you mean sparse_mla\.forward\?"),
+        ("decode", r"decode; did you mean sparse_mla\.decode\?"),
         ("indexer::tokp", r"indexer\.tokp; did you mean indexer\.topk\?"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^supports: op: want one of .*, got {got}$"):

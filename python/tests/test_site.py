@@ -40,7 +40,9 @@ def test_the_site_has_every_public_header_and_function(site):
     assert "private:" not in shown and "WINNOW_EXPORT" not in shown
 
 
-@pytest.mark.parametrize("room", ["sparse_mla", "indexer", "paged_xl", "torch", "compat"])
+@pytest.mark.parametrize(
+    "room", ["sparse_mla", "indexer", "compressor", "paged_xl", "torch", "compat"]
+)
 def test_the_site_has_every_function_of_the_package(site, room):
     module = __import__(f"winnow.{room}", fromlist=["*"])
     page = (site / f"docs/site/reference/python_{room}.html").read_text()

@@ -115,7 +115,7 @@ def _names(function):
     return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
-@pytest.mark.parametrize("room", ["sparse_mla", "indexer", "paged_xl"])
+@pytest.mark.parametrize("room", ["sparse_mla", "indexer", "compressor", "paged_xl"])
 def test_overloads_have_the_parameters_of_their_functions(room):
     stub = ast.parse((PACKAGE / "_winnow" / f"{room}.pyi").read_text())
     typed = {}
@@ -128,5 +128,5 @@ def test_overloads_have_the_parameters_of_their_functions(room):
         signature = getattr(module, name).__doc__.splitlines()[0]
         declared = _names(ast.parse(f"def {signature}: ...").body[0])
         assert all(names == declared for names in overloads), name
-    overloaded = {"sparse_mla": 1, "indexer": 3, "paged_xl": 2}[room]
+    overloaded = {"sparse_mla": 1, "indexer": 3, "compressor": 1, "paged_xl": 2}[room]
     assert sum(len(overloads) == 3 for overloads in typed.values()) == overloaded

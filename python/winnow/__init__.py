@@ -1,12 +1,13 @@
 """Winnow: the kernels that sparse transformers need, on the CPU and on NVIDIA GPUs.
 
-``winnow.indexer``, ``winnow.sparse_mla`` and ``winnow.paged_xl`` take numpy arrays, torch tensors,
-or anything with ``__dlpack__``, and return the kind that came in. ``winnow.expert_parallel``
-carries tokens between the ranks of a mixture of experts. ``winnow.torch`` has the operations for
-``torch.compile`` and autograd, ``winnow.compat`` functions with the signatures of other libraries.
+``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.compressor`` and ``winnow.paged_xl`` take numpy
+arrays, torch tensors, or anything with ``__dlpack__``, and return the kind that came in.
+``winnow.expert_parallel`` carries tokens between the ranks of a mixture of experts.
+``winnow.torch`` has the operations for ``torch.compile`` and autograd, ``winnow.compat`` functions
+with the signatures of other libraries.
 """
 
-from winnow import expert_parallel, indexer, paged_xl, sparse_mla
+from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 from winnow._winnow import __version__, backends, num_threads, set_num_threads
 from winnow.errors import Error, InvalidArgument
 from winnow.support import Support, supports
@@ -17,6 +18,7 @@ __all__ = [
     "Support",
     "__version__",
     "backends",
+    "compressor",
     "expert_parallel",
     "indexer",
     "num_threads",

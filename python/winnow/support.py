@@ -38,8 +38,8 @@ def supports(
             and "expert_parallel.combine" are those of a layer. The error for another name lists
             all of them.
         dtype: of the queries, of the cache (decode and store), or of the tokens: "float32",
-            "float16", "bfloat16", "float64" (of sparse_mla and paged_xl on the CPU),
-            "float8_e4m3fn", or a dtype of numpy or torch.
+            "float16", "bfloat16", "float64" (of sparse_mla, compressor and paged_xl
+            on the CPU), "float8_e4m3fn", or a dtype of numpy or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
         **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;

@@ -3,7 +3,7 @@
 Each function calls an operator ``torch.ops.winnow.*`` with a fake implementation, so that it works
 in ``torch.compile(fullgraph=True)``. On CUDA tensors the work joins torch's current stream; nothing
 is copied, and the host waits only in a dispatch or notify that counts. Arguments mean what they
-mean in ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.paged_xl`` and
+mean in ``winnow.indexer``, ``winnow.sparse_mla``, ``winnow.compressor``, ``winnow.paged_xl`` and
 ``winnow.expert_parallel``, where shapes, dtypes, units and errors are documented.
 
 Under ``torch.autocast`` the tensors of sparse MLA and of paged_xl_position_term, and q and k of the
@@ -21,6 +21,11 @@ from winnow import _operators
 from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
+from winnow.compressor_operators import (
+    compressor_backward,
+    compressor_forward,
+    compressor_step,
+)
 from winnow.decode_operators import sparse_mla_decode, sparse_mla_store
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
@@ -38,6 +43,9 @@ from winnow.indexer_operators import (
 # Type checkers read torch.pyi, which python/stubs/torch_stub.py writes from these declarations.
 
 __all__ = [
+    "compressor_backward",
+    "compressor_forward",
+    "compressor_step",
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",

@@ -11,6 +11,9 @@ from winnow.expert_parallel.autograd import notify as expert_parallel_notify
 from winnow.indexer_loss import indexer_loss as indexer_loss
 
 __all__ = [
+    "compressor_backward",
+    "compressor_forward",
+    "compressor_step",
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",
@@ -34,6 +37,9 @@ __all__ = [
     "sparse_mla_store",
 ]
 
+def compressor_backward(kv: Tensor, gate: Tensor, position_bias: Tensor, cu_seqlens: Tensor, cu_rows: Tensor, d_rows: Tensor, *, overlap: bool = False, norm_weight: Tensor | None = None, eps: float | None = None, cos: Tensor | None = None, sin: Tensor | None = None, first_position: Tensor | None = None, hadamard: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+def compressor_forward(kv: Tensor, gate: Tensor, position_bias: Tensor, cu_seqlens: Tensor, cu_rows: Tensor, *, overlap: bool = False, norm_weight: Tensor | None = None, eps: float | None = None, cos: Tensor | None = None, sin: Tensor | None = None, first_position: Tensor | None = None, hadamard: bool = False, num_rows: int | None = None) -> Tensor: ...
+def compressor_step(kv: Tensor, gate: Tensor, position_bias: Tensor, cu_seqlens: Tensor, first_position: Tensor, state: Tensor, state_slots: Tensor, *, overlap: bool = False, norm_weight: Tensor | None = None, eps: float | None = None, cos: Tensor | None = None, sin: Tensor | None = None, hadamard: bool = False) -> Tensor: ...
 def expert_parallel_layout(expert_indices: Tensor, experts: int, world_size: int, local_world_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 def indexer_backward(q: Tensor, k: Tensor, weights: Tensor, indices: Tensor | None, d_scores: Tensor, *, k_scale: Tensor | None = None, key_start: Tensor | None = None, key_end: Tensor | None = None, q_start: int | None = None, k_stride: int = 1, deterministic: bool = False, dk_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]: ...
 def indexer_quantize(x: Tensor, *, power_of_two: bool = False) -> tuple[Tensor, Tensor]: ...

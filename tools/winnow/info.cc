@@ -53,6 +53,7 @@ std::vector<Backend> implemented(const std::string& operation) {
       operation == "indexer::quantize" || operation == "sparse_mla::store") {
     return {Backend::cuda, Backend::cpu};
   }
+  if (operation.starts_with("compressor::")) return {Backend::cpu};
   if (operation == "sparse_mla::backward") return {Backend::sm100, Backend::sm90, Backend::cpu};
   return {Backend::sm90, Backend::cpu};
 }

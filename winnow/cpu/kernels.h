@@ -29,7 +29,10 @@ namespace winnow {
   X(sparse_mla, store, StoreParams)               \
   X(paged_xl, attention, AttentionParams)         \
   X(paged_xl, append, AppendParams)               \
-  X(paged_xl, position_term, PositionTermParams)
+  X(paged_xl, position_term, PositionTermParams)  \
+  X(compressor, forward, ForwardParams)           \
+  X(compressor, backward, BackwardParams)         \
+  X(compressor, step, StepParams)
 
 #define WINNOW_DECLARE_(family, operation, params)                     \
   namespace family {                                                   \

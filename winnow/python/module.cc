@@ -220,6 +220,7 @@ NB_MODULE(_winnow, m) {
   for (const auto& [name, text] :
        {std::pair("sparse_mla", "Top-k sparse MLA attention."),
         std::pair("indexer", "The lightning indexer."),
+        std::pair("compressor", "Rows that stand for several tokens each."),
         std::pair("paged_xl", "Decode with Transformer-XL positions."),
         std::pair("expert_parallel", "The all-to-all of mixtures of experts.")}) {
     families.emplace(name, m.def_submodule(name, text));

@@ -171,6 +171,70 @@ void fuzz_quantize(Bytes& bytes) {
   });
 }
 
+void fuzz_compressor(Bytes& bytes) {
+  const std::int64_t tokens = bytes.number(), rows = bytes.number();
+  const std::int64_t n = bytes.take<std::uint8_t>() % 4;
+  const std::int64_t ratio = bytes.number(), pairs = bytes.number(), d = bytes.flag() ? 64 : 24;
+  const bool overlap = bytes.flag(), hadamard = bytes.flag();
+  const std::int64_t columns = overlap ? 2 * d : d;
+  const auto dtype = static_cast<DType>(bytes.take<std::uint8_t>() % 3);
+  Tensors tensor(bytes);
+  const TensorView kv = tensor(dtype, {tokens, columns}), gate = tensor(dtype, {tokens, columns});
+  const TensorView bias = tensor(DType::f32, {ratio, columns});
+  const TensorView ends = tensor(DType::i32, {n + 1}), cu_rows = tensor(DType::i32, {n + 1});
+  const TensorView first = tensor(DType::i32, {n}), norm = tensor(DType::f32, {d});
+  const TensorView cos = tensor(DType::f32, {bytes.number(), pairs}),
+                   out = tensor(dtype, {rows, d});
+  attempt([&] {
+    winnow::compressor::forward({.kv = kv,
+                                 .gate = gate,
+                                 .position_bias = bias,
+                                 .cu_seqlens = ends,
+                                 .cu_rows = cu_rows,
+                                 .overlap = overlap,
+                                 .norm_weight = norm,
+                                 .cos = cos,
+                                 .sin = cos,
+                                 .first_position = first,
+                                 .hadamard = hadamard,
+                                 .rows = out});
+  });
+  attempt([&] {
+    winnow::compressor::backward({.kv = kv,
+                                  .gate = gate,
+                                  .position_bias = bias,
+                                  .cu_seqlens = ends,
+                                  .cu_rows = cu_rows,
+                                  .overlap = overlap,
+                                  .norm_weight = norm,
+                                  .cos = cos,
+                                  .sin = cos,
+                                  .first_position = first,
+                                  .hadamard = hadamard,
+                                  .d_rows = out,
+                                  .d_kv = tensor(dtype, {tokens, columns}),
+                                  .d_gate = tensor(dtype, {tokens, columns}),
+                                  .d_position_bias = tensor(DType::f32, {ratio, columns}),
+                                  .d_norm_weight = tensor(DType::f32, {d})});
+  });
+  attempt([&] {
+    winnow::compressor::step(
+        {.kv = kv,
+         .gate = gate,
+         .position_bias = bias,
+         .cu_seqlens = ends,
+         .first_position = first,
+         .state_slots = tensor(DType::i32, {n}),
+         .overlap = overlap,
+         .norm_weight = norm,
+         .cos = cos,
+         .sin = cos,
+         .hadamard = hadamard,
+         .state = tensor(DType::f32, {bytes.number(), bytes.number(), 2 * columns}),
+         .rows = tensor(dtype, {tokens, d})});
+  });
+}
+
 void fuzz_paged_xl(Bytes& bytes) {
   const std::int64_t b = bytes.number(), kv_heads = bytes.number();
   const std::int64_t heads = bytes.flag() ? kv_heads : bytes.number();
@@ -231,7 +295,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }();
   (void)single_threaded;
   Bytes bytes(data, size);
-  switch (bytes.take<std::uint8_t>() % 6) {
+  switch (bytes.take<std::uint8_t>() % 7) {
     case 0:
       fuzz_text(bytes);
       break;
@@ -246,6 +310,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 4:
       fuzz_paged_xl(bytes);
+      break;
+    case 5:
+      fuzz_compressor(bytes);
       break;
     default:
       fuzz_sparse_mla(bytes);

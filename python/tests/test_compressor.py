@@ -1,0 +1,224 @@
+"""winnow.compressor against the formula in torch, float64, and its autograd."""
+
+import numpy as np
+import pytest
+
+import winnow
+
+torch = pytest.importorskip("torch")
+import winnow.torch  # noqa: E402
+
+LENGTHS = (23, 0, 3, 8)
+
+
+def problem(ratio=4, d=64, overlap=True, dtype=torch.float64, lengths=LENGTHS, pairs=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, of=dtype):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(of)
+
+    columns, real = d * (1 + overlap), torch.promote_types(dtype, torch.float32)
+    ends = np.cumsum([0, *lengths]).astype(np.int32)
+    rows = np.cumsum([0, *(length // ratio for length in lengths)]).astype(np.int32)
+    angles = torch.arange(300)[:, None] * 0.5 ** torch.arange(pairs)
+    return {
+        "kv": normal(sum(lengths), columns),
+        "gate": normal(sum(lengths), columns),
+        "position_bias": normal(ratio, columns, of=real),
+        "cu_seqlens": torch.from_numpy(ends),
+        "cu_rows": torch.from_numpy(rows),
+        "norm_weight": 1 + normal(d, of=real) / 4,
+        "cos": angles.cos().to(real),
+        "sin": angles.sin().to(real),
+        "first_position": torch.tensor([7 * i for i in range(len(lengths))], dtype=torch.int32),
+        "overlap": overlap,
+    }
+
+
+def windows(x, ratio, overlap, absent):
+    """[tokens, columns] to [windows, slots, d], as DeepSeek's own code arranges them."""
+    x = x[: len(x) // ratio * ratio].reshape(-1, ratio, x.shape[1])
+    if not overlap:
+        return x
+    d = x.shape[2] // 2
+    before = torch.cat([torch.full_like(x[:1, :, :d], absent), x[:-1, :, :d]])
+    return torch.cat([before, x[:, :, d:]], dim=1)
+
+
+def formula(kv, gate, position_bias, cu_seqlens, cu_rows, norm_weight, cos, sin, first_position,
+            overlap, hadamard=False, eps=1e-6):  # fmt: skip
+    ratio, result = len(position_bias), []
+    ends = cu_seqlens.tolist()
+    for begin, end, first in zip(ends, ends[1:], first_position.tolist(), strict=False):
+        if end - begin < ratio:
+            continue
+        bias = position_bias.repeat((end - begin) // ratio + 1, 1)[: end - begin]
+        weights = windows(gate[begin:end] + bias, ratio, overlap, -torch.inf).softmax(dim=1)
+        rows = (weights * windows(kv[begin:end], ratio, overlap, 0)).sum(dim=1)
+        rows = rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt() * norm_weight
+        at = first + ratio * torch.arange(len(rows))
+        width = 2 * cos.shape[1]
+        plain, (a, b) = rows[:, :-width], rows[:, -width:].unflatten(1, (-1, 2)).unbind(-1)
+        turned = torch.stack([a * cos[at] - b * sin[at], a * sin[at] + b * cos[at]], dim=-1)
+        rows = torch.cat([plain, turned.flatten(1)], dim=1)
+        if hadamard:
+            matrix = torch.ones(1, 1, dtype=rows.dtype)
+            while len(matrix) < rows.shape[1]:
+                matrix = torch.cat([torch.cat([matrix, matrix]), torch.cat([matrix, -matrix])], 1)
+            rows = rows @ matrix / rows.shape[1] ** 0.5
+        result.append(rows)
+    return torch.cat(result)
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize(("ratio", "overlap"), [(4, True), (4, False), (3, True), (1, False)])
+def test_rows_and_gradients(ratio, overlap, hadamard):
+    given = problem(ratio, overlap=overlap)
+    learned = [given[n].requires_grad_() for n in ("kv", "gate", "position_bias", "norm_weight")]
+    want = formula(**given, hadamard=hadamard)
+    d_rows = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad(want, learned, d_rows)
+    with torch.no_grad():
+        rows = winnow.compressor.forward(**given, hadamard=hadamard, num_rows=len(want))
+        got = winnow.compressor.backward(**given, hadamard=hadamard, d_rows=d_rows)
+    torch.testing.assert_close(rows, want.detach(), rtol=0, atol=1e-12)
+    for ours, theirs in zip(got, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_one_sequence_of_the_models_sizes(dtype, error):
+    """Rows of the compressed sparse attention and of the heavily compressed one; numpy agrees."""
+    for ratio, overlap in ((4, True), (128, False)):
+        given = problem(ratio, 512, overlap, dtype, lengths=(300,), pairs=32)
+        wide = {n: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+                for n, t in given.items()}  # fmt: skip
+        rows = winnow.compressor.forward(**given)
+        assert rows.dtype == dtype and rows.shape == (300 // ratio, 512)
+        torch.testing.assert_close(rows.double(), formula(**wide), rtol=error, atol=error)
+        in_f32 = winnow.compressor.forward(**given, out=torch.empty(rows.shape))
+        torch.testing.assert_close(in_f32.to(dtype), rows, rtol=0, atol=0)
+        if dtype == torch.float32:
+            arrays = {n: t.numpy() if torch.is_tensor(t) else t for n, t in given.items()}
+            np.testing.assert_array_equal(winnow.compressor.forward(**arrays), rows.numpy())
+
+
+@pytest.mark.parametrize("kind", ["CSA", "HCA"])
+def test_rows_are_those_of_transformers(kind):
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    settings = modeling.DeepseekV4Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, q_lora_rank=32
+    )
+    module = getattr(modeling, f"DeepseekV4{kind}Compressor")(settings)
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    if kind == "CSA":  # which chooses rows that this does not look at
+        module.indexer.forward = lambda *_: torch.zeros(1, 300, 1, dtype=torch.long)
+    x, positions, ratio = torch.randn(1, 300, 64), torch.arange(300)[None], module.compress_rate
+    with torch.no_grad():
+        want = module(x, None, positions, None, 0)[0][0, 0]
+        cos, sin = module.rotary_emb(x, position_ids=positions, layer_type="compress")
+        rows = winnow.compressor.forward(
+            module.kv_proj(x)[0],
+            module.gate_proj(x)[0],
+            module.position_bias,
+            torch.tensor([0, 300], dtype=torch.int32),
+            torch.tensor([0, 300 // ratio], dtype=torch.int32),
+            overlap=kind == "CSA",
+            norm_weight=module.kv_norm.weight,
+            eps=settings.rms_norm_eps,
+            cos=cos[0].contiguous(),
+            sin=sin[0].contiguous(),
+        )
+    torch.testing.assert_close(rows, want, rtol=0, atol=1e-6 * want.abs().max().item())
+
+
+def test_without_what_is_optional():
+    given = problem()
+    names = ("kv", "gate", "position_bias", "cu_seqlens", "cu_rows", "overlap")
+    plain = {name: given[name] for name in names}
+    rows = winnow.compressor.forward(**plain, num_rows=7)
+    d_kv, d_gate, d_bias = winnow.compressor.backward(**plain, d_rows=torch.ones_like(rows))
+    # Weights add up to 1 in each column of each window, and so do gradients of kv.
+    torch.testing.assert_close(d_kv.sum(), torch.tensor(7.0 * 64, dtype=torch.float64))
+    torch.testing.assert_close(d_gate.sum(0), d_bias.sum(0), rtol=0, atol=1e-12)
+
+
+def test_steps_give_the_rows_and_drafts_are_undone():
+    given = problem(lengths=(23,), dtype=torch.bfloat16)
+    want = winnow.compressor.forward(**{**given, "first_position": None})
+    fixed = {n: given[n] for n in ("position_bias", "norm_weight", "cos", "sin", "overlap")}
+    state = torch.full((5, 10, 2 * given["kv"].shape[1]), torch.nan)
+    slot, rows, position = torch.tensor([3], dtype=torch.int32), [], 0
+    for taken, undone in ((9, 0), (1, 0), (3, 2), (3, 3), (4, 1), (2, 0), (6, 0)):
+        new = slice(position, position + taken)
+        got = winnow.compressor.step(
+            given["kv"][new],
+            given["gate"][new],
+            cu_seqlens=torch.tensor([0, taken], dtype=torch.int32),
+            first_position=torch.tensor([position], dtype=torch.int32),
+            state=state,
+            state_slots=slot,
+            **fixed,
+        )
+        position += taken - undone
+        rows = [*rows[: new.start], *got]
+    assert position == 22
+    torch.testing.assert_close(torch.stack(rows[3:22:4]), want, rtol=0, atol=0)
+    assert torch.isnan(state[[0, 1, 2, 4]]).all()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_operators(norm):
+    given = problem(3, 16, pairs=3)
+    tokens = ("cu_seqlens", "cu_rows")
+    leaves = [given[n].requires_grad_() for n in ("kv", "gate", "position_bias", "norm_weight")]
+    options = {n: given[n] for n in ("cos", "sin", "first_position", "overlap")}
+    rows = sum(length // 3 for length in LENGTHS)
+
+    def call(kv, gate, bias, weight):
+        return winnow.torch.compressor_forward(
+            kv, gate, bias, *(given[n] for n in tokens), norm_weight=weight if norm else None,
+            num_rows=rows, hadamard=True, **options,
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(call, leaves)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for function in (call, compiled):
+        got = torch.autograd.grad(function(*leaves).sum(), leaves[: 3 + norm])
+        for gradient, leaf in zip(got, leaves, strict=False):
+            assert gradient.shape == leaf.shape and gradient.dtype == leaf.dtype
+    arguments = [t.detach() for t in leaves[:3]] + [given[n] for n in tokens]
+    options["norm_weight"] = leaves[3].detach() if norm else None
+    torch.library.opcheck(
+        torch.ops.winnow.compressor_forward.default, tuple(arguments), {**options, "num_rows": rows}
+    )
+    d_rows = torch.ones(rows, 16, dtype=torch.float64)
+    torch.library.opcheck(
+        torch.ops.winnow.compressor_backward.default, (*arguments, d_rows), options
+    )
+
+
+def test_the_operator_of_steps():
+    given = problem(lengths=(23,))
+    state = torch.zeros(1, 8, 256, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.int32)
+    names = ("kv", "gate", "position_bias", "cu_seqlens")
+    arguments = (*(given[n] for n in names), zero, state, zero)
+    torch.library.opcheck(torch.ops.winnow.compressor_step.default, arguments, {"overlap": True})
+    rows = winnow.torch.compressor_step(*arguments, overlap=True)
+    assert state.any() and rows[3::4].all() and not rows[4::4].any()
+
+
+def test_refusals():
+    given = problem()
+    with pytest.raises(ValueError, match=r"rows: want 7 rows, the last of cu_rows, got 8"):
+        winnow.compressor.forward(**given)
+    with pytest.raises(ValueError, match=r"d_norm_weight: want none, where norm_weight is absent"):
+        winnow.compressor.backward(
+            **{**given, "norm_weight": None},
+            d_rows=torch.zeros(7, 64, dtype=torch.float64),
+            d_norm_weight=torch.zeros(64, dtype=torch.float64),
+        )
+    assert not winnow.supports("compressor.forward", device="cuda")

@@ -1,0 +1,92 @@
+"""The compressor's operations as torch operators; public as winnow.torch.compressor_*."""
+
+import torch
+
+from winnow import _operators
+from winnow._winnow import compressor as _compressor
+
+
+def _accumulator(kv):
+    return torch.float64 if kv.dtype == torch.float64 else torch.float32
+
+
+def _backward(*tensors, **options):
+    gradients = _compressor.backward(*tensors, **options)
+    if len(gradients) == 4:
+        return gradients
+    kv = tensors[0]
+    return *gradients, kv.new_empty(0, dtype=_accumulator(kv))
+
+
+@_operators.operator(
+    _backward,
+    _operators.signature_of(
+        _compressor.backward, without=("d_kv", "d_gate", "d_position_bias", "d_norm_weight")
+    ).plus("", "tuple[T, T, T, T]"),
+    results=4,
+)
+def compressor_backward(kv, gate, position_bias, *others, norm_weight=None, **options):
+    """winnow.compressor.backward() as an operator: (d_kv, d_gate, d_position_bias, d_norm_weight),
+    of which the last one is empty without norm_weight."""
+    real = _accumulator(kv)
+    return (
+        kv.new_empty(kv.shape),
+        kv.new_empty(kv.shape),
+        kv.new_empty(position_bias.shape, dtype=real),
+        kv.new_empty(0 if norm_weight is None else norm_weight.shape, dtype=real),
+    )
+
+
+class _Recorded(_operators.Recorded):
+    """compressor_forward under autograd; arguments as in winnow.torch._Recorded."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        kv, gate, position_bias, norm_weight, _, values, arguments = inputs
+        *tensors, ctx.overlap, ctx.eps, ctx.hadamard = arguments.of(
+            values, "cu_seqlens", "cu_rows", "cos", "sin", "first_position", "overlap", "eps",
+            "hadamard",
+        )  # fmt: skip
+        ctx.save_for_backward(kv, gate, position_bias, norm_weight, *tensors)
+
+    @staticmethod
+    def backward(ctx, d_rows):
+        kv, gate, position_bias, norm_weight, cu_seqlens, cu_rows, *turns = ctx.saved_tensors
+        cos, sin, first_position = turns
+        *gradients, d_norm_weight = torch.ops.winnow.compressor_backward(
+            kv,
+            gate,
+            position_bias,
+            cu_seqlens,
+            cu_rows,
+            d_rows.contiguous(),  # a sum over rows gives an expanded one
+            overlap=ctx.overlap,
+            norm_weight=norm_weight,
+            eps=ctx.eps,
+            cos=cos,
+            sin=sin,
+            first_position=first_position,
+            hadamard=ctx.hadamard,
+        )
+        return *gradients, None if norm_weight is None else d_norm_weight, None, None, None
+
+
+@_operators.operator(
+    _compressor.forward,
+    results=1,
+    autograd=_operators.recording(
+        _operators.recorded_by(_Recorded), leaves=("kv", "gate", "position_bias", "norm_weight")
+    ),
+)
+def compressor_forward(kv, gate, position_bias, *others, overlap=False, num_rows=None, **options):
+    """winnow.compressor.forward() as an operator: rows, differentiable in kv, gate, position_bias
+    and norm_weight. Gradients are bitwise equal run after run."""
+    rows = kv.shape[0] // position_bias.shape[0] if num_rows is None else num_rows
+    return kv.new_empty((rows, kv.shape[1] // (2 if overlap else 1)))
+
+
+@_operators.operator(_compressor.step, results=1, changes=("state",))
+def compressor_step(kv, *others, overlap=False, **options):
+    """winnow.compressor.step() as an operator that changes the state: [tokens, d], zeros where a
+    token completes no window. No gradient is recorded."""
+    return kv.new_empty((kv.shape[0], kv.shape[1] // (2 if overlap else 1)))

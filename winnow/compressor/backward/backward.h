@@ -1,0 +1,49 @@
+// Gradients of compressed rows.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::compressor {
+
+// Arguments of backward(). Those up to `hadamard` are as in forward(), which has c and R.
+struct BackwardArgs {
+  ConstTensorView kv{};
+  ConstTensorView gate{};
+  ConstTensorView position_bias{};
+  ConstTensorView cu_seqlens{};
+  ConstTensorView cu_rows{};
+  bool overlap = false;
+  ConstTensorView norm_weight{};
+  std::optional<double> eps{};
+  ConstTensorView cos{};
+  ConstTensorView sin{};
+  ConstTensorView first_position{};
+  bool hadamard = false;
+  ConstTensorView d_rows{};      // [rows, d], as kv or R
+  TensorView d_kv{};             // [tokens, c * d], as kv or R
+  TensorView d_gate{};           // as kv or R
+  TensorView d_position_bias{};  // [ratio, c * d], R
+  TensorView d_norm_weight{};    // [d], R; absent if norm_weight is
+};
+
+// With sum[w] a row of forward() before norm, rotation and transform, G[w] the gradient of it, and
+// P the softmax:
+//   d_kv[token j]   = P[j] * G[w]
+//   d_gate[token j] = P[j] * G[w] * (kv[token j] - sum[w])
+//   d_position_bias[j] = sum over all windows of d_gate[token j]
+// In each column on its own, as in forward(). Rows are computed anew. Every element is written:
+// tokens of no window have gradients of 0, and with `overlap` so have the first d columns of the
+// last complete window of a sequence. Everything is computed in R and rounded once.
+//
+// Repeated calls give bitwise equal results, for any number of threads, those of d_position_bias
+// and d_norm_weight too.
+// Shapes, strides, memory, streams and errors: as forward(); outputs that overlap inputs or each
+// other are refused. Returns the backend that ran.
+WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::compressor

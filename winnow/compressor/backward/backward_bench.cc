@@ -1,0 +1,43 @@
+// Benchmarks of compressor::backward: useful bytes are those of kv, gate, rows and their gradients.
+#include <memory>
+
+#include "winnow/compressor/backward/backward.h"
+#include "winnow/compressor/cases.h"
+
+namespace winnow::compressor {
+
+std::vector<testing::Benchmark> backward_benchmarks();
+
+std::vector<testing::Benchmark> backward_benchmarks() {
+  std::vector<testing::Benchmark> list;
+  for (const CaseShape& shape : bench_shapes()) {
+    const std::int64_t elements = 4 * shape.tokens() * shape.columns() + shape.rows() * shape.d;
+    testing::Benchmark benchmark = make_benchmark(shape, double(elements * size_of(shape.dtype)));
+    benchmark.prepare = [shape](const testing::Target& target) -> testing::Prepared {
+      struct Data {
+        CaseInputs inputs;
+        Tensor d_rows, d_kv, d_gate, d_bias, d_norm;
+      };
+      const std::int64_t columns = shape.columns();
+      auto data = std::make_shared<Data>(
+          Data{make_inputs(shape), Tensor(shape.dtype, {shape.rows(), shape.d}),
+               Tensor(shape.dtype, {shape.tokens(), columns}),
+               Tensor(shape.dtype, {shape.tokens(), columns}),
+               Tensor(DType::f32, {shape.ratio, columns}), Tensor(DType::f32, {shape.d})});
+      testing::Random random(1);
+      testing::fill_normal(data->d_rows, random);
+      BackwardArgs args{.d_rows = data->d_rows,
+                        .d_kv = data->d_kv,
+                        .d_gate = data->d_gate,
+                        .d_position_bias = data->d_bias,
+                        .d_norm_weight = data->d_norm};
+      data->inputs.pass_to(args);
+      return {[data, args, options = target.options] { backward(args, options); },
+              {data->d_kv, data->d_gate, data->d_bias, data->d_norm}};
+    };
+    list.push_back(std::move(benchmark));
+  }
+  return list;
+}
+
+}  // namespace winnow::compressor

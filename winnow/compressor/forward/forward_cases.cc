@@ -1,0 +1,36 @@
+// The entry of compressor::forward in the list of operations: its cases against the oracle.
+#include "winnow/compressor/cases.h"
+#include "winnow/compressor/forward/forward.h"
+#include "winnow/compressor/forward/forward_contract.h"
+#include "winnow/compressor/forward/forward_oracle.h"
+#include "winnow/testing/repeated.h"
+
+namespace winnow::compressor {
+
+std::vector<testing::Benchmark> forward_benchmarks();
+testing::Operation forward_operation();
+
+namespace {
+
+testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
+  testing::require_cpu("compressor::forward", target);
+  const CaseInputs inputs = make_inputs(shape);
+  const StridedTensor rows = make_output(shape.rows_dtype(), {shape.rows(), shape.d}, shape.layout);
+  ForwardArgs args{.rows = rows.view};
+  inputs.pass_to(args);
+  testing::CaseOutcome outcome;
+  outcome.backend = forward(args, target.options);
+  testing::compare_output(outcome, "rows", rows, oracle::forward(args),
+                          rows_tolerance(shape.rows_dtype()));
+  return outcome;
+}
+
+}  // namespace
+
+testing::Operation forward_operation() {
+  return {"compressor::forward", "rows that stand for several tokens each",
+          testing::cases_of(case_shapes(), run), forward_benchmarks(),
+          testing::repeated(kForward, forward)};
+}
+
+}  // namespace winnow::compressor

@@ -1,0 +1,59 @@
+// Python binding of compressor::forward.
+#include "winnow/compressor/forward/forward.h"
+#include "winnow/compressor/forward/forward_contract.h"
+#include "winnow/python/operation.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr Declaration<compressor::kForward> kForward(
+    "def forward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, *, "
+    "overlap: bool = False, norm_weight: T | None = None, eps: float | None = None, "
+    "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
+    "hadamard: bool = False, num_rows: int | None = None, out: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> T");
+
+nb::object forward(const Arguments<kForward>& given) {
+  Call call = given.call();
+  compressor::ForwardArgs args = given.read(call);
+  const std::int64_t ratio = std::max<std::int64_t>(size_of_dim(args.position_bias, 0), 1);
+  const auto num_rows = given.get<"num_rows", std::optional<std::int64_t>>();
+  nb::object out = given.get<"out">();
+  args.rows = call.output("out", out, args.kv.dtype(),
+                          {num_rows.value_or(size_of_dim(args.kv, 0) / ratio),
+                           size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
+  call.run([&](const RunOptions& options) { compressor::forward(args, options); });
+  return out;
+}
+
+constexpr const char* kDoc =
+    R"(Compresses every few tokens to one row, as DeepSeek-V4 does.
+
+A sequence of S tokens has S // ratio rows; the tokens behind them have none. In each column on its
+own, with the tokens j of window w:
+
+    g[j] = gate[j] + position_bias[j % ratio]
+    row[w] = sum over j of softmax(g)[j] * kv[j]
+
+With overlap, kv, gate and position_bias have 2 * d columns: the softmax of a window is over the
+first d columns of the window before, if there is one, and the last d columns of its own. Then,
+where asked for, and in this order: RMS norm with norm_weight; rotation of the last 2 * pairs
+columns, neighbours as pairs, by cos and sin at the position of the window's first token; the
+normalised Hadamard transform. Sums are formed in float32 and rounded once.
+
+Args:
+    num_rows: the last of cu_rows; tokens // ratio if None, which is right for one sequence.
+    out: [rows, d], as kv or float32, to write into; new, as kv, if None.
+    stream, backend: as in winnow.sparse_mla.forward(). GPUs cannot run it yet.
+
+Returns:
+    rows: [rows, d]. No gradient is recorded.
+
+Raises:
+    ValueError: an argument is not as described; nothing was written.
+    winnow.Error: no backend can run it here.)";
+
+const Operation<kForward, forward, kDoc, compressor::forward> kRegistered;
+
+}  // namespace
+}  // namespace winnow::python

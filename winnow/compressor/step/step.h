@@ -1,0 +1,48 @@
+// Compressed rows of tokens that come one by one, or some at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "winnow/core/backend.h"
+#include "winnow/core/export.h"
+#include "winnow/core/tensor.h"
+
+namespace winnow::compressor {
+
+// Arguments of step(). c and R are those of forward(), and so is what is not explained.
+struct StepArgs {
+  ConstTensorView kv{};              // [tokens, c * d], of the new tokens
+  ConstTensorView gate{};            // as kv
+  ConstTensorView position_bias{};   // [ratio, c * d], R
+  ConstTensorView cu_seqlens{};      // [n + 1], i32: where the new tokens of each sequence begin
+  ConstTensorView first_position{};  // [n], i32: the position of its first new token
+  ConstTensorView state_slots{};     // [n], i32: its state; negative: the sequence is left out
+  bool overlap = false;
+  ConstTensorView norm_weight{};
+  std::optional<double> eps{};
+  ConstTensorView cos{};
+  ConstTensorView sin{};
+  bool hadamard = false;
+  TensorView state{};  // [states, ring, 2 * c * d], R: read and written; ring is at least c * ratio
+  TensorView rows{};   // [tokens, d], as kv or R
+};
+
+// The new tokens of a sequence have the positions first_position and on; the first token of a
+// sequence ever has position 0. Where a token is the last of its window, rows at its place is
+// written, with the bits that forward() gives for the sequence from its beginning, where that has
+// no first_position. Other rows are not written.
+//
+// The token at position p leaves its kv, and its gate with position_bias, at place p % ring of its
+// sequence's state. So a state needs no initialisation; a prompt leaves the same bits in one call
+// as token by token; and tokens are undone by calling with a first_position that is not behind
+// them, which takes no call of its own: the next tokens take their places. As many as ring - c *
+// ratio + 1 tokens can be undone at a time: the tokens that open windows need are still in the
+// state then.
+//
+// Sizes: any tokens and n, including 0, and sequences without new tokens. No two sequences have the
+// same state. Strides, memory, streams and errors: as forward(); a state or rows that overlap each
+// other or an input are refused. Returns the backend that ran.
+WINNOW_EXPORT Backend step(const StepArgs& args, const RunOptions& options = {});
+
+}  // namespace winnow::compressor

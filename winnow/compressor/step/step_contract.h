@@ -1,0 +1,41 @@
+// What step() takes. Internal.
+#pragma once
+
+#include <tuple>
+
+#include "winnow/compressor/problem_contract.h"
+#include "winnow/compressor/step/step.h"
+
+namespace winnow::compressor {
+
+void check_state(const Check& check, const StepArgs& args);
+
+struct StepTable {
+  using Args = StepArgs;
+  static constexpr const char* kOperation = "compressor::step";
+  static consteval auto entries() {
+    using namespace contract;
+    using enum DType;
+    return std::tuple_cat(
+        tokens<Args>(),
+        std::tuple(
+            input<&Args::first_position>("[n]", any_of(i32),
+                                         "of the first new token of each sequence")
+                .by_rule(),
+            input<&Args::state_slots>("[n]", any_of(i32),
+                                      "the state of each sequence; with a negative one it is "
+                                      "left out")
+                .by_rule(),
+            output<&Args::state>("[states, ring=8, 2 * columns=2*columns]", sums_of("kv"),
+                                 "ring is at least the tokens of a window")
+                .by_rule(),
+            rule<check_state>,
+            output<&Args::rows>("[tokens, d=512]", follows("kv", same, accumulator_of),
+                                "to write into; new, as kv and of zeros, if None"),
+            rule<check_row_columns<Args, &Args::rows>>),
+        finish<Args>());
+  }
+};
+inline constexpr contract::Contract<StepTable> kStep;
+
+}  // namespace winnow::compressor

@@ -1,0 +1,81 @@
+// Steps on the CPU: first all windows that are complete, from the state and the new tokens; then
+// the new tokens take their places in the state.
+#include <algorithm>
+
+#include "winnow/compressor/step/step_impl.h"
+#include "winnow/compressor/window_cpu.h"
+#include "winnow/cpu/convert.h"
+
+namespace winnow::compressor {
+namespace {
+
+// kv of the token at that position; its gate with the bias is `columns` behind it.
+template <class Real>
+Real* place_of(const StepParams& params, const Sequence& sequence, std::int64_t position) {
+  const auto& state = params.state.as<Real>();
+  return state.data + state.offset(sequence.state, position % params.ring);
+}
+
+// Fills the slots of window w from `first` on.
+template <class Real>
+void load(const StepParams& params, const Sequence& sequence, std::int64_t w, std::int64_t first,
+          Window<Real>& window) {
+  const Problem& problem = params.problem;
+  const std::int64_t ratio = problem.ratio, d = problem.d, columns = problem.series() * d;
+  const std::int64_t begin = (w + 1) * ratio - problem.slots();  // the position of slot 0
+  for (std::int64_t j = first; j < problem.slots(); ++j) {
+    const std::int64_t position = begin + j, column = j < ratio ? 0 : d;
+    if (position >= sequence.position) {
+      window.load_token(sequence.token + position - sequence.position, j % ratio, column, d,
+                        window.kv(j), window.gate(j));
+      continue;
+    }
+    const Real* place = place_of<Real>(params, sequence, position);
+    std::copy_n(place + column, d, window.kv(j));
+    std::copy_n(place + columns + column, d, window.gate(j));
+  }
+}
+
+template <class Real>
+void step_all(const StepParams& params, const Executor& executor) {
+  const Problem& problem = params.problem;
+  const std::int64_t ratio = problem.ratio, columns = problem.series() * problem.d;
+  const std::int64_t rows = params.sequences.back().row + params.sequences.back().rows;
+  auto windows = scratch_of_workers<Window<Real>>(executor, problem);
+  executor.for_each_range(
+      rows, kMostRatio / ratio + 1, [&](std::int64_t begin, std::int64_t end, int worker) {
+        Window<Real>& window = windows[static_cast<std::size_t>(worker)];
+        auto sequence = sequence_of(params.sequences, begin);
+        for (std::int64_t row = begin; row < end; ++row) {
+          while (row >= sequence->row + sequence->rows) ++sequence;
+          const std::int64_t w = sequence->position / ratio + row - sequence->row;
+          const std::int64_t first = first_slot(problem, w);
+          load(params, *sequence, w, first, window);
+          window.sum(first);
+          const std::int64_t token = sequence->token + (w + 1) * ratio - 1 - sequence->position;
+          store_real(params.rows_dtype, window.finish(w * ratio).data(), problem.d,
+                     params.rows.data, params.rows.offset(token));
+        }
+      });
+  const auto sequences = static_cast<std::int64_t>(params.sequences.size());
+  executor.for_each_range(sequences, 1, [&](std::int64_t i, std::int64_t, int worker) {
+    const Sequence& sequence = params.sequences[static_cast<std::size_t>(i)];
+    if (sequence.state < 0) return;
+    for (std::int64_t t = std::max<std::int64_t>(sequence.tokens - params.ring, 0);
+         t < sequence.tokens; ++t) {
+      const std::int64_t position = sequence.position + t;
+      Real* place = place_of<Real>(params, sequence, position);
+      windows[static_cast<std::size_t>(worker)].load_token(sequence.token + t, position % ratio, 0,
+                                                           columns, place, place + columns);
+    }
+  });
+}
+
+}  // namespace
+
+void step_cpu(const StepParams& params, const Executor& executor) {
+  const bool f64 = params.problem.dtype == DType::f64;
+  (f64 ? step_all<double> : step_all<float>)(params, executor);
+}
+
+}  // namespace winnow::compressor

@@ -1,0 +1,49 @@
+// Python binding of compressor::step.
+#include "winnow/compressor/step/step.h"
+#include "winnow/compressor/step/step_contract.h"
+#include "winnow/python/operation.h"
+
+namespace winnow::python {
+namespace {
+
+constexpr Declaration<compressor::kStep> kStep(
+    "def step(kv: T, gate: T, position_bias: T, cu_seqlens: T, first_position: T, "
+    "state: T, state_slots: T, *, overlap: bool = False, norm_weight: T | None = None, "
+    "eps: float | None = None, cos: T | None = None, sin: T | None = None, "
+    "hadamard: bool = False, out: T | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> T");
+
+nb::object step(const Arguments<kStep>& given) {
+  Call call = given.call();
+  compressor::StepArgs args = given.read(call);
+  nb::object out = given.get<"out">();
+  args.rows =
+      call.output("out", out, args.kv.dtype(),
+                  {size_of_dim(args.kv, 0), size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)},
+                  Call::Fill::zero);
+  call.run([&](const RunOptions& options) { compressor::step(args, options); });
+  return out;
+}
+
+constexpr const char* kDoc = R"(forward() for tokens that come one by one, or some at a time.
+
+Where a new token is the last of its window, its place in the result is the window's row, with the
+bits that forward() gives for the whole sequence; other rows are not written. The token at position
+p leaves its kv and its gate with position_bias at state[slot, p % ring]. A state needs no
+initialisation. Tokens are undone by a first_position that is not behind them in the next call, up
+to ring - (tokens of a window) + 1 at a time.
+
+Args:
+    out: [tokens, d], as kv or float32, to write into; new, as kv and of zeros, if None.
+    stream, backend: as in forward().
+
+Returns:
+    rows: [tokens, d].
+
+Raises:
+    ValueError, winnow.Error: as forward().)";
+
+const Operation<kStep, step, kDoc, compressor::step> kRegistered;
+
+}  // namespace
+}  // namespace winnow::python
