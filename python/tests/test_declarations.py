@@ -112,7 +112,7 @@ def test_operators_have_the_parameters_of_their_functions():
 
 _SIZES = (
     "b n s_q s_k s_kv h h_q d d_qk topk blocks block_size num_pages num_seqs num_tokens num_heads "
-    "num_kv_heads head_size num_blocks world_size local_world_size experts"
+    "num_kv_heads head_size num_blocks world_size local_world_size experts tokens ratio"
 ).split()
 
 

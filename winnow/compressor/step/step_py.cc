@@ -43,7 +43,12 @@ Returns:
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-const Operation<kStep, step, kDoc, compressor::step> kRegistered;
+// cu_seqlens has a number more than sequences in the call that winnow.supports() asks about.
+constexpr auto sequences_for_supports = [](Shape& shape, compressor::StepArgs& args) {
+  args.cu_seqlens = shape.view(DType::i32, {shape.size("n") + 1});
+};
+
+const Operation<kStep, step, kDoc, compressor::step, sequences_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python
