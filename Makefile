@@ -120,6 +120,7 @@ offline-deps:
 expert_parallel_gpu_tests = all_to_all_gpu_test all_to_all_faults_gpu_test all_to_all_layers_gpu_test \
   combine_gpu_test dispatch_gpu_test layout_gpu_test low_latency_gpu_test \
   low_latency_faults_gpu_test notify_gpu_test nvshmem_gpu_test nvshmem_faults_gpu_test
+compressor_gpu_tests = compressor_gpu_test
 indexer_gpu_tests = indexer_gpu_test quantize_gpu_test topk_paged_gpu_test
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
@@ -132,15 +133,16 @@ test-gpu: test-gpu-cpp test-gpu-python
 test-gpu-cpp:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
-	cmake --build --preset release --target winnow_cli conformance_gpu_test gpu_test backward_gpu_test \
-	  $(indexer_gpu_tests) \
+	cmake --build --preset release --target winnow_cli conformance_gpu_test gpu_test backward_gpu_test decode_gpu_test \
+	  $(compressor_gpu_tests) $(indexer_gpu_tests) \
 	  $(paged_gpu_tests) $(expert_parallel_gpu_tests) $(tests_on_each_device) all_to_all_soak
 	build/bin/winnow verify --device cuda
 	build/bin/conformance_gpu_test
 	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test
 	build/bin/backward_gpu_test
-	for test in $(indexer_gpu_tests); do \
+	build/bin/decode_gpu_test
+	for test in $(compressor_gpu_tests) $(indexer_gpu_tests); do \
 	  build/bin/$$test --gtest_filter='*TheFirstCallMayBeCaptured' && build/bin/$$test || exit 1; done
 	build/bin/paged_graph_gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	for test in $(paged_gpu_tests); do build/bin/$$test || exit 1; done

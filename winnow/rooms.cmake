@@ -18,9 +18,9 @@ winnow_room(core
     record.cc row_limits.cc slots.cc tensor.cc thread_team.cc)
 winnow_room(cpu  select.cc  CPU module.cc)
 winnow_room(compressor  problem.cc  CPU window_cpu.cc)
-winnow_room(compressor/backward  backward.cc  CPU backward_cpu.cc)
-winnow_room(compressor/forward  forward.cc  CPU forward_cpu.cc)
-winnow_room(compressor/step  step.cc  CPU step_cpu.cc)
+winnow_room(compressor/backward  backward.cc  CPU backward_cpu.cc  CUDA90 backward_cuda.cu)
+winnow_room(compressor/forward  forward.cc  CPU forward_cpu.cc  CUDA forward_cuda.cu)
+winnow_room(compressor/step  step.cc  CPU step_cpu.cc  CUDA step_cuda.cu)
 winnow_room(expert_parallel/all_to_all  all_to_all.cc all_to_all_cpu.cc  CUDA_HOST all_to_all_cuda.cc)
 winnow_room(expert_parallel/combine
   combine_cpu.cc combine_request.cc

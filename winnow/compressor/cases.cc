@@ -196,6 +196,18 @@ CaseInputs make_inputs(const CaseShape& shape) {
   return inputs;
 }
 
+CaseInputs CaseInputs::on(Device device) const {
+  CaseInputs there;
+  for (const auto member : {&CaseInputs::kv, &CaseInputs::gate, &CaseInputs::position_bias,
+                            &CaseInputs::cu_seqlens, &CaseInputs::cu_rows, &CaseInputs::norm_weight,
+                            &CaseInputs::cos, &CaseInputs::sin, &CaseInputs::first_position}) {
+    there.*member = testing::on(device, this->*member);
+  }
+  there.overlap = overlap;
+  there.hadamard = hadamard;
+  return there;
+}
+
 Tolerance rows_tolerance(DType rows) {
   switch (rows) {
     case DType::f64:
@@ -220,36 +232,40 @@ Tolerance gradient_tolerance(DType narrowest) {
   }
 }
 
-std::vector<CaseShape> bench_shapes() {
-  std::vector<CaseShape> list;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    testing::add(list, {dtype},
-                 CaseShape{.name = "csa-s8192",
-                           .lengths = {8192},
-                           .d = 512,
-                           .norm = true,
-                           .pairs = 32,
-                           .poison = false});
-    testing::add(list, {dtype},
-                 CaseShape{.name = "hca-s8192",
-                           .lengths = {8192},
-                           .ratio = 128,
-                           .d = 512,
-                           .overlap = false,
-                           .norm = true,
-                           .pairs = 32,
-                           .poison = false});
-  }
+std::vector<BenchShape> bench_shapes() {
+  std::vector<BenchShape> list;
+  const auto add = [&](DType dtype, std::int64_t tokens, DeviceType device) {
+    for (const bool overlap : {true, false}) {
+      BenchShape shape;
+      shape.name = std::string(to_string(dtype)) + (overlap ? "-csa" : "-hca") +
+                   testing::numbered("-s", tokens);
+      shape.dtype = dtype;
+      shape.lengths = {tokens};
+      shape.ratio = overlap ? 4 : 128;
+      shape.d = 512;
+      shape.overlap = overlap;
+      shape.norm = true;
+      shape.pairs = 32;
+      shape.poison = false;
+      shape.device = device;
+      list.push_back(shape);
+    }
+  };
+  add(DType::f32, 8192, DeviceType::cpu);
+  add(DType::bf16, 8192, DeviceType::cpu);
+  add(DType::bf16, 131072, DeviceType::cuda);
   return list;
 }
 
-testing::Benchmark make_benchmark(const CaseShape& shape, double bytes) {
+testing::Benchmark make_benchmark(const BenchShape& shape, double bytes) {
   testing::Benchmark benchmark;
   benchmark.name = shape.name;
   benchmark.shape = describe(shape);
   benchmark.bytes = bytes;
+  benchmark.device = shape.device;
   benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
-  benchmark.ceiling.bytes = static_cast<std::int64_t>(bytes / 2);
+  benchmark.ceiling.bytes =
+      static_cast<std::int64_t>(shape.device == DeviceType::cpu ? bytes / 2 : bytes);
   return benchmark;
 }
 

@@ -57,6 +57,8 @@ struct CaseInputs {
   StridedTensor norm_weight, cos, sin, first_position;  // may be absent
   bool overlap = false, hadamard = false;
 
+  // A copy on that device.
+  CaseInputs on(Device device) const;
   // What the argument structs have in common.
   template <class Args>
   void pass_to(Args& args) const {
@@ -79,9 +81,15 @@ CaseInputs make_inputs(const CaseShape& shape);
 testing::Tolerance rows_tolerance(DType rows);
 testing::Tolerance gradient_tolerance(DType narrowest);
 
-// The problems that are timed: DeepSeek-V4's, with norm and rotation.
-std::vector<CaseShape> bench_shapes();
+// Whether GPU backends take it.
+inline bool on_gpu(const CaseShape& shape) { return shape.dtype != DType::f64; }
+
+// A problem that is timed: DeepSeek-V4's, with norm and rotation.
+struct BenchShape : CaseShape {
+  DeviceType device = DeviceType::cpu;
+};
+std::vector<BenchShape> bench_shapes();
 // Name, shape, useful bytes, and a copy of as many as ceiling; `prepare` is left to the operation.
-testing::Benchmark make_benchmark(const CaseShape& shape, double bytes);
+testing::Benchmark make_benchmark(const BenchShape& shape, double bytes);
 
 }  // namespace winnow::compressor

@@ -1,11 +1,14 @@
 #include "winnow/compressor/problem.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <new>
 #include <string>
 
 #include "winnow/core/check.h"
 #include "winnow/core/error.h"
+#include "winnow/core/on_host.h"
 #include "winnow/core/read_once.h"
 
 namespace winnow::compressor {
@@ -54,15 +57,30 @@ void check_finish(const Check& check, const Finish& finish) {
              "hadamard", "d a power of two", "d = " + std::to_string(finish.d));
 }
 
-std::vector<Sequence> read_sequences(std::string_view operation, const Packed& packed) {
+void check_for_cuda(const Check& check, const ConstTensorView& kv, std::int64_t rows) {
+  const std::int64_t most = std::max(kv.size(0), rows);
+  if (most > INT32_MAX) {
+    check.unsupported("cuda: want up to 2^31 - 1 tokens and rows, got " + std::to_string(most));
+  }
+}
+
+std::vector<Sequence> read_sequences(std::string_view operation, const Packed& packed,
+                                     const RunOptions& options) {
   const Check check(operation);
-  const auto read = [](const ConstTensorView& view, std::int64_t at) -> std::int64_t {
-    return read_once(static_cast<const std::int32_t*>(view.data()) + at);
+  const auto on_host = [&](const ConstTensorView& view) {
+    const auto* data = view.present() ? static_cast<const std::int32_t*>(view.data()) : nullptr;
+    return OnHost<std::int32_t>(data, view.present() ? view.numel() : 0, packed.cu_seqlens.device(),
+                                options.stream);
   };
-  std::int64_t token = read(packed.cu_seqlens, 0), row = 0;
+  const auto seqlens = on_host(packed.cu_seqlens), rows = on_host(packed.cu_rows),
+             positions = on_host(packed.first_position);
+  const auto read = [](const OnHost<std::int32_t>& list, std::int64_t at) -> std::int64_t {
+    return read_once(list.data() + at);
+  };
+  std::int64_t token = read(seqlens, 0), row = 0;
   check.that(token == 0, "cu_seqlens", "0 first", std::to_string(token));
   const auto check_row = [&](std::int64_t at) {
-    const std::int64_t given = packed.cu_rows.present() ? read(packed.cu_rows, at) : row;
+    const std::int64_t given = packed.cu_rows.present() ? read(rows, at) : row;
     if (given == row) return;
     check.that(false, "cu_rows",
                std::to_string(row) + " at place " + std::to_string(at) +
@@ -78,7 +96,7 @@ std::vector<Sequence> read_sequences(std::string_view operation, const Packed& p
   }
   for (std::int64_t i = 0; Sequence & sequence : sequences) {
     const std::int64_t begin = token;
-    token = read(packed.cu_seqlens, i + 1);
+    token = read(seqlens, i + 1);
     if (token < begin) {
       check.that(false, "cu_seqlens", "no number below the one before",
                  std::to_string(token) + " after " + std::to_string(begin) + " at place " +
@@ -86,7 +104,7 @@ std::vector<Sequence> read_sequences(std::string_view operation, const Packed& p
     }
     sequence = {.token = begin, .tokens = token - begin, .row = row};
     if (packed.cu_rows.present()) sequence.rows = sequence.tokens / packed.ratio;
-    if (packed.first_position.present()) sequence.position = read(packed.first_position, i);
+    if (packed.first_position.present()) sequence.position = read(positions, i);
     if (sequence.position < 0) {
       check.that(false, "first_position", "positions of at least 0",
                  std::to_string(sequence.position) + " for sequence " + std::to_string(i));

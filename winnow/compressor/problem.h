@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
@@ -83,7 +84,7 @@ struct Finish {
 };
 void check_finish(const Check& check, const Finish& finish);
 
-// What says where the sequences are; on the host.
+// What says where the sequences are.
 struct Packed {
   ConstTensorView cu_seqlens, cu_rows, first_position;  // the last two may be absent
   std::int64_t tokens = 0, ratio = 1;
@@ -91,7 +92,10 @@ struct Packed {
 
 // The sequences, read once and checked: cu_seqlens from 0 up to `tokens`, cu_rows by
 // floor(length / ratio). Without cu_rows, sequences have no rows here.
-std::vector<Sequence> read_sequences(std::string_view operation, const Packed& packed);
+std::vector<Sequence> read_sequences(std::string_view operation, const Packed& packed,
+                                     const RunOptions& options);
+// What the kernels of GPUs want besides.
+void check_for_cuda(const Check& check, const ConstTensorView& kv, std::int64_t rows);
 // As many rows as the sequences have, and rows of cos for the positions of their windows.
 void check_rows(const Check& check, std::span<const Sequence> sequences, std::int64_t ratio,
                 std::string_view argument, std::int64_t rows, const ConstTensorView& cos);

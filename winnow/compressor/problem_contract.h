@@ -38,7 +38,8 @@ consteval auto tokens() {
   using namespace contract;
   using enum DType;
   return std::tuple(
-      input<&Args::kv>("[tokens, columns=512]", any_of(f32, f16, bf16, f64).asked(),
+      input<&Args::kv>("[tokens, columns=512]",
+                       any_of(f32, f16, bf16, f64).on_gpu(f32, f16, bf16).asked(),
                        "d columns, with overlap 2 * d; d is a multiple of 8 up to 512"),
       value<&Args::overlap>("windows are twice as wide as their distance"),
       rule<check_columns<Args>>,

@@ -29,6 +29,9 @@ struct BackwardArgs {
   TensorView d_gate{};           // as kv or R
   TensorView d_position_bias{};  // [ratio, c * d], R
   TensorView d_norm_weight{};    // [d], R; absent if norm_weight is
+  // Optional, u8 on the device of kv, aligned to 256 bytes, at least backward_workspace_bytes():
+  // the scratch memory of a GPU, which else is allocated in the order of the stream.
+  TensorView workspace{};
 };
 
 // With sum[w] a row of forward() before norm, rotation and transform, G[w] the gradient of it, and
@@ -41,9 +44,14 @@ struct BackwardArgs {
 // last complete window of a sequence. Everything is computed in R and rounded once.
 //
 // Repeated calls give bitwise equal results, for any number of threads, those of d_position_bias
-// and d_norm_weight too.
+// and d_norm_weight too. GPUs need compute capability 9.0; what no window of a GPU's lists covers
+// is not written there.
 // Shapes, strides, memory, streams and errors: as forward(); outputs that overlap inputs or each
 // other are refused. Returns the backend that ran.
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
+
+// The bytes of `workspace` that backward() needs with the same arguments; 0 on the CPU.
+WINNOW_EXPORT std::int64_t backward_workspace_bytes(const BackwardArgs& args,
+                                                    const RunOptions& options = {});
 
 }  // namespace winnow::compressor

@@ -10,22 +10,28 @@ std::vector<testing::Benchmark> backward_benchmarks();
 
 std::vector<testing::Benchmark> backward_benchmarks() {
   std::vector<testing::Benchmark> list;
-  for (const CaseShape& shape : bench_shapes()) {
+  for (const BenchShape& shape : bench_shapes()) {
     const std::int64_t elements = 4 * shape.tokens() * shape.columns() + shape.rows() * shape.d;
     testing::Benchmark benchmark = make_benchmark(shape, double(elements * size_of(shape.dtype)));
+    if (shape.device == DeviceType::cuda) benchmark.target = 0.8;
     benchmark.prepare = [shape](const testing::Target& target) -> testing::Prepared {
       struct Data {
         CaseInputs inputs;
         Tensor d_rows, d_kv, d_gate, d_bias, d_norm;
       };
       const std::int64_t columns = shape.columns();
+      const Device device = testing::device_of(target);
+      const auto output = [&](DType dtype, std::initializer_list<std::int64_t> sizes) {
+        return Tensor(dtype, sizes, device);
+      };
       auto data = std::make_shared<Data>(
-          Data{make_inputs(shape), Tensor(shape.dtype, {shape.rows(), shape.d}),
-               Tensor(shape.dtype, {shape.tokens(), columns}),
-               Tensor(shape.dtype, {shape.tokens(), columns}),
-               Tensor(DType::f32, {shape.ratio, columns}), Tensor(DType::f32, {shape.d})});
+          Data{make_inputs(shape).on(device), Tensor(shape.dtype, {shape.rows(), shape.d}),
+               output(shape.dtype, {shape.tokens(), columns}),
+               output(shape.dtype, {shape.tokens(), columns}),
+               output(DType::f32, {shape.ratio, columns}), output(DType::f32, {shape.d})});
       testing::Random random(1);
-      testing::fill_normal(data->d_rows, random);
+      testing::fill_normal_rows(data->d_rows, random);
+      data->d_rows = data->d_rows.to(device);
       BackwardArgs args{.d_rows = data->d_rows,
                         .d_kv = data->d_kv,
                         .d_gate = data->d_gate,

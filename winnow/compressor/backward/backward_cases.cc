@@ -13,36 +13,42 @@ testing::Operation backward_operation();
 namespace {
 
 testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
-  testing::require_cpu("compressor::backward", target);
-  const CaseInputs inputs = make_inputs(shape);
+  const Device device = testing::device_of(target);
+  const CaseInputs inputs = make_inputs(shape), there = inputs.on(device);
   const DType narrow = shape.rows_dtype(), real = accumulator_of(shape.dtype);
   testing::Random random(testing::seed_from(shape.name) + 1);
   const StridedTensor d_rows = make_tensor(narrow, {shape.rows(), shape.d}, shape.layout);
   testing::fill_normal(d_rows.view, random);
   const auto output = [&](DType dtype, const std::vector<std::int64_t>& sizes) {
-    return make_output(dtype, sizes, sizes.size() > 1 ? shape.layout : Layout::dense);
+    return testing::on(device,
+                       make_output(dtype, sizes, sizes.size() > 1 ? shape.layout : Layout::dense));
   };
   const StridedTensor d_kv = output(narrow, {shape.tokens(), shape.columns()});
   const StridedTensor d_gate = output(narrow, {shape.tokens(), shape.columns()});
   const StridedTensor d_bias = output(real, {shape.ratio, shape.columns()});
   const StridedTensor d_norm = shape.norm ? output(real, {shape.d}) : StridedTensor{};
-  BackwardArgs args{.d_rows = d_rows.view,
+  const StridedTensor d_rows_there = testing::on(device, d_rows);
+  BackwardArgs args{.d_rows = d_rows_there.view,
                     .d_kv = d_kv.view,
                     .d_gate = d_gate.view,
                     .d_position_bias = d_bias.view,
                     .d_norm_weight = d_norm.view};
-  inputs.pass_to(args);
+  there.pass_to(args);
   testing::CaseOutcome outcome;
   outcome.backend = backward(args, target.options);
+  inputs.pass_to(args);
+  args.d_rows = d_rows.view;
   const oracle::Gradients expected = oracle::backward(args);
   const testing::Tolerance of_tokens = gradient_tolerance(narrow),
                            of_sums = gradient_tolerance(real);
-  testing::compare_output(outcome, "d_kv", d_kv, expected.kv.values, of_tokens);
-  testing::compare_output(outcome, "d_gate", d_gate, expected.gate.values, of_tokens);
-  testing::compare_output(outcome, "d_position_bias", d_bias, expected.bias.values, of_sums);
-  if (shape.norm) {
-    testing::compare_output(outcome, "d_norm_weight", d_norm, expected.norm_weight, of_sums);
-  }
+  const auto compare = [&](std::string_view what, const StridedTensor& output,
+                           const oracle::Vector& wanted, const testing::Tolerance& tolerance) {
+    testing::compare_output(outcome, what, testing::on({}, output), wanted, tolerance);
+  };
+  compare("d_kv", d_kv, expected.kv.values, of_tokens);
+  compare("d_gate", d_gate, expected.gate.values, of_tokens);
+  compare("d_position_bias", d_bias, expected.bias.values, of_sums);
+  if (shape.norm) compare("d_norm_weight", d_norm, expected.norm_weight, of_sums);
   return outcome;
 }
 
@@ -50,7 +56,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation backward_operation() {
   return {"compressor::backward", "gradients of the rows that stand for several tokens",
-          testing::cases_of(case_shapes(), run), backward_benchmarks(),
+          testing::cases_of(case_shapes(), run, on_gpu), backward_benchmarks(),
           testing::repeated(kBackward, backward)};
 }
 

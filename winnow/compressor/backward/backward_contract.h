@@ -34,7 +34,8 @@ struct BackwardTable {
                                                   "to write into; new if None"),
                    rule<check_d_norm_weight>,
                    optional_output<&Args::d_norm_weight>("[d]", sums_of("kv"),
-                                                         "new if norm_weight is given")));
+                                                         "new if norm_weight is given"),
+                   scratch<&Args::workspace>()));
   }
 };
 inline constexpr contract::Contract<BackwardTable> kBackward;

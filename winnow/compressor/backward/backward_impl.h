@@ -1,6 +1,7 @@
 // What backward() hands to its backends. Internal.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "winnow/compressor/problem.h"
@@ -10,7 +11,8 @@ namespace winnow::compressor {
 
 struct BackwardParams {
   Problem problem;
-  std::span<const Sequence> sequences;  // checked
+  std::span<const Sequence> sequences;       // on the CPU; checked
+  std::int64_t num_rows = 0, positions = 0;  // positions: rows of cos
   DType d_rows_dtype = DType::f32, d_kv_dtype = DType::f32, d_gate_dtype = DType::f32;
   Rows<const void*> d_rows;       // [rows, d]
   Rows<void*> d_kv, d_gate;       // [tokens, series * d]
@@ -19,5 +21,11 @@ struct BackwardParams {
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);
+// Queues its work on `stream` (null: the default stream) of the current device. `lists` are there,
+// too; what they say is clamped. `workspace`: backward_cuda_workspace_bytes() aligned to 256, or
+// null: it is allocated in the order of the stream.
+void backward_cuda(const BackwardParams& params, const Packed& lists, void* workspace,
+                   void* stream);
+std::int64_t backward_cuda_workspace_bytes(const BackwardParams& params);
 
 }  // namespace winnow::compressor

@@ -12,7 +12,7 @@ constexpr Declaration<compressor::kBackward> kBackward(
     "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
     "hadamard: bool = False, d_kv: T | None = None, d_gate: T | None = None, "
     "d_position_bias: T | None = None, d_norm_weight: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) "
+    "workspace: T | None = None, stream: Stream = None, backend: str | None = None) "
     "-> tuple[T, T, T, T] if norm_weight else tuple[T, T, T]");
 
 nb::object backward(const Arguments<kBackward>& given) {
@@ -31,6 +31,10 @@ nb::object backward(const Arguments<kBackward>& given) {
     args.d_norm_weight =
         call.output("d_norm_weight", d_norm, real, {columns / (args.overlap ? 2 : 1)});
   }
+  nb::object workspace = given.get<"workspace">();
+  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
+    return compressor::backward_workspace_bytes(args, options);
+  });
   call.run([&](const RunOptions& options) { compressor::backward(args, options); });
   return norm ? nb::make_tuple(d_kv, d_gate, d_bias, d_norm) : nb::make_tuple(d_kv, d_gate, d_bias);
 }
@@ -46,6 +50,9 @@ With sum[w] a row before norm, rotation and transform, G[w] the gradient of it, 
 Rows are computed anew. Results are bitwise equal run after run, for any number of threads.
 
 Args:
+    workspace: scratch memory for a GPU: bytes (uint8) on the device of kv, aligned to 256 bytes;
+        the error for a smaller one gives the exact number. If None, it is allocated by torch for
+        torch tensors. The CPU does not use it.
     stream, backend: as in forward().
 
 Returns:

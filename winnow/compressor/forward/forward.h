@@ -52,7 +52,11 @@ struct ForwardArgs {
 // results, for any number of threads. Streams: see Stream. Thread-safe. Returns the backend that
 // ran. Errors: Error (invalid_argument) naming the argument, before anything is written, also where
 // cu_seqlens, cu_rows or the positions do not fit; Error (unsupported) if no backend, or not the
-// forced one, can run it. GPUs cannot yet.
+// forced one, can run it.
+//
+// On a GPU (f32, f16 and bf16) the numbers in these lists are not checked but in checking mode.
+// They lead to no place out of bounds: a row that is of no window is 0, and the last row of cos and
+// sin stands for those that are missing.
 //
 // Defined by DeepSeek-V4: ratio 4 with overlap for its compressed sparse attention and its
 // indexer's keys, ratio 128 for its heavily compressed attention.

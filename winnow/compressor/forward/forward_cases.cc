@@ -13,14 +13,16 @@ testing::Operation forward_operation();
 namespace {
 
 testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
-  testing::require_cpu("compressor::forward", target);
-  const CaseInputs inputs = make_inputs(shape);
-  const StridedTensor rows = make_output(shape.rows_dtype(), {shape.rows(), shape.d}, shape.layout);
+  const Device device = testing::device_of(target);
+  const CaseInputs inputs = make_inputs(shape), there = inputs.on(device);
+  const StridedTensor rows =
+      testing::on(device, make_output(shape.rows_dtype(), {shape.rows(), shape.d}, shape.layout));
   ForwardArgs args{.rows = rows.view};
-  inputs.pass_to(args);
+  there.pass_to(args);
   testing::CaseOutcome outcome;
   outcome.backend = forward(args, target.options);
-  testing::compare_output(outcome, "rows", rows, oracle::forward(args),
+  inputs.pass_to(args);
+  testing::compare_output(outcome, "rows", testing::on({}, rows), oracle::forward(args),
                           rows_tolerance(shape.rows_dtype()));
   return outcome;
 }
@@ -29,7 +31,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation forward_operation() {
   return {"compressor::forward", "rows that stand for several tokens each",
-          testing::cases_of(case_shapes(), run), forward_benchmarks(),
+          testing::cases_of(case_shapes(), run, on_gpu), forward_benchmarks(),
           testing::repeated(kForward, forward)};
 }
 

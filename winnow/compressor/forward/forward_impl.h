@@ -10,11 +10,15 @@ namespace winnow::compressor {
 
 struct ForwardParams {
   Problem problem;
-  std::span<const Sequence> sequences;  // checked
+  std::span<const Sequence> sequences;       // on the CPU; checked
+  std::int64_t num_rows = 0, positions = 0;  // positions: rows of cos
   DType rows_dtype = DType::f32;
   Rows<void*> rows;  // [rows, d]
 };
 
 void forward_cpu(const ForwardParams& params, const Executor& executor);
+// Queues its work on `stream` (null: the default stream) of the current device. `lists` are there,
+// too; what they say is clamped.
+void forward_cuda(const ForwardParams& params, const Packed& lists, void* stream);
 
 }  // namespace winnow::compressor

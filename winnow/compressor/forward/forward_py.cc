@@ -44,7 +44,7 @@ normalised Hadamard transform. Sums are formed in float32 and rounded once.
 Args:
     num_rows: the last of cu_rows; tokens // ratio if None, which is right for one sequence.
     out: [rows, d], as kv or float32, to write into; new, as kv, if None.
-    stream, backend: as in winnow.sparse_mla.forward(). GPUs cannot run it yet.
+    stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
     rows: [rows, d]. No gradient is recorded.

@@ -9,7 +9,9 @@
 #include "winnow/compressor/step/step_contract.h"
 #include "winnow/compressor/step/step_impl.h"
 #include "winnow/core/check.h"
+#include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+#include "winnow/core/on_host.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/record.h"
 #include "winnow/core/route.h"
@@ -39,14 +41,16 @@ namespace {
 constexpr std::string_view kOperation = kStep.operation;
 
 // Gives the sequences their states, each to one of them, and the windows that they complete.
-void take_states(const Check& check, const StepArgs& args, std::vector<Sequence>& sequences) {
+void take_states(const Check& check, const StepArgs& args, const RunOptions& options,
+                 std::vector<Sequence>& sequences) {
   const std::int64_t states = args.state.size(0), ratio = args.position_bias.size(0);
-  const auto* slots = static_cast<const std::int32_t*>(args.state_slots.data());
+  const OnHost<std::int32_t> slots(static_cast<const std::int32_t*>(args.state_slots.data()),
+                                   args.state_slots.size(0), args.kv.device(), options.stream);
   std::vector<std::pair<std::int64_t, std::size_t>> taken;
   std::int64_t row = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     Sequence& sequence = sequences[i];
-    sequence.state = read_once(slots + i);
+    sequence.state = read_once(slots.data() + i);
     sequence.row = row;
     if (sequence.state < 0) continue;
     if (sequence.state >= states) {
@@ -73,22 +77,40 @@ void take_states(const Check& check, const StepArgs& args, std::vector<Sequence>
 
 Backend run(const StepArgs& args, const RunOptions& options) {
   kStep.check(args);
-  constexpr Backend kImplemented[] = {Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.kv.device(), options, kImplemented);
+  const Check check(kOperation);
+  const Device device = args.kv.device();
+  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
+  if (backend == Backend::cuda) check_for_cuda(check, args.kv, args.state_slots.size(0));
   if (options.dry_run) return backend;
   kStep.apart(args);
   const Problem problem = problem_of(args);
-  std::vector<Sequence> sequences = read_sequences(
-      kOperation, {args.cu_seqlens, {}, args.first_position, problem.tokens, problem.ratio});
-  try {
-    take_states(Check(kOperation), args, sequences);
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::resource, std::string(kOperation), "out of memory for the states");
+  const Packed packed{args.cu_seqlens, {}, args.first_position, problem.tokens, problem.ratio};
+  std::vector<Sequence> sequences;
+  if (checks_contents(kOperation, device, options)) {
+    sequences = read_sequences(kOperation, packed, options);
+    try {
+      take_states(check, args, options, sequences);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorCode::resource, std::string(kOperation), "out of memory for the states");
+    }
   }
   if (problem.tokens == 0) return backend;
-  run_on_cpu(kOperation, cpu_kernels().compressor_step,
-             StepParams{problem, sequences, rows_of<void*>(args.state, 0, 1), args.state.size(1),
-                        args.rows.dtype(), rows_of<void*>(args.rows, 0)});
+  const StepParams params{problem,
+                          sequences,
+                          rows_of<void*>(args.state, 0, 1),
+                          args.state.size(0),
+                          args.state.size(1),
+                          args.cos.present() ? args.cos.size(0) : 0,
+                          args.rows.dtype(),
+                          rows_of<void*>(args.rows, 0)};
+  if (backend == Backend::cpu) {
+    run_on_cpu(kOperation, cpu_kernels().compressor_step, params);
+  } else if constexpr (kBuiltWithCuda) {
+    const DeviceGuard guard(device);
+    step_cuda(params, packed, static_cast<const std::int32_t*>(args.state_slots.data()),
+              options.stream.handle);
+  }
   return backend;
 }
 

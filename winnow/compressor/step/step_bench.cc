@@ -11,17 +11,17 @@ namespace winnow::compressor {
 std::vector<testing::Benchmark> step_benchmarks();
 
 std::vector<testing::Benchmark> step_benchmarks() {
-  constexpr std::int64_t kSequences = 128;
   std::vector<testing::Benchmark> list;
-  for (CaseShape shape : bench_shapes()) {
-    shape.name.replace(shape.name.find("-s8192"), 6, "-b128");
-    shape.lengths.assign(kSequences, 1);
+  for (BenchShape shape : bench_shapes()) {
+    const std::int64_t sequences = shape.device == DeviceType::cpu ? 64 : 128;
+    shape.name = shape.name.substr(0, shape.name.rfind('-')) + testing::numbered("-b", sequences);
+    shape.lengths.assign(static_cast<std::size_t>(sequences), 1);
     const std::int64_t columns = shape.columns(), ring = columns / shape.d * shape.ratio;
-    const std::int64_t complete = kSequences / shape.ratio;  // sequences are at all places
-    const std::int64_t elements = kSequences * columns * 2 + complete * shape.d;
+    const std::int64_t complete = sequences / shape.ratio;  // sequences are at all places
+    const std::int64_t elements = sequences * columns * 2 + complete * shape.d;
     testing::Benchmark benchmark = make_benchmark(
         shape, double(elements * size_of(shape.dtype)) +
-                   4.0 * double((kSequences * columns + complete * ring * shape.d) * 2));
+                   4.0 * double((sequences * columns + complete * ring * shape.d) * 2));
     benchmark.prepare = [=](const testing::Target& target) -> testing::Prepared {
       struct Data {
         CaseInputs inputs, turns;
@@ -29,15 +29,19 @@ std::vector<testing::Benchmark> step_benchmarks() {
       };
       CaseShape longest = shape;
       longest.lengths = {4 * shape.ratio};
-      auto data = std::make_shared<Data>(Data{
-          make_inputs(shape), make_inputs(longest), Tensor(DType::i32, {kSequences}),
-          Tensor(DType::i32, {kSequences}), Tensor(DType::f32, {kSequences, ring, 2 * columns}),
-          Tensor(shape.dtype, {kSequences, shape.d})});
-      for (std::int32_t i = 0; i < kSequences; ++i) {
+      const Device device = testing::device_of(target);
+      auto data = std::make_shared<Data>(
+          Data{make_inputs(shape).on(device), make_inputs(longest).on(device),
+               Tensor(DType::i32, {sequences}), Tensor(DType::i32, {sequences}),
+               Tensor(DType::f32, {sequences, ring, 2 * columns}, device),
+               Tensor(shape.dtype, {sequences, shape.d}, device)});
+      for (std::int32_t i = 0; i < sequences; ++i) {
         data->slots.values<std::int32_t>()[static_cast<std::size_t>(i)] = i;
         data->first.values<std::int32_t>()[static_cast<std::size_t>(i)] =
             static_cast<std::int32_t>(2 * shape.ratio + i % shape.ratio);
       }
+      data->slots = data->slots.to(device);
+      data->first = data->first.to(device);
       StepArgs args{.overlap = shape.overlap, .state = data->state, .rows = data->rows};
       args.kv = data->inputs.kv.view;
       args.gate = data->inputs.gate.view;

@@ -1,6 +1,7 @@
 // What step() hands to its backends. Internal.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "winnow/compressor/problem.h"
@@ -10,14 +11,18 @@ namespace winnow::compressor {
 
 struct StepParams {
   Problem problem;
-  // Checked; `rows` are the windows that the new tokens complete, 0 without a state.
+  // On the CPU; checked. `rows` are the windows that the new tokens complete, 0 without a state.
   std::span<const Sequence> sequences;
-  Rows<void*> state;  // [states, ring, 2 * series * d]
-  std::int64_t ring = 0;
+  Rows<void*> state;                                 // [states, ring, 2 * series * d]
+  std::int64_t states = 0, ring = 0, positions = 0;  // positions: rows of cos
   DType rows_dtype = DType::f32;
   Rows<void*> rows;  // [tokens, d]
 };
 
 void step_cpu(const StepParams& params, const Executor& executor);
+// Queues its work on `stream` (null: the default stream) of the current device. `lists`, and
+// `state_slots` [n], are there, too; what they say is clamped.
+void step_cuda(const StepParams& params, const Packed& lists, const std::int32_t* state_slots,
+               void* stream);
 
 }  // namespace winnow::compressor
