@@ -92,18 +92,24 @@ inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists,
           .first_position = list_of(lists.first_position)};
 }
 
-// Whether threads can move 16 bytes of these rows at a time.
+// Whether threads can move their columns of these rows at once, and the rows of a window are near
+// enough for offsets of 32 bits. The kernels are compiled for both.
 template <class Pointer>
 bool aligned_rows(const Rows<Pointer>& rows, std::int64_t element_bytes) {
+  constexpr std::int64_t kNear = INT32_MAX / (4 * kMostRatio);
   const auto multiple = [](std::int64_t bytes) { return bytes % 16 == 0; };
   return multiple(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data))) &&
-         multiple(rows.stride0 * element_bytes) && multiple(rows.stride1 * element_bytes);
+         multiple(rows.stride0 * element_bytes) && multiple(rows.stride1 * element_bytes) &&
+         rows.stride0 < kNear && rows.stride0 > -kNear;
 }
 inline bool aligned_inputs(const Problem& p) {
   const std::int64_t bytes = size_of(p.dtype);
+  const Rows<const void*> norm_weight{p.norm_weight};
   return aligned_rows(p.kv, bytes) && aligned_rows(p.gate, bytes) &&
-         aligned_rows(p.position_bias, sizeof(float));
+         aligned_rows(p.position_bias, sizeof(float)) && aligned_rows(norm_weight, sizeof(float));
 }
+template <bool kAligned>
+using StrideOf = std::conditional_t<kAligned, int, std::int64_t>;
 
 // ---- elements
 
@@ -385,16 +391,18 @@ __device__ __forceinline__ void add_range(const Loader& loader, const Range& ran
 }
 
 // Where the slots of a window are in rows of a tensor: `stride` apart, those from `own` on another
-// `jump` further.
-template <class T>
+// `jump` further. Stride: int for rows that are near enough to each other.
+template <class T, class Stride>
 struct Walk {
   T* first;
-  std::int64_t stride, jump;
+  Stride stride, jump;
 
-  // Slot from + j; j is known to the compiler where it counts.
+  // Of slot from + j.
+  __device__ __forceinline__ Stride offset(int from, int j, int own) const {
+    return (from + j) * stride + (from + j < own ? Stride{0} : jump);
+  }
   __device__ __forceinline__ T* at(int from, int j, int own) const {
-    T* place = first + from * stride + j * stride;
-    return from + j < own ? place : place + jump;
+    return first + offset(from, j, own);
   }
 };
 
@@ -406,21 +414,23 @@ struct SlotLoader {
     Pack<T> kv, gate;
   };
 
-  Walk<const T> kv_walk, gate_walk;
-  Walk<const float> bias_walk;
+  using Stride = StrideOf<kAligned>;
+
+  Walk<const T, Stride> kv_walk, gate_walk;
+  Walk<const float, Stride> bias_walk;
   int own;  // the first slot of the window's own tokens
 
   // `token`: the first own one; `column`: the thread's first.
   __device__ __forceinline__ SlotLoader(const KernelProblem& p, std::int64_t token, int column)
       : own(p.slots() - p.ratio) {
-    const std::int64_t series = (p.series - 1) * p.d;
-    const auto walk = [&](const Rows<const void*>& rows) -> Walk<const T> {
+    const int series = (p.series - 1) * p.d;
+    const auto walk = [&](const Rows<const void*>& rows) -> Walk<const T, Stride> {
       return {static_cast<const T*>(rows.data) + (token - own) * rows.stride0 + column,
-              rows.stride0, series};
+              static_cast<Stride>(rows.stride0), series};
     };
     kv_walk = walk(p.kv);
     gate_walk = walk(p.gate);
-    const std::int64_t stride = p.position_bias.stride0;
+    const auto stride = static_cast<Stride>(p.position_bias.stride0);
     bias_walk = {p.position_bias.data + column, stride, series - own * stride};
   }
   __device__ __forceinline__ Raw fetch(int from, int j) const {
@@ -483,6 +493,7 @@ __device__ __forceinline__ float add_lanes(const Team& team, Exchange& exchange,
 
 // What the thread's columns are multiplied with: loaded before the sums, so that they are there
 // when the sums are.
+template <bool kAligned>
 struct Factors {
   float norm[kColumns];
   float cos[kColumns / 2], sin[kColumns / 2];  // (1, 0): the pair stays as it is
@@ -504,9 +515,12 @@ struct Factors {
         sin[i] = p.sin.data[at * p.sin.stride0 + pair];
       }
     }
-    const bool normed = p.norm_weight != nullptr && column < p.d;
+    if (p.norm_weight != nullptr && column < p.d) {
+      Pack<float>::load<kAligned>(p.norm_weight + column).to_floats(norm);
+    } else {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) norm[c] = normed ? p.norm_weight[column + c] : 1.0f;
+      for (int c = 0; c < kColumns; ++c) norm[c] = 1;
+    }
   }
 
   // Turns each pair by its angle times `sign`.
@@ -559,9 +573,10 @@ __device__ __forceinline__ float norm_of(const KernelProblem& p, float squares) 
 
 // The row that becomes of sums: norm, rotation and transform, as far as the problem has them. The
 // whole block calls it.
+template <bool kAligned>
 __device__ __forceinline__ void finish(const KernelProblem& p, const Thread& thread,
-                                       const Factors& factors, Exchange& exchange, const Sums& sums,
-                                       float (&row)[kColumns]) {
+                                       const Factors<kAligned>& factors, Exchange& exchange,
+                                       const Sums& sums, float (&row)[kColumns]) {
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) row[c] = __fdividef(sums.sum[c], sums.total[c]);
   if (p.norm_weight != nullptr) {

@@ -171,16 +171,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     const bool found = place.found && max(range.begin, first) < range.end;
     const SlotLoader<T, kAligned> loader(p, place.token, column);
     // A slot beyond the range is one of its ends again, of weight 0.
+    const bool whole = found && range.begin >= first && range.begin + kSlotsAtOnce == range.end;
     const auto place_of = [&](int j) {
-      return min(max(range.begin + j, first), range.end - 1) - range.begin;
+      return whole ? j : min(max(range.begin + j, first), range.end - 1) - range.begin;
     };
-    const auto counts = [&](int j) { return found && place_of(j) == j; };
+    const auto counts = [&](int j) { return whole || (found && place_of(j) == j); };
     typename SlotLoader<T, kAligned>::Raw raw[kSlotsAtOnce];
     if (found) {
 #pragma unroll
       for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(range.begin, place_of(j));
     }
-    const Factors factors(p, place.position, column);
+    const Factors<kAligned> factors(p, place.position, column);
     float gradient[kColumns];
     load_gradient<T, kAligned>(params, thread, row, column, place.found, shared.exchange, gradient);
 
@@ -256,10 +257,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       float4& bias = shared.biases[j][threadIdx.x];
       bias = {bias.x + d_gate[0], bias.y + d_gate[1], bias.z + d_gate[2], bias.w + d_gate[3]};
       const auto store = [&](const Rows<void*>& rows, bool wide, const float(&x)[kColumns]) {
-        const std::int64_t at = (place.token - own + range.begin) * rows.stride0 + column +
-                                j * rows.stride0 +
-                                (range.begin + j < own ? 0 : (p.series - 1) * p.d);
-        store_columns<T, kAligned>(rows.data, at, wide, x);
+        const Walk<const char, StrideOf<kAligned>> walk{
+            nullptr, static_cast<StrideOf<kAligned>>(rows.stride0), (p.series - 1) * p.d};
+        const std::int64_t first_at = (place.token - own) * rows.stride0 + column;
+        store_columns<T, kAligned>(rows.data, first_at + walk.offset(range.begin, j, own), wide, x);
       };
       store(params.d_kv, params.wide_kv, d_kv);
       store(params.d_gate, params.wide_gate, d_gate);
@@ -294,10 +295,14 @@ __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ Ke
   const int parts = params.shares.parts, of_range = (parts + kWarps - 1) / kWarps;
   const int begin = static_cast<int>(threadIdx.y) * of_range, end = min(begin + of_range, parts);
   const bool of_bias = at < biases;
-  const float* from = of_bias ? params.bias_parts + at : params.norm_parts + (at - biases);
+  // Beyond the sums: the first one again, which nobody writes.
+  const float* from = of_bias    ? params.bias_parts + at
+                      : at < all ? params.norm_parts + (at - biases)
+                                 : params.bias_parts;
   const std::int64_t stride = of_bias ? biases : p.d;
   float sum = 0;
-  for (int part = begin; at < all && part < end; ++part) sum += from[part * stride];
+#pragma unroll 16
+  for (int part = begin; part < end; ++part) sum += from[part * stride];
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || at >= all) return;

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   const bool inside = row < params.num_rows && column < p.d;
   const Place place = inside ? place_of_row(p, row) : Place();
 
-  const Factors factors(p, place.position, column);
+  const Factors<kAligned> factors(p, place.position, column);
   Sums sums = Sums::of_none();
   if (place.found) {
     add_range(SlotLoader<T, kAligned>(p, place.token, column), Range(p, thread.group),

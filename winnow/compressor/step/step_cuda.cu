@@ -95,7 +95,7 @@ __device__ __forceinline__ void compute_window(const KernelParams& params, const
                                                std::int64_t w, bool inside, Exchange& exchange) {
   const KernelProblem& p = params.problem;
   const int column = thread.lane * kColumns;
-  const Factors factors(p, w * p.ratio, column);
+  const Factors<kAligned> factors(p, w * p.ratio, column);
   Sums sums = Sums::of_none();
   if (inside) add_range(loader, Range(p, thread.group), w == 0 ? p.slots() - p.ratio : 0, sums);
   add_groups(p.team, thread, exchange, sums);
