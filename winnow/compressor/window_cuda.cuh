@@ -330,6 +330,10 @@ struct Range {
     begin = min(group * count, p.slots());
     end = min(begin + count, p.slots());
   }
+  // Whether it is what a thread loads at once, and begins the window.
+  __device__ __forceinline__ bool is_first_whole() const {
+    return begin == 0 && end == kSlotsAtOnce;
+  }
 };
 
 // Adds kSlotsAtOnce slots of a window, from `from` on, of which those of [first, end) count. Loader
@@ -381,6 +385,10 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
 template <class Loader>
 __device__ __forceinline__ void add_range(const Loader& loader, const Range& range, int first,
                                           Sums& sums) {
+  if (first == 0 && range.is_first_whole()) {  // offsets are the same in all threads
+    add_slots<true>(loader, 0, 0, kSlotsAtOnce, sums);
+    return;
+  }
   for (int from = range.begin; from < range.end; from += kSlotsAtOnce) {
     if (from >= first && from + kSlotsAtOnce <= range.end) {
       add_slots<true>(loader, from, first, range.end, sums);

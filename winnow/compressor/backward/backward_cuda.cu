@@ -177,7 +177,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     };
     const auto counts = [&](int j) { return whole || (found && place_of(j) == j); };
     typename SlotLoader<T, kAligned>::Raw raw[kSlotsAtOnce];
-    if (found) {
+    const bool simple = whole && range.is_first_whole();  // offsets are the same in all threads
+    if (simple) {
+#pragma unroll
+      for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(0, j);
+    } else if (found) {
 #pragma unroll
       for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(range.begin, place_of(j));
     }
@@ -187,12 +191,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 
     float weights[kSlotsAtOnce][kColumns], reference[kColumns];
     Sums sums = Sums::of_none();
+    if (simple) {
+#pragma unroll
+      for (int j = 0; j < kSlotsAtOnce; ++j) loader.gate(raw[j], 0, j, weights[j]);
+    } else if (found) {
+#pragma unroll
+      for (int j = 0; j < kSlotsAtOnce; ++j) {
+        loader.gate(raw[j], range.begin, place_of(j), weights[j]);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          if (!counts(j)) weights[j][c] = -INFINITY;
+        }
+      }
+    }
 #pragma unroll
     for (int j = 0; found && j < kSlotsAtOnce; ++j) {
-      loader.gate(raw[j], range.begin, place_of(j), weights[j]);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        if (!counts(j)) weights[j][c] = -INFINITY;
         sums.largest[c] = fmaxf(sums.largest[c], weights[j][c]);
       }
     }
@@ -244,9 +259,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) gradient[c] *= scale[c];
 
-#pragma unroll
-    for (int j = 0; j < kSlotsAtOnce; ++j) {
-      if (!counts(j)) continue;
+    const auto store = [&](int from, int j) {
       float kv[kColumns], d_kv[kColumns], d_gate[kColumns];
       loader.kv(raw[j], kv);
 #pragma unroll
@@ -256,14 +269,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       }
       float4& bias = shared.biases[j][threadIdx.x];
       bias = {bias.x + d_gate[0], bias.y + d_gate[1], bias.z + d_gate[2], bias.w + d_gate[3]};
-      const auto store = [&](const Rows<void*>& rows, bool wide, const float(&x)[kColumns]) {
+      const auto put = [&](const Rows<void*>& rows, bool wide, const float(&x)[kColumns]) {
         const Walk<const char, StrideOf<kAligned>> walk{
             nullptr, static_cast<StrideOf<kAligned>>(rows.stride0), (p.series - 1) * p.d};
-        const std::int64_t first_at = (place.token - own) * rows.stride0 + column;
-        store_columns<T, kAligned>(rows.data, first_at + walk.offset(range.begin, j, own), wide, x);
+        const std::int64_t at = (place.token - own) * rows.stride0 + column;
+        store_columns<T, kAligned>(rows.data, at + walk.offset(from, j, own), wide, x);
       };
-      store(params.d_kv, params.wide_kv, d_kv);
-      store(params.d_gate, params.wide_gate, d_gate);
+      put(params.d_kv, params.wide_kv, d_kv);
+      put(params.d_gate, params.wide_gate, d_gate);
+    };
+    if (simple) {
+#pragma unroll
+      for (int j = 0; j < kSlotsAtOnce; ++j) store(0, j);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSlotsAtOnce; ++j) {
+        if (counts(j)) store(range.begin, j);
+      }
     }
   }
   for (int sequence = block; sequence < p.n; sequence += static_cast<int>(gridDim.x)) {
