@@ -67,7 +67,7 @@ def make(pattern, implementation="eager", seed=0, **options):
     return model.eval()
 
 
-def tokens(batch=2, length=300, seed=14):
+def tokens(batch=2, length=300, seed=15):
     """Sequences in which no token comes twice; with this seed no rows nearly tie for a choice."""
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(VOCABULARY - 3, generator=generator) for _ in range(batch)]

@@ -46,6 +46,13 @@ class Record(NamedTuple):
     rows: Compressed
     chosen: Optional[Tensor]  # [batch * queries, topk]; None where all rows were attended to
     lse: Tensor  # [batch * queries, heads], over the window and the compressed rows
+    dtype: torch.dtype  # of the attention
+    group = None  # tensor parallelism leaves all heads in each process
+
+    @property
+    def tokens(self) -> int:
+        """Those of earlier calls among them."""
+        return self.sequences.seen + self.sequences.queries
 
 
 def _cumulative(lengths: List[int], device: torch.device) -> Tensor:
@@ -270,7 +277,7 @@ def _attention(
     if indexer is not None and recording(self, indexer):
         self._winnow_record = Record(
             hidden_states.detach(), (cos.detach(), sin.detach()), sequences,
-            Compressed(compressed.rows.detach(), compressed.first), chosen, lse,
+            Compressed(compressed.rows.detach(), compressed.first), chosen, lse, dtype,
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
 

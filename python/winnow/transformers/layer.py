@@ -26,6 +26,11 @@ class Record(NamedTuple):
     lse: Tensor  # [batch, queries, heads of this process]
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
 
+    @property
+    def tokens(self) -> int:
+        """Those of earlier calls among them."""
+        return self.rows.shape[1]
+
 
 def working_dtype(hidden: Tensor) -> torch.dtype:
     """In which dtype attention runs, or an error."""
