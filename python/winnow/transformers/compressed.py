@@ -213,6 +213,7 @@ def _check_state(state, sequences: Sequences) -> None:
         refuse("attention_mask", wanted, "padding")
 
 
+@torch.compiler.disable  # the host decides how many rows there are
 def _attention(
     family: DeepseekV4,
     self: nn.Module,
