@@ -1,7 +1,7 @@
 """The forward passes of DeepSeek-V4 under "winnow": rows of a sliding window, and compressed ones.
 
-The compressed rows of a call, or of a cache, stand one after another, sequence by sequence; the
-modules hand them to each other with where those of each token's sequence begin.
+Windows are cut from sequences (sequences.py) by winnow.torch.compressor_forward(), and attention is
+that of sparse MLA over the tokens and, behind them, the compressed rows.
 """
 
 import functools
@@ -31,10 +31,10 @@ first window of each row, wherever that is."""
 
 
 class Compressed(NamedTuple):
-    """Rows of all sequences of a call."""
+    """Rows of all sequences of a call, or of a cache."""
 
     rows: Tensor  # [rows, d]
-    first: Tensor  # [batch * queries], int32: where those of a token's sequence begin
+    stride: Optional[int]  # how many a cache has of each row of the batch
 
 
 class Record(NamedTuple):
@@ -72,7 +72,7 @@ def _compress(
     counts = [length // ratio for length in lengths]
     if not sum(counts):
         return kv.new_zeros(0, module.head_dim)
-    exact = torch.empty(0, device=device)  # in whose dtype the angles are: float32
+    exact = torch.empty(0, dtype=torch.float32, device=device)  # the dtype of the angles
     cos, sin = module.rotary_emb(
         exact, position_ids=positions[None], layer_type=module.rope_layer_type
     )
@@ -91,29 +91,28 @@ def compressed_rows(
 ) -> Compressed:
     """state: the layer of a cache, in which the module has this name."""
     kv, gate = module.kv_proj(hidden), module.gate_proj(hidden)
-    device, ratio = kv.device, module.compress_rate
     if state is None:
         lengths = [piece.length for piece in sequences.pieces]
         positions = sequences.position_ids.flatten()
         rows = _compress(module, kv.flatten(0, 1), gate.flatten(0, 1), lengths, positions)
-        counts = [length // ratio for length in lengths]
-        first = [sum(counts[:i]) for i in range(len(counts))]
-        return Compressed(rows, sequences.of_pieces(first, device))
+        return Compressed(rows, None)
     update = _update_ragged if hasattr(state, _RAGGED) else _update
     rows = update(module, kv, gate, sequences, state, name)
-    count = rows.shape[1]
-    first = [piece.row * count for piece in sequences.pieces]
-    return Compressed(rows.flatten(0, 1), sequences.of_pieces(first, device))
+    return Compressed(rows.flatten(0, 1), rows.shape[1])
+
+
+def _check_seen(sequences: Sequences, seen: int) -> None:
+    if seen != sequences.seen:
+        wanted = "one that was not cropped: windows cannot be undone"
+        refuse("cache", wanted, f"{sequences.seen} tokens, and windows of {seen}")
 
 
 def _update(module, kv, gate, sequences, state, name) -> Tensor:
     """The rows so far, [batch, rows, d]; the state stays as transformers has it."""
     ratio, d = module.compress_rate, module.head_dim
     buffered = state.buffer_kv[name]
-    seen = state.entry_count[name] * ratio + (0 if buffered is None else buffered.shape[1])
-    if seen != sequences.seen:
-        wanted = "one that was not cropped: windows cannot be undone"
-        refuse("cache", wanted, f"{sequences.seen} tokens, and windows of {seen}")
+    open_window = 0 if buffered is None else buffered.shape[1]
+    _check_seen(sequences, state.entry_count[name] * ratio + open_window)
     kv, gate, position = state.store_compression_weights(name, kv, gate)
     batch, count, _ = kv.shape
     lead = 0  # tokens of an earlier window
@@ -141,34 +140,33 @@ def _update(module, kv, gate, sequences, state, name) -> Tensor:
 def _update_ragged(module, kv, gate, sequences, state, name) -> Tensor:
     """The same where rows of the batch begin in different columns."""
     ratio, overlap, device = module.compress_rate, _overlaps(module), kv.device
-    if getattr(state, _RAGGED) != sequences.seen:
-        wanted = "one that was not cropped: windows cannot be undone"
-        refuse(
-            "cache", wanted, f"{sequences.seen} tokens, and windows of {getattr(state, _RAGGED)}"
-        )
+    _check_seen(sequences, getattr(state, _RAGGED))
     if state.buffer_kv[name] is not None:
         kv = torch.cat((state.buffer_kv[name], kv), 1)
         gate = torch.cat((state.buffer_gate[name], gate), 1)
     batch, columns, _ = kv.shape
     keep = min(columns, (1 + overlap) * ratio - 1)
-    state.buffer_kv[name], state.buffer_gate[name] = (t[:, columns - keep :] for t in (kv, gate))
-    lengths, offsets, sources, places = [], [], [], []
+    state.buffer_kv[name] = kv[:, columns - keep :].clone()
+    state.buffer_gate[name] = gate[:, columns - keep :].clone()
+    lengths, offsets, sources, places, count = [], [], [], [], 0
     total = max(state.entry_count[name], sequences.longest // ratio)
+    pieces = {piece.row: piece for piece in sequences.real}
     for row in range(batch):
-        found = [piece for piece in sequences.real if piece.row == row]
-        if not found:
+        if row not in pieces:
             lengths.append(columns)
             offsets.append(0)
+            count += columns // ratio
             continue
-        (piece,) = found
+        piece = pieces[row]
         done = piece.before // ratio
         # The open window, and the one before it where they overlap.
         begin = max(done - overlap, 0)
         own = piece.before - begin * ratio + piece.length
         end = columns - sequences.queries + piece.begin + piece.length
         parts = [end - own, own, columns - end]
-        first = sum(length // ratio for length in (*lengths, parts[0]))
+        first = count + parts[0] // ratio
         sources += range(first + done - begin, first + own // ratio)
+        count += sum(part // ratio for part in parts)
         places += range(row * total + done, row * total + piece.total // ratio)
         lengths += parts
         offsets.append(piece.position + piece.total - end)
@@ -253,19 +251,21 @@ def _attention(
         _check_state(state, sequences)
         rows = rows.transpose(1, 2)
         rows = cache.update(rows, rows, self.layer_idx)[0].transpose(1, 2)
-    device, held = rows.device, rows.shape[1]
-    indices = sequences.window(self.sliding_window, held, device)
+    window = self.sliding_window, rows.shape[1]
     rows = rows.flatten(0, 2).to(dtype)
-    compressed, chosen = None, None
-    dense = getattr(self, "_winnow_dense", False)
-    if self.compressor is not None:
+    if self.compressor is None:
+        indices = sequences.window(*window, rows.device)
+    else:
         compressed, chosen = self.compressor(
-            hidden_states, q_resid, sequences=sequences, state=state, dense=dense
-        )
-        listed = _all_rows(compressed, sequences, self.compressor.compress_rate)
-        listed = listed if chosen is None else chosen
-        listed = torch.where(listed < 0, -1, listed + rows.shape[0])
-        indices = torch.cat((indices, listed), -1)
+            hidden_states, q_resid, sequences=sequences, state=state,
+            dense=getattr(self, "_winnow_dense", False),
+        )  # fmt: skip
+        if chosen is None:
+            every = self.compressor.compress_rate, compressed.stride
+            indices = sequences.window_and_all(*window, *every, rows.device)
+        else:
+            listed = torch.where(chosen < 0, -1, chosen + rows.shape[0])
+            indices = torch.cat((sequences.window(*window, rows.device), listed), -1)
         rows = torch.cat((rows, compressed.rows.to(dtype)))
     if hasattr(state, _RAGGED):
         setattr(state, _RAGGED, seen + queries)
@@ -278,17 +278,9 @@ def _attention(
     if indexer is not None and recording(self, indexer):
         self._winnow_record = Record(
             hidden_states.detach(), (cos.detach(), sin.detach()), sequences,
-            Compressed(compressed.rows.detach(), compressed.first), chosen, lse, dtype,
+            compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
-
-
-def _all_rows(compressed: Compressed, sequences: Sequences, ratio: int) -> Tensor:
-    """The compressed rows that each token sees, [batch * queries, most]: ascending, then -1."""
-    device = compressed.rows.device
-    count = sequences.complete(ratio, device)[:, None]
-    at = torch.arange(sequences.longest // ratio, dtype=torch.int32, device=device)
-    return torch.where(at < count, compressed.first[:, None] + at, -1)
 
 
 def _compressor(
@@ -314,28 +306,14 @@ def _indexer(
     keys = compressed_rows(self, hidden_states, sequences, state, "indexer")
     q = family.indexer_query(self, hidden_states, q_resid, sequences.position_ids)
     weights = family.indexer_weights(self, hidden_states)
-    return choose(self, q.flatten(0, 1).to(dtype), keys, weights.flatten(0, 1), sequences)
-
-
-def limits(keys: Compressed, sequences: Sequences, ratio: int) -> dict:
-    """Which rows each token sees."""
-    end = keys.first + sequences.complete(ratio, keys.first.device)
-    return {"key_start": keys.first, "key_end": end}
-
-
-def choose(
-    indexer: nn.Module, q: Tensor, keys: Compressed, weights: Tensor, sequences: Sequences
-) -> Tensor:
-    topk = min(indexer.index_topk, sequences.longest // indexer.compress_rate)
+    topk = min(self.index_topk, sequences.longest // self.compress_rate)
     if topk == 0:
-        return torch.empty((q.shape[0], 0), dtype=torch.int32, device=q.device)
-    scored, seen = (
-        (q, keys.rows.to(q.dtype), weights),
-        limits(keys, sequences, indexer.compress_rate),
-    )
-    if getattr(indexer, "_winnow_f8", False):
-        scored, seen["k_scale"] = quantized(*scored)
-    return operators.indexer_topk(*scored, topk, **seen)[0]
+        return torch.empty((q.shape[:2].numel(), 0), dtype=torch.int32, device=q.device)
+    scored = (q.flatten(0, 1).to(dtype), keys.rows.to(dtype), weights.flatten(0, 1))
+    limits = dict(sequences.seen_rows(self.compress_rate, keys.stride, q.device))
+    if getattr(self, "_winnow_f8", False):
+        scored, limits["k_scale"] = quantized(*scored)
+    return operators.indexer_topk(*scored, topk, **limits)[0]
 
 
 def replace_forwards(family: DeepseekV4, attention: type, *others: type) -> None:
@@ -343,13 +321,12 @@ def replace_forwards(family: DeepseekV4, attention: type, *others: type) -> None
     configuration says "winnow", the others if they get sequences."""
 
     def attends(self, options):
-        if self.config._attn_implementation == "winnow":
-            return True
-        state = getattr(options.get("cache"), "layers", {self.layer_idx: None})
-        if state and hasattr(state[self.layer_idx], _RAGGED):
-            refuse("attn_implementation", '"winnow", with which the padded cache was filled',
-                   self.config._attn_implementation)  # fmt: skip
-        return False
+        implementation = self.config._attn_implementation
+        layers = getattr(options.get("cache"), "layers", None)
+        if implementation != "winnow" and layers and hasattr(layers[self.layer_idx], _RAGGED):
+            wanted = '"winnow", with which the padded cache was filled'
+            refuse("attn_implementation", wanted, implementation)
+        return implementation == "winnow"
 
     def knows_sequences(self, options):
         return "sequences" in options

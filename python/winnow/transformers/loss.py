@@ -170,7 +170,7 @@ def _of_compressed_rows(
     scored = inside.call(attention.compressor, within, carrier)
     return _Sequence(
         *scored, attending.__getitem__, max(1, len(attending)), rows.rows[:, None].to(dtype), sink,
-        record.chosen, **compressed.limits(rows, sequences, ratio), lse=record.lse,
+        record.chosen, **sequences.seen_rows(ratio, rows.stride, hidden.device), lse=record.lse,
         scale=attention.scaling, topk=max(1, min(indexer.index_topk, sequences.longest // ratio)),
         heads=attention.num_heads, others=True,
     )  # fmt: skip

@@ -6,6 +6,7 @@ decide how many compressed rows there are.
 """
 
 import functools
+import itertools
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -91,11 +92,6 @@ class Sequences:
         return torch.where(padding, -1, column - self.of_pieces(first, device))
 
     @_once
-    def complete(self, ratio: int, device: torch.device) -> Tensor:
-        """How many windows each token sees, int32 [batch * queries]."""
-        return (self.place(device) + 1) // ratio
-
-    @_once
     def window(self, width: int, rows: int, device: torch.device) -> Tensor:
         """The last tokens that each token sees, itself among them, as numbers of the rows of the
         whole batch, [batch * queries, up to width]; rows: how many a sequence of the batch has,
@@ -105,6 +101,30 @@ class Sequences:
         at = torch.arange(self.batch * self.queries, dtype=torch.int32, device=device)
         at = at + (at // self.queries + 1) * (rows - self.queries)
         return torch.where(back <= self.place(device)[:, None], at[:, None] - back, -1)
+
+    # ---- compressed rows: a cache has as many of each row of the batch, `stride`; without one they
+    # follow each other, piece by piece.
+
+    @_once
+    def seen_rows(self, ratio: int, stride: Optional[int], device: torch.device) -> Dict:
+        """key_start and key_end of each token, int32 [batch * queries]."""
+        if stride is None:
+            counts = [piece.length // ratio for piece in self.pieces]
+            first = list(itertools.accumulate(counts, initial=0))[:-1]
+        else:
+            first = [piece.row * stride for piece in self.pieces]
+        start = self.of_pieces(first, device)
+        return {"key_start": start, "key_end": start + (self.place(device) + 1) // ratio}
+
+    @_once
+    def window_and_all(
+        self, width: int, rows: int, ratio: int, stride: Optional[int], device: torch.device
+    ) -> Tensor:
+        """The window, and all compressed rows, which stand behind those of the whole batch."""
+        start, end = (t[:, None] for t in self.seen_rows(ratio, stride, device).values())
+        at = start + torch.arange(self.longest // ratio, dtype=torch.int32, device=device)
+        at = torch.where(at < end, at + self.batch * rows, -1)
+        return torch.cat((self.window(width, rows, device), at), -1)
 
 
 class Mask:
