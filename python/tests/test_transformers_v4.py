@@ -79,6 +79,20 @@ def test_steps_with_a_cache(model):
         torch.testing.assert_close(got, want, rtol=0, atol=LOGITS)
 
 
+@torch.no_grad()
+def test_positions_that_do_not_begin_at_0():
+    """Only their differences count, also those of compressed rows."""
+    model, ids = make("short", "winnow"), tokens(length=100)
+    want = model(ids, use_cache=False).logits
+    for cuts, cached in (((0, 100), False), ((0, 100), True), ((0, 40, 41, 100), True)):
+        cache, found = DynamicCache(config=model.config) if cached else None, []
+        for begin, end in zip(cuts, cuts[1:], strict=False):
+            positions = torch.arange(begin, end)[None] + 64
+            options = {"position_ids": positions, "cache": cache, "use_cache": cached}
+            found.append(model(ids[:, begin:end], **options).logits)
+        torch.testing.assert_close(torch.cat(found, 1), want, rtol=0, atol=LOGITS)
+
+
 def test_gradients_with_a_cache(flash):
     """Those of a forward pass that fills one, as transformers does unless told otherwise."""
     ids = tokens()
@@ -211,14 +225,13 @@ def test_other_dtypes(dtype):
     assert float(distance) < (5e-3 if dtype == torch.bfloat16 else 1e-4)
 
 
-def test_autocast(ours):
-    ours.set_attn_implementation("winnow")
-    ids = tokens()
+def test_autocast():
+    model, ids = make("short", "winnow"), tokens()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _, gradients = step(ours, ids)
-    want, _, _ = step(ours, ids)
+        loss, _, gradients = step(model, ids)
+    want, _, _ = step(model, ids)
     assert abs(float(loss - want)) < 0.1
-    for name, parameter in ours.named_parameters():
+    for name, parameter in model.named_parameters():
         if gradients[name] is not None:
             assert gradients[name].dtype == parameter.dtype
             assert gradients[name].isfinite().all()
