@@ -100,6 +100,8 @@ def test_gradients_with_a_cache(flash):
     flash.train().zero_grad()
     out = flash(input_ids=ids, labels=ids)
     assert out.cache.get_seq_length() == 300
+    rows = out.cache.layers[2].compressed_kv  # which keep alive what they were made of
+    assert rows["compressor"].requires_grad and not rows["indexer"].requires_grad
     out.loss.backward()
     flash.eval()
     gradients = {name: p.grad for name, p in flash.named_parameters()}

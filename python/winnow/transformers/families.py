@@ -56,7 +56,7 @@ class Family:
         return True
 
     def indexer_of(self, attention) -> Optional[torch.nn.Module]:
-        """The indexer of a layer, which may be that of an earlier one."""
+        """The indexer that a layer has itself."""
         return attention.indexer
 
     def query_latent(self, attention, hidden: Tensor) -> Tensor:

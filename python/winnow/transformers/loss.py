@@ -262,8 +262,9 @@ def indexer_loss(model: nn.Module) -> Tensor:
     For each layer with an indexer it is winnow.torch.indexer_loss() with the layer's own attention
     as the target: over all rows that a query sees where the model attends densely (see
     attend_densely(), the first stage of training), else over the chosen rows (the second stage).
-    The result is the mean over queries that are no padding, and over these layers. Its gradient
-    reaches the indexers' weights alone, whether the rest of the model is frozen or not:
+    The result is the mean over queries that are no padding (of DeepSeek-V4, those that see a
+    compressed row), and over these layers. Its gradient reaches the indexers' weights alone,
+    whether the rest of the model is frozen or not:
 
         loss = model(ids, labels=ids).loss + indexer_loss(model)
 
