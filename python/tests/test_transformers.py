@@ -354,6 +354,10 @@ ORIGINALS = {
         "Dots3NoteTextIndexer": "e12e82a96e6301be",
         "MistralLarge4TextAttention": "a62a27e486a5850a",
         "MistralLarge4TextIndexer": "6d4f1c7021fe6032",
+        "DeepseekV4Attention": "8e9accbd58681721",
+        "DeepseekV4CSACompressor": "4ba9004cdcc683da",
+        "DeepseekV4HCACompressor": "30cb0cf1552e9dcc",
+        "DeepseekV4Indexer": "0689f4ec79696fdf",
     },
 }
 
@@ -363,7 +367,7 @@ def test_the_original_is_what_is_compared_with(name):
     """The forward passes that run under "eager" are those of transformers, as released."""
     family = VERSIONS[version()][name]
     module = importlib.import_module(family.module)
-    for kind in (getattr(module, family.attention), getattr(module, family.indexer)):
+    for kind in (getattr(module, replaced) for replaced in family.replaced):
         original = inspect.unwrap(kind.forward)
         assert kind.__module__ == original.__module__ == family.module
         assert original.__qualname__ == f"{kind.__name__}.forward"
@@ -376,4 +380,4 @@ def test_the_original_is_what_is_compared_with(name):
 def test_what_is_supported():
     assert list(VERSIONS) == list(ORIGINALS) == ["5.23", "5.24"]
     assert winnow.transformers.FAMILIES == tuple(VERSIONS[version()])
-    assert set(VERSIONS["5.24"]) - set(VERSIONS["5.23"]) == {"hy_v4_vl_text"}
+    assert set(VERSIONS["5.24"]) - set(VERSIONS["5.23"]) == {"hy_v4_vl_text", "deepseek_v4"}

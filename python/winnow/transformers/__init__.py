@@ -6,8 +6,9 @@
 The import registers the attention implementation "winnow"; model.set_attn_implementation("winnow")
 does as well, and "sdpa" or "eager" restores what was before, bit for bit. Forward, backward,
 generate, caches and gradient checkpointing stay as they are, for the families of FAMILIES. Layers
-that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa". A model, an
-option or a mask that cannot run is an error, when the implementation is set or at the first call.
+that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa", but those of
+DeepSeek-V4 on Winnow, too. A model, an option or a mask that cannot run is an error, when the
+implementation is set or at the first call.
 
 It registers the implementation "winnow" of expert parallelism, too:
 DistributedConfig(fsdp_size=N, ep_size=N, ep_implementation="winnow"), for any mixture of experts.

@@ -33,6 +33,11 @@ class Family:
         self.shares_indices = shares_indices  # of one layer with those after it
         self.towers = towers
 
+    @property
+    def replaced(self) -> Tuple[str, ...]:
+        """The classes of modules whose forward passes "winnow" stands in for."""
+        return self.attention, self.indexer
+
     # The rotary functions of the model's own file, for the attention and for the indexer.
     rotation = "apply_rotary_pos_emb_interleave"
     indexer_rotation = "apply_rotary_pos_emb_interleave"
@@ -44,9 +49,15 @@ class Family:
 
     # ---- the attention
 
+    child = "kv_b_proj"  # a module that only attention layers of the family have
+
     def has_indexer(self, attention) -> bool:
         """Whether the layer is one of those that attend to chosen rows."""
         return True
+
+    def indexer_of(self, attention) -> Optional[torch.nn.Module]:
+        """The indexer that a layer has itself."""
+        return attention.indexer
 
     def query_latent(self, attention, hidden: Tensor) -> Tensor:
         return attention.q_a_layernorm(attention.q_a_proj(hidden))
@@ -195,3 +206,58 @@ class MistralLarge4(Family):
 
     def indexer_rotates(self, indexer) -> bool:
         return bool(indexer.use_rope)
+
+
+class DeepseekV4(Family):
+    """One row a token as key and value of all heads, a sliding window, and compressed rows beside
+    it: all of them, or those that an indexer chooses. See compressed.py."""
+
+    rotation = "apply_rotary_pos_emb"  # of the last columns
+    child = "o_a_proj"
+
+    @property
+    def replaced(self) -> Tuple[str, ...]:
+        compressors = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
+        return self.attention, *compressors, self.indexer
+
+    def has_indexer(self, attention) -> bool:
+        """All layers run on Winnow, also those without one."""
+        return True
+
+    def indexer_of(self, attention) -> Optional[torch.nn.Module]:
+        return getattr(attention.compressor, "indexer", None)
+
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: [batch, queries, heads, d]"""
+        return getattr(sys.modules[self.module], self.rotation)(x, cos, sin, unsqueeze_dim=2)
+
+    def attention_query(self, attention, q_resid: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q = attention.q_b_proj(q_resid).view(*q_resid.shape[:2], -1, attention.head_dim)
+        return self.rotated(attention.q_b_norm(q), cos, sin)
+
+    def query_latent(self, attention, hidden: Tensor) -> Tensor:
+        return attention.q_a_norm(attention.q_a_proj(hidden))
+
+    def row(self, attention, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[batch, queries, 1, d]"""
+        kv = attention.kv_norm(attention.kv_proj(hidden))
+        return self.rotated(kv[:, :, None], cos, sin)
+
+    def output(self, attention, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rows are rotated by their positions, and are values, too: the inverse rotation by that of
+        the query leaves the distance between them."""
+        values = self.rotated(values, cos, -sin)
+        groups = values.reshape(*values.shape[:2], attention.config.o_groups, -1)
+        return attention.o_b_proj(attention.o_a_proj(groups).flatten(2))
+
+    def indexer_query(self, indexer, hidden, q_resid, position_ids) -> Tensor:
+        q = indexer.q_b_proj(q_resid).view(*hidden.shape[:2], -1, indexer.head_dim)
+        cos, sin = indexer.rotary_emb(
+            hidden, position_ids=position_ids, layer_type=indexer.rope_layer_type
+        )
+        return self.rotated(q, cos, sin)
+
+    def indexer_weights(self, indexer, hidden) -> Tensor:
+        scorer = indexer.scorer
+        weights = scorer.weights_proj(hidden).float()
+        return weights * (scorer.softmax_scale * scorer.weights_scaling)

@@ -1,7 +1,7 @@
 """The forward passes of attention and indexer modules under "winnow"."""
 
 import functools
-from typing import Iterator, NamedTuple, Optional
+from typing import Callable, Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,11 @@ class Record(NamedTuple):
     lse: Tensor  # [batch, queries, heads of this process]
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
 
+    @property
+    def tokens(self) -> int:
+        """Those of earlier calls among them."""
+        return self.rows.shape[1]
+
 
 def working_dtype(hidden: Tensor) -> torch.dtype:
     """In which dtype attention runs, or an error."""
@@ -43,7 +48,7 @@ def working_dtype(hidden: Tensor) -> torch.dtype:
     return dtype
 
 
-def _check_options(attention: nn.Module, cache, options: dict) -> None:
+def check_options(attention: nn.Module, cache, options: dict) -> None:
     if attention.training and attention.attention_dropout > 0:
         refuse("attention_dropout", "0 in training", attention.attention_dropout)
     if options.get("output_attentions") or attention.config.output_attentions:
@@ -61,7 +66,7 @@ def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
         refuse("position_ids", f"shape [batch, queries] = [{batch}, {queries}]", given)
 
 
-def _ranges(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options: dict) -> Tensor:
+def ranges_of(attention_mask: Optional[Tensor], hidden: Tensor, rows: int, options: dict) -> Tensor:
     batch, queries, _ = hidden.shape
     ours = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.int32
     if attention_mask is None:
@@ -146,7 +151,7 @@ def _attention(
     **options,
 ):
     cache = past_key_values if cache is None else cache
-    _check_options(self, cache, options)
+    check_options(self, cache, options)
     _check_positions(position_embeddings, hidden_states)
     dtype = working_dtype(hidden_states)
     batch, queries, _ = hidden_states.shape
@@ -159,7 +164,7 @@ def _attention(
     latent = tensor_parallel.read_by_heads(projected.latent, group)
     rows = torch.cat((latent, projected.k_rope), -1).to(dtype)
     count = rows.shape[1]
-    ranges = _ranges(attention_mask, hidden_states, count, options)
+    ranges = ranges_of(attention_mask, hidden_states, count, options)
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
     if dense and cache is None:
@@ -178,7 +183,7 @@ def _attention(
         which = {"indices": _flat_indices(indices, count).flatten(0, 1)}
     problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
     values, lse = absorbed.attend(problem, self.scaling)
-    if self.indexer is not None and _recording(self):
+    if self.indexer is not None and recording(self, self.indexer):
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
             position_ids, _without_padding(ranges, count), None if dense else indices,
@@ -197,12 +202,12 @@ def _without_padding(ranges: Tensor, rows: int) -> Tensor:
     return ranges * ((ranges[..., :1] <= own) & (own < ranges[..., 1:]))
 
 
-def _recording(attention: nn.Module) -> bool:
+def recording(attention: nn.Module, indexer: nn.Module) -> bool:
     """Whether to keep a Record: in training of an indexer that is not frozen, but neither in a
     compiled forward pass nor in one that checkpointing repeats during the backward pass."""
     if not attention.training or torch.compiler.is_compiling():
         return False
-    return not in_backward() and any(p.requires_grad for p in _parameters(attention.indexer))
+    return not in_backward() and any(p.requires_grad for p in _parameters(indexer))
 
 
 def _parameters(module: nn.Module) -> Iterator[Tensor]:
@@ -234,13 +239,13 @@ def _indexer(
     scored = (q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1))
     limits = flat_ranges(attention_mask, rows)
     if getattr(self, "_winnow_f8", False):
-        scored, limits["k_scale"] = _quantized(*scored)
+        scored, limits["k_scale"] = quantized(*scored)
     topk = max(1, min(self.index_topk, rows))
     indices, _ = operators.indexer_topk(*scored, topk, **limits)
     return _flat_indices(indices.view(batch, queries, -1), rows, sign=-1)
 
 
-def _quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
+def quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
     """((q, k, weights), scales of the keys) with q and k quantised to float8_e4m3fn; the scales of
     the queries are multiplied into the weights."""
     q, q_scale = operators.indexer_quantize(q)
@@ -248,23 +253,25 @@ def _quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
     return (q, k, weights * q_scale), k_scale
 
 
+def replace_forward(kind: type, ours: Callable, wanted: Callable[..., bool]) -> None:
+    """Replaces the forward method of a class of modules: by ours(self, ...) where
+    wanted(self, options), and by the function that the keyword inside.OPTION holds."""
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(self, *arguments, **options):
+        if inside.OPTION in options:
+            return options[inside.OPTION](*arguments)
+        if wanted(self, options):
+            return ours(self, *arguments, **options)
+        return original(self, *arguments, **options)
+
+    kind.forward = forward
+
+
 def replace_forwards(family: Family, attention: type, indexer: type) -> None:
     """Replaces the forward methods of two classes of modules. Attention runs on Winnow if its
-    configuration says "winnow", the indexer if its attention_mask holds ranges (int32). Given the
-    keyword inside.OPTION, both call the function that it holds instead."""
-
-    def replacing(kind, ours, wanted):
-        original = kind.forward
-
-        @functools.wraps(original)
-        def forward(self, *arguments, **options):
-            if inside.OPTION in options:
-                return options[inside.OPTION](*arguments)
-            if wanted(self, options):
-                return ours(family, self, *arguments, **options)
-            return original(self, *arguments, **options)
-
-        kind.forward = forward
+    configuration says "winnow", the indexer if its attention_mask holds ranges (int32)."""
 
     def attends(self, options):
         return self.config._attn_implementation == "winnow" and family.has_indexer(self)
@@ -273,5 +280,5 @@ def replace_forwards(family: Family, attention: type, indexer: type) -> None:
         mask = options.get("attention_mask")
         return mask is not None and mask.dtype == torch.int32
 
-    replacing(attention, _attention, attends)
-    replacing(indexer, _indexer, chooses)
+    replace_forward(attention, functools.partial(_attention, family), attends)
+    replace_forward(indexer, functools.partial(_indexer, family), chooses)

@@ -1,7 +1,7 @@
 """How the indexers of a model choose, the loss that trains them, and what it is judged by."""
 
 from functools import partial
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,13 @@ from torch.utils.checkpoint import checkpoint
 
 from winnow import torch as operators
 from winnow.indexer_loss import attention_of_heads
-from winnow.transformers import absorbed, inside, tensor_parallel
-from winnow.transformers.families import Family
+from winnow.transformers import absorbed, compressed, inside, tensor_parallel
+from winnow.transformers.families import DeepseekV4, Family
 from winnow.transformers.layer import Record, heads_matrices
 from winnow.transformers.refusal import refuse
 from winnow.transformers.registry import family_of
+
+AnyRecord = Union[Record, compressed.Record]
 
 
 def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
@@ -23,14 +25,15 @@ def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
     for module in model.modules():
         config = getattr(module, "config", None)
         # Its own child: a wrapper around the layer has all names that the layer has.
-        family = family_of(config) if "kv_b_proj" in module._modules else None
-        if family is not None and family.has_indexer(module):
+        children = {"kv_b_proj", "o_a_proj"} & module._modules.keys()
+        family = family_of(config) if children else None
+        if family is not None and family.child in children and family.has_indexer(module):
             yield family, module
 
 
-def _all_attentions(model: nn.Module) -> Iterator[nn.Module]:
+def _all_attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
     """Those of _attentions(); an error where there is none."""
-    found = [attention for _, attention in _attentions(model)]
+    found = list(_attentions(model))
     if not found:
         refuse("model", "one with DeepSeek Sparse Attention", type(model).__name__)
     return iter(found)
@@ -48,7 +51,7 @@ def attend_densely(model: nn.Module, mode: bool = True) -> None:
     A sequence that is generated with a cache may change over at any token.
     """
     _check_mode(mode)
-    for attention in _all_attentions(model):
+    for _, attention in _all_attentions(model):
         attention._winnow_dense = mode
 
 
@@ -57,49 +60,51 @@ def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
     a scale of its own, from the next forward pass on: quicker on a GPU, and what engines do that
     serve such a model. With mode False they score in the model's own dtype."""
     _check_mode(mode)
-    for attention in _all_attentions(model):
-        if attention.indexer is not None:
-            for module in attention.indexer.modules():  # a wrapper may be around it
+    for family, attention in _all_attentions(model):
+        indexer = family.indexer_of(attention)
+        if indexer is not None:
+            for module in indexer.modules():  # a wrapper may be around it
                 module._winnow_f8 = mode
 
 
 class _Sequence(NamedTuple):
-    """One sequence of the last forward pass of a layer. Of the indexer: q [queries, h, d],
-    k [queries, d], weights [queries, h]; of the attention what absorbed.Problem has."""
+    """One sequence of the last forward pass of a layer, or several with ranges of their own. Of the
+    indexer: q [queries, h, d], k [rows, d], weights [queries, h]."""
 
     q: Tensor
     k: Tensor
     weights: Tensor
-    problem: absorbed.Problem  # of this sequence; with indices, or with ranges alone
+    attending: Callable[[slice], Tensor]  # the attention's queries, [queries, heads, 576 or 512]
+    piece: int  # how many queries are worked on at a time
+    rows: Tensor  # [rows, 1, 576 or 512]
+    sink: Optional[Tensor]  # [heads]
+    indices: Optional[Tensor]  # [queries, topk]; None where all rows were attended to
     key_start: Tensor  # [queries]
     key_end: Tensor
-    lse: Tensor  # [queries, heads]
+    lse: Tensor  # [queries, heads], over the rows attended to
     scale: float
     topk: int
     heads: int  # in all processes
-    group: Optional["torch.distributed.ProcessGroup"]  # whose processes share them
+    group: Optional["torch.distributed.ProcessGroup"] = None  # whose processes share them
+    others: bool = False  # whether lse is over other rows, too
 
     def pieces(self) -> Iterator[slice]:
         queries = self.q.shape[0]
-        step = absorbed.piece_of(self.problem)
-        for begin in range(0, queries, step):
-            yield slice(begin, min(queries, begin + step))
+        for begin in range(0, queries, self.piece):
+            yield slice(begin, min(queries, begin + self.piece))
 
     def limits(self, queries: slice) -> dict:
         return {"key_start": self.key_start[queries], "key_end": self.key_end[queries]}
 
-    def absorbed_queries(self, queries: slice) -> Tensor:
-        problem = self.problem
-        return absorbed.absorbed_queries(
-            problem.q_pass[queries], problem.q_rope[queries], problem.w_k
-        )
-
 
 def _sequences(
-    family: Family, attention: nn.Module, record: Record, carrier: Tensor
+    family: Family, attention: nn.Module, record: AnyRecord, carrier: Tensor
 ) -> Iterator[_Sequence]:
     """The sequences of a batch; the indexer's tensors with gradients in its weights alone. Within
     the forward pass of the layer, which has its parameters there (see inside.call())."""
+    if isinstance(record, compressed.Record):
+        yield _of_compressed_rows(family, attention, record, carrier)
+        return
     batch, queries, _ = record.hidden.shape
     dtype = record.rows.dtype
     with torch.no_grad():
@@ -129,32 +134,69 @@ def _sequences(
             *matrices, sink, indices, start, end,
         )  # fmt: skip
         yield _Sequence(
-            q[b].to(dtype), k[b].to(dtype), weights[b], problem, start, end, record.lse[b],
+            q[b].to(dtype), k[b].to(dtype), weights[b], partial(_absorbed, problem),
+            absorbed.piece_of(problem), problem.rows, sink, indices, start, end, record.lse[b],
             attention.scaling, max(1, min(indexer.index_topk, queries)), attention.num_heads,
             record.group,
         )  # fmt: skip
 
 
+def _absorbed(problem: absorbed.Problem, queries: slice) -> Tensor:
+    parts = problem.q_pass[queries], problem.q_rope[queries]
+    return absorbed.absorbed_queries(*parts, problem.w_k)
+
+
+def _of_compressed_rows(
+    family: DeepseekV4, attention: nn.Module, record: compressed.Record, carrier: Tensor
+) -> _Sequence:
+    """All sequences of a batch. The window and the sink have their part of each head's softmax, and
+    the target is what falls on the compressed rows."""
+    hidden, sequences, rows = record.hidden, record.sequences, record.rows
+    dtype, ratio = record.dtype, attention.compressor.compress_rate
+    with torch.no_grad():
+        q_resid = family.query_latent(attention, hidden)
+        attending = family.attention_query(attention, q_resid, *record.embeddings)
+        attending = attending.flatten(0, 1).to(dtype)
+        sink = attention.sinks.to(torch.float32, copy=True)
+    indexer = family.indexer_of(attention)
+
+    def score(carrier: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        keys = compressed.compressed_rows(indexer, hidden, sequences)
+        q = family.indexer_query(indexer, hidden, q_resid, sequences.position_ids)
+        weights = family.indexer_weights(indexer, hidden) + carrier
+        return q.flatten(0, 1).to(dtype), keys.rows.to(dtype), weights.flatten(0, 1)
+
+    within = partial(inside.call, indexer, score)
+    scored = inside.call(attention.compressor, within, carrier)
+    return _Sequence(
+        *scored, attending.__getitem__, max(1, len(attending)), rows.rows[:, None].to(dtype), sink,
+        record.chosen, **sequences.seen_rows(ratio, rows.stride, hidden.device), lse=record.lse,
+        scale=attention.scaling, topk=max(1, min(indexer.index_topk, sequences.longest // ratio)),
+        heads=attention.num_heads, others=True,
+    )  # fmt: skip
+
+
 def _losses(sequence: _Sequence, queries: slice, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
     """Of some queries, added up. The indexer's tensors are those of the sequence."""
-    problem, limits = sequence.problem, sequence.limits(queries)
-    chosen = None if problem.indices is None else problem.indices[queries]
+    limits = sequence.limits(queries)
+    chosen = None if sequence.indices is None else sequence.indices[queries]
     with torch.no_grad():
-        attending = sequence.absorbed_queries(queries)
-        attention = (attending, problem.rows, sequence.lse[queries], sequence.scale, problem.sink)
+        attending = sequence.attending(queries)
+        others = (sequence.lse[queries], sequence.scale, sequence.sink)
         if sequence.group is None:
-            teacher = {"attention": attention}
+            teacher = {"attention": (attending, sequence.rows, *others)}
         else:
-            attending, rows, *others = attention
             ranges = limits if chosen is None else {}
-            own = attention_of_heads(attending, rows, chosen, *others, **ranges)
+            own = attention_of_heads(attending, sequence.rows, chosen, *others, **ranges)
             teacher = {"target": tensor_parallel.sum_over_heads(own, sequence.group)}
     return operators.indexer_loss(
         q[queries], k, weights[queries], indices=chosen, reduction="sum", **teacher, **limits
     )
 
 
-def _loss_of_layer(family: Family, attention: nn.Module, record: Record, carrier: Tensor) -> Tensor:
+def _loss_of_layer(
+    family: Family, attention: nn.Module, record: AnyRecord, carrier: Tensor
+) -> Tensor:
     total, count = carrier, 0
     for sequence in _sequences(family, attention, record, carrier):
         leaves = (sequence.q, sequence.k, sequence.weights)
@@ -170,7 +212,7 @@ def _loss_of_layer(family: Family, attention: nn.Module, record: Record, carrier
 
 
 def _share_of_layer(
-    family: Family, attention: nn.Module, record: Record, carrier: Tensor
+    family: Family, attention: nn.Module, record: AnyRecord, carrier: Tensor
 ) -> Tensor:
     total, count = carrier, 0
     for sequence in _sequences(family, attention, record, carrier):
@@ -184,14 +226,14 @@ def _share_of_layer(
     return total / count.clamp(min=1)
 
 
-def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, Record]]:
+def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, AnyRecord]]:
     found = False
     for family, attention in _attentions(model):
-        record: Optional[Record] = getattr(attention, "_winnow_record", None)
-        if attention.indexer is None or record is None:
+        record: Optional[AnyRecord] = getattr(attention, "_winnow_record", None)
+        if family.indexer_of(attention) is None or record is None:
             continue
         found = True
-        queries, rows = record.hidden.shape[1], record.rows.shape[1]
+        queries, rows = record.hidden.shape[1], record.tokens
         if rows != queries:
             wanted = f"a forward pass whose {queries} queries see no rows from before"
             refuse("past_key_values", wanted, f"{rows} rows")
@@ -220,8 +262,9 @@ def indexer_loss(model: nn.Module) -> Tensor:
     For each layer with an indexer it is winnow.torch.indexer_loss() with the layer's own attention
     as the target: over all rows that a query sees where the model attends densely (see
     attend_densely(), the first stage of training), else over the chosen rows (the second stage).
-    The result is the mean over queries that are no padding, and over these layers. Its gradient
-    reaches the indexers' weights alone, whether the rest of the model is frozen or not:
+    The result is the mean over queries that are no padding (of DeepSeek-V4, those that see a
+    compressed row), and over these layers. Its gradient reaches the indexers' weights alone,
+    whether the rest of the model is frozen or not:
 
         loss = model(ids, labels=ids).loss + indexer_loss(model)
 
@@ -249,15 +292,19 @@ def attention_share(model: nn.Module) -> Tensor:
 
 def _logs(sequence: _Sequence, queries: slice) -> Tuple[Tensor, Tensor]:
     """lse over the chosen rows and over all rows, [queries, heads]."""
-    problem, lse = sequence.problem, sequence.lse[queries]
     limits = sequence.limits(queries)
-    chosen = None
-    if problem.indices is None:
+    attending, known = sequence.attending(queries), sequence.lse[queries]
+
+    def lse(indices: Optional[Tensor], **ranges: Tensor) -> Tensor:
+        return operators.sparse_mla_forward(
+            attending, sequence.rows, indices, scale=sequence.scale, **ranges
+        )[2]
+
+    chosen = None if sequence.indices is None else sequence.indices[queries]
+    if chosen is not None and not sequence.others:
+        return known, lse(None, **limits)
+    of_all = known if chosen is None and not sequence.others else lse(None, **limits)
+    if chosen is None:
         leaves = (sequence.q[queries], sequence.k, sequence.weights[queries])
         chosen, _ = operators.indexer_topk(*leaves, sequence.topk, **limits)
-        limits = {}
-    attending = sequence.absorbed_queries(queries)
-    _, _, other = operators.sparse_mla_forward(
-        attending, problem.rows, chosen, scale=sequence.scale, **limits
-    )
-    return (lse, other) if chosen is None else (other, lse)
+    return lse(chosen), of_all

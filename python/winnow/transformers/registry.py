@@ -9,8 +9,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from winnow.transformers import layer, masks
-from winnow.transformers.families import HYV4, DeepseekV32, Dots3Note, Family, MistralLarge4
+from winnow.transformers import compressed, layer, masks, sequences
+from winnow.transformers.families import (
+    HYV4,
+    DeepseekV4,
+    DeepseekV32,
+    Dots3Note,
+    Family,
+    MistralLarge4,
+)
 from winnow.transformers.refusal import refuse
 
 # The models of each version by the model type of their text configuration.
@@ -31,13 +38,17 @@ _FAMILIES: Dict[str, Family] = {
 _HYV4_VL = HYV4("hy_v4_vl", "HYV4VL", shares_indices=True, towers=("hy_v4_vl_vision",))
 VERSIONS: Dict[str, Dict[str, Family]] = {
     "5.23": _FAMILIES,
-    "5.24": {**_FAMILIES, "hy_v4_vl_text": _HYV4_VL},
+    "5.24": {
+        **_FAMILIES,
+        "hy_v4_vl_text": _HYV4_VL,
+        "deepseek_v4": DeepseekV4("deepseek_v4", "DeepseekV4", shares_indices=False),
+    },
 }
 
 # Sparse attention of other kinds, which Winnow has no operation for.
 _UNSUPPORTED = {
     "axk2": "keys of 160 and values of 128 columns",
-    "deepseek_v4": "compressed rows beside a sliding window",
+    "deepseek_v4": "compressed rows beside a sliding window",  # before transformers 5.24
     "glm5_next": "attention that this version of Winnow does not know",
     "minimax_m3_vl": "blocks of keys and values per head",
     "qwen4_exp": "attention that this version of Winnow does not know",
@@ -71,6 +82,9 @@ def _is_tower(config) -> bool:
 
 
 def _check_shapes(config) -> None:
+    if isinstance(family_of(config), DeepseekV4):
+        _check_compressed(config)
+        return
     layers = range(config.num_hidden_layers)
     indexed = [i for i in layers if config.layer_types[i] == "indexed_attention"]
     if not indexed:
@@ -94,6 +108,24 @@ def _check_shapes(config) -> None:
             refuse("index_topk", "1 or more", config.per_layer_config[i].index_topk)
 
 
+def _check_compressed(config) -> None:
+    """The same for DeepSeek-V4."""
+    rates = {f"compress_rates[{kind!r}]": rate for kind, rate in config.compress_rates.items()}
+    wanted = {
+        "head_dim": (config.head_dim, (512,), "512"),
+        "num_key_value_heads": (config.num_key_value_heads, (1,), "1"),
+        "index_head_dim": (config.index_head_dim, (128, 64), "128 or 64"),
+        "index_n_heads": (config.index_n_heads, range(1, 129), "1 to 128"),
+        "index_topk": (config.index_topk, range(1, 1 << 31), "1 or more"),
+        "sliding_window": (config.sliding_window, range(1, 1 << 31), "1 or more"),
+        "is_causal": (getattr(config, "is_causal", True), (True,), "True"),
+        **{name: (rate, range(1, 129), "1 to 128") for name, rate in rates.items()},
+    }
+    for name, (got, possible, text) in wanted.items():
+        if got not in possible:
+            refuse(name, text, got)
+
+
 _prepared = set()  # model types
 
 
@@ -103,12 +135,13 @@ def prepare(model_type: str) -> None:
         return
     family = _families()[model_type]
     module = importlib.import_module(family.module)
-    kinds = [getattr(module, name, None) for name in (family.attention, family.indexer)]
-    for name, kind in zip((family.attention, family.indexer), kinds, strict=True):
+    kinds = [getattr(module, name, None) for name in family.replaced]
+    for name, kind in zip(family.replaced, kinds, strict=True):
         if kind is None or kind.forward.__module__ != family.module:
             got = "none" if kind is None else f"one replaced by {kind.forward.__module__}"
             refuse(f"{family.module}.{name}", "the module of transformers, as released", got)
-    layer.replace_forwards(family, *kinds)
+    of_kind = compressed if isinstance(family, DeepseekV4) else layer
+    of_kind.replace_forwards(family, *kinds)
     _prepared.add(model_type)
 
 
@@ -161,6 +194,8 @@ def _mask_function(*arguments, config=None, **options):
     if indexed and config.model_type not in _prepared:  # nothing asked check() for this model
         _check_shapes(config)
         prepare(config.model_type)
+    if indexed and isinstance(family_of(config), DeepseekV4):
+        return sequences.mask(*arguments, **options)
     return masks.mask(*arguments, config=config, indexed=indexed, **options)
 
 
