@@ -73,7 +73,7 @@ SourceArgs extra_source(const Args& args) {
 }
 
 // Of arguments that the contract has checked.
-Source source_of(const SourceArgs& args);
+WINNOW_EXPORT Source source_of(const SourceArgs& args);
 
 template <class Args>
 Problem problem_of(const Args& args) {
@@ -106,7 +106,7 @@ void check_beside_extra(const Check& check, std::string_view name, const ConstTe
 // with rows that begin at multiples of 16 bytes, and the sizes fit into 32 bits.
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
 // The kernels of that backend read one source.
-void check_one_source(const Check& check, Backend backend, const Problem& problem);
+WINNOW_EXPORT void check_one_source(const Check& check, Backend backend, const Problem& problem);
 WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
 
 }  // namespace winnow::sparse_mla
