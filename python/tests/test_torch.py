@@ -212,6 +212,33 @@ def test_two_sources_are_one_with_the_rows_of_both(compiled):
         assert_close(g.grad, w.grad, quantity)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_gradients_of_two_sources_are_those_of_backward(swapped):
+    """Of a list with lengths and a range, either of which comes first."""
+    (q, kv, indices), sink = _sparse(s_q=2, s_kv=12, topk=4, sink=True, invalid=0)
+    start, end = _ranges()
+    listed = {"indices": indices, "topk_length": torch.tensor([2, 3], dtype=torch.int32)}
+    ranged = {"key_start": start, "key_end": end}
+    first, extra = (ranged, listed) if swapped else (listed, ranged)
+    options = {
+        "indices": None,
+        **first,
+        **{f"extra_{name}": t for name, t in extra.items()},
+        **sink,
+    }
+    options.update(scale=0.05, q_start=31, k_stride=2, extra_k_stride=3)
+    leaves = [t.clone().requires_grad_() for t in (q, kv, kv.flip(0), sink["attn_sink"])]
+    given = {**options, "extra_kv": leaves[2], "attn_sink": leaves[3]}
+    out, _, lse = ops.sparse_mla_forward(leaves[0], leaves[1], **given)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    (out * weights).sum().backward()
+    dq, dkv, d_sink, dextra_kv = winnow.sparse_mla.backward(
+        q, kv, out=out.detach(), lse=lse, d_out=weights, extra_kv=kv.flip(0), **options
+    )
+    for leaf, gradient in zip(leaves, (dq, dkv, dextra_kv, d_sink), strict=True):
+        assert torch.count_nonzero(gradient) > 0 and torch.equal(leaf.grad, gradient)
+
+
 @pytest.mark.parametrize("name", ["attn_sink", "extra_kv", "kv", "q"])
 def test_two_sources_give_only_the_gradients_that_are_asked_for(name):
     q, kv, two, *_ = _two_sources()
