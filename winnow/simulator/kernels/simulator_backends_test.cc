@@ -88,7 +88,7 @@ TEST(SimulatorBackends, RangesAndASecondSourceAreUnsupported) {
     EXPECT_EXIT(refuse(backend, true), ExitedWithCode(0),
                 HasSubstr(start + ": want no extra_kv, got a tensor"));
     EXPECT_EXIT(refuse(backend, false), ExitedWithCode(0),
-                HasSubstr(start + ": want indices, got a range"));
+                HasSubstr(start + ": want the rows of each query as indices, got a range"));
   }
 }
 

@@ -61,7 +61,8 @@ void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, 
   const Check check(kOperation);
   check_one_source(check, backend, params.problem);
   if (params.problem.dense) {
-    check.unsupported(std::string(to_string(backend)) + ": want indices, got a range");
+    check.unsupported(std::string(to_string(backend)) +
+                      ": want the rows of each query as indices, got a range");
   }
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);

@@ -42,7 +42,8 @@ struct BackwardTable {
                                "rounded once, at the end; new, float32, if None"),
             rule<check_extra_gradient>,
             optional_output<&Args::dextra_kv>(
-                "[s_extra, 1, d_qk]", follows("q", same, accumulator_of), "the same of extra_kv"),
+                "[s_extra, 1, d_qk]", follows("q", same, accumulator_of),
+                "as dkv, of extra_kv; new if None and extra_kv is given"),
             rule<check_sink_of>,
             optional_output<&Args::d_sink>("[h_q]", sums_of("q"),
                                            "new if None and attn_sink is given. dq, dkv, d_sink "
