@@ -55,6 +55,9 @@ def _sparse_mla():
     sink, values = _normal(4), _normal(3, 4, 512)
     rows = {"q": (q, _FLOATS), "kv": (kv, "f32"), "indices": (indices, "i32")}
     rows["topk_length"] = (length, "i32")
+    extra_kv, chosen = _normal(5, 1, kv.shape[2]), (indices % 5)[:, :, :4]
+    rows.update(extra_kv=(extra_kv, "f32"), extra_indices=(chosen, "i32"))
+    rows["extra_topk_length"] = (length, "i32")
     yield (
         "sparse_mla::forward",
         _operation(
@@ -68,9 +71,14 @@ def _sparse_mla():
     yield (
         "sparse_mla::distribution",
         _operation(
-            lambda attn_sum, **inputs: sparse_mla.distribution(**inputs, out=attn_sum),
+            lambda attn_sum, extra_attn_sum, **inputs: sparse_mla.distribution(
+                **inputs, out=(attn_sum, extra_attn_sum)
+            ),
             {**rows, "lse": (heads, "f32")},
-            {"attn_sum": (np.zeros((3, 7), np.float32), "f32")},
+            {
+                "attn_sum": (np.zeros((3, 7), np.float32), "f32"),
+                "extra_attn_sum": (np.zeros((3, 4), np.float32), "f32"),
+            },
         ),
     )
     yield (
@@ -84,7 +92,12 @@ def _sparse_mla():
                 "lse": (heads, "f32"),
                 "d_out": (values, "f32"),
             },
-            {"dq": (q, "f32"), "dkv": (kv, "f32"), "d_sink": (sink, "f32")},
+            {
+                "dq": (q, "f32"),
+                "dkv": (kv, "f32"),
+                "dextra_kv": (extra_kv, "f32"),
+                "d_sink": (sink, "f32"),
+            },
         ),
     )
 

@@ -57,6 +57,18 @@ def test_autocast_leaves_what_it_leaves_of_torchs_own():
     torch.testing.assert_close(wt.sparse_mla_attention(q, kv, indices), want, rtol=0, atol=0)
 
 
+def test_autocast_casts_the_second_source_like_the_first():
+    (q, kv, indices), _ = _sparse()
+    extra = {"extra_indices": indices, "extra_kv": kv.flip(0)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, lse = wt.sparse_mla_attention(q, kv, indices, return_lse=True, **extra)
+        teacher = wt.sparse_mla_distribution(q, kv, indices, lse, **extra)
+    extra["extra_kv"] = extra["extra_kv"].bfloat16()
+    want = wt.sparse_mla_attention(q.bfloat16(), kv.bfloat16(), indices, **extra)
+    assert torch.equal(out, want)
+    assert [sums.dtype for sums in teacher] == [torch.float32] * 2
+
+
 def test_autocast_follows_the_cache():
     a = _paged()
     want_term = wt.paged_xl_position_term(a["query"], a["pos_bias_v"], a["r"], a["context_lens"])
@@ -127,6 +139,20 @@ def test_flops_of_dense_attention_are_those_of_all_rows():
         assert counter.get_total_flops() == 2 * pairs * (576 + 512)
         wt.sparse_mla_distribution(q, kv, None, lse, **ranges)
     assert counter.get_total_flops() == 2 * pairs * (2 * 576 + 512)
+
+
+def test_flops_of_two_sources_are_those_of_both():
+    (q, kv, indices), _ = _sparse(s_q=3, h_q=4, topk=7)
+    q.requires_grad_()
+    first, last = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
+    options = {"key_start": first, "key_end": last, "extra_kv": kv[:9], "extra_indices": indices}
+    pairs = 3 * 4 * (kv.shape[0] + 7)
+    with FlopCounterMode(display=False) as counter:
+        out, lse = wt.sparse_mla_attention(q, kv, None, return_lse=True, **options)
+        assert counter.get_total_flops() == 2 * pairs * (576 + 512)
+        out.sum().backward()
+        wt.sparse_mla_distribution(q.detach(), kv, None, lse, **options)
+    assert counter.get_total_flops() == 2 * pairs * (5 * 576 + 3 * 512)
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -19,7 +19,7 @@ def _without_elements(tensor, dim):
 
 
 # Rows that queries may choose from: there may be none.
-_CACHES = ("kv", "k", "cache", "extra_cache", "pages")
+_CACHES = ("kv", "extra_kv", "k", "cache", "extra_cache", "pages")
 
 
 @pytest.mark.parametrize(("name", "argument"), every_operation.EVERY_TENSOR)

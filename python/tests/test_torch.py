@@ -47,14 +47,22 @@ def _operator_calls(dtype="float32"):
     term = winnow.paged_xl.position_term(p["query"], p["pos_bias_v"], p["r"], p["context_lens"])
     w = torch.ops.winnow
     tokens = (p["key"] + 1, p["value"] + 1, p["key_cache"], p["value_cache"], p["slot_mapping"])
-    grad_q, grad_kv = (t.clone().requires_grad_() for t in (q, kv))
+    grad_q, grad_kv, grad_extra = (t.clone().requires_grad_() for t in (q, kv, kv))
+    no_extra = (None, None, None, None, None, 1)
     return {
         "forward": (w.sparse_mla_forward.default, (q, kv, indices)),
         "forward-gradient": (
             w.sparse_mla_forward.default,
             (
                 *(grad_q, grad_kv, indices, 0.1, None, sink.clone().requires_grad_()),
-                *(None, None, 3, 2, True),
+                *(None, None, 3, 2, *no_extra, True),
+            ),
+        ),
+        "forward-extra": (
+            w.sparse_mla_forward.default,
+            (
+                *(grad_q, grad_kv, None, None, None, None, *_ranges(), 30, 1),
+                *(grad_extra, indices, None, None, None, 3),
             ),
         ),
         "forward-dense": (
@@ -64,13 +72,27 @@ def _operator_calls(dtype="float32"):
         "backward": (w.sparse_mla_backward.default, (q, kv, indices, out, lse, out)),
         "backward-sink": (
             w.sparse_mla_backward.default,
-            (q, kv, indices, out, lse, out, None, None, None, sink, None, 1, False, None, q.dtype),
+            (
+                *(q, kv, indices, out, lse, out, None, None, None, sink, None, None, None, 1),
+                *(*no_extra, False, None, q.dtype),
+            ),
+        ),
+        "backward-extra": (
+            w.sparse_mla_backward.default,
+            (
+                *(q, kv, None, out, lse, out, None, None, None, None, *_ranges(), None, 1),
+                *(kv, None, None, *_ranges()),
+            ),
         ),
         "distribution": (w.sparse_mla_distribution.default, (q, kv, indices, lse)),
         "distribution-flat": (w.sparse_mla_distribution.default, (q, kv, indices[:, 0], lse)),
         "distribution-dense": (
             w.sparse_mla_distribution.default,
             (q, kv, None, lse, None, None, *_ranges()),
+        ),
+        "distribution-extra": (
+            w.sparse_mla_distribution.default,
+            (q, kv, None, lse, None, None, *_ranges(), None, 1, kv, indices),
         ),
         "attention": (w.paged_xl_attention.default, (*step, term, None, *tables)),
         "fused": (
@@ -141,12 +163,105 @@ def test_dense_operators_give_what_the_functions_give(compiled):
     assert torch.equal(got_sums, winnow.sparse_mla.distribution(q, kv, None, lse, **ranges))
 
 
-def test_dense_attention_refuses_a_gradient_that_is_asked_for():
+def _two_sources():
+    """As a layer of DeepSeek-V4 has them: q, then the arguments of a window of kv and of a list of
+    rows of four tokens each; and kv, its list, and the rest of one source with the rows of both."""
+    (q, kv, indices), options = _sparse(s_q=2, s_kv=12, topk=4, sink=True)
+    extra_kv = torch.randn(5, 1, 576, generator=torch.Generator().manual_seed(5))
+    start, end = _ranges()
+    two = {"key_start": start, "key_end": end, "q_start": 11, **options}
+    two.update(extra_kv=extra_kv, extra_indices=indices, extra_k_stride=4)
+    rows = torch.arange(12)
+    window = (rows >= start[:, None]) & (rows < end[:, None]) & (rows <= torch.tensor([[11], [12]]))
+    listed = torch.where((indices[:, 0] >= 0) & (indices[:, 0] < 3), indices[:, 0] + 12, -1)
+    both = torch.cat([torch.where(window, rows, -1), listed], 1).int()
+    return q, kv, two, extra_kv, both, options
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_two_sources_are_one_with_the_rows_of_both(compiled):
+    q, kv, two, extra_kv, both, options = _two_sources()
+
+    def attend(q, kv, two):
+        out, lse = ops.sparse_mla_attention(q, kv, None, return_lse=True, **two)
+        teacher = {name: value for name, value in two.items() if name != "attn_sink"}
+        return out, lse, *ops.sparse_mla_distribution(q, kv, None, lse, **teacher)
+
+    def leaves():
+        return [t.clone().requires_grad_() for t in (q, kv, two["attn_sink"], extra_kv)]
+
+    run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    got, want = leaves(), leaves()
+    results = run(*got[:2], {**two, "attn_sink": got[2], "extra_kv": got[3]})
+    rows = torch.cat([want[1], want[3]])
+    out, lse = ops.sparse_mla_attention(
+        want[0], rows, both, attn_sink=want[2], return_lse=True
+    )  # fmt: skip
+    teacher = ops.sparse_mla_distribution(q, rows.detach(), both, lse)
+    expected = (out, lse, teacher[:, :12], teacher[:, 12:])
+    for result, expect, quantity in zip(
+        results, expected, ("out", "lse", "attn_sum", "attn_sum"), strict=True
+    ):
+        assert_close(result.detach(), expect.detach(), quantity)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(6))
+    (results[0] * weights).sum().backward()
+    (out * weights).sum().backward()
+    for g, w, quantity in zip(got, want, ("dq", "dkv", "d_sink", "dkv"), strict=True):
+        assert torch.count_nonzero(g.grad) > 0
+        assert_close(g.grad, w.grad, quantity)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_gradients_of_two_sources_are_those_of_backward(swapped):
+    """Of a list with lengths and a range, either of which comes first."""
+    (q, kv, indices), sink = _sparse(s_q=2, s_kv=12, topk=4, sink=True, invalid=0)
+    start, end = _ranges()
+    listed = {"indices": indices, "topk_length": torch.tensor([2, 3], dtype=torch.int32)}
+    ranged = {"key_start": start, "key_end": end}
+    first, extra = (ranged, listed) if swapped else (listed, ranged)
+    options = {
+        "indices": None,
+        **first,
+        **{f"extra_{name}": t for name, t in extra.items()},
+        **sink,
+    }
+    options.update(scale=0.05, q_start=31, k_stride=2, extra_k_stride=3)
+    leaves = [t.clone().requires_grad_() for t in (q, kv, kv.flip(0), sink["attn_sink"])]
+    given = {**options, "extra_kv": leaves[2], "attn_sink": leaves[3]}
+    out, _, lse = ops.sparse_mla_forward(leaves[0], leaves[1], **given)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    (out * weights).sum().backward()
+    dq, dkv, d_sink, dextra_kv = winnow.sparse_mla.backward(
+        q, kv, out=out.detach(), lse=lse, d_out=weights, extra_kv=kv.flip(0), **options
+    )
+    for leaf, gradient in zip(leaves, (dq, dkv, dextra_kv, d_sink), strict=True):
+        assert torch.count_nonzero(gradient) > 0 and torch.equal(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("name", ["attn_sink", "extra_kv", "kv", "q"])
+def test_two_sources_give_only_the_gradients_that_are_asked_for(name):
+    q, kv, two, *_ = _two_sources()
+    tensors = {"q": q, "kv": kv, **two}
+    leaf = tensors[name].requires_grad_()
+    ops.sparse_mla_attention(indices=None, **tensors).square().sum().backward()
+    assert leaf.grad is not None
+    others = [t for t in tensors.values() if isinstance(t, torch.Tensor) and t is not leaf]
+    assert all(t.grad is None for t in others)
+
+
+def test_dense_attention_has_the_gradient_of_its_rows_as_a_list():
     (q, kv, _), _ = _sparse(s_q=2)
     start, end = _ranges()
-    out = ops.sparse_mla_attention(q.requires_grad_(), kv, None, key_start=start, key_end=end)
-    with pytest.raises(RuntimeError, match="sparse_mla_forward has no gradient without indices"):
-        out.sum().backward()
+    rows = torch.arange(len(kv))
+    listed = torch.where((rows >= start[:, None]) & (rows < end[:, None]), rows, -1).int()
+    gradients = []
+    for indices, ranges in ((None, {"key_start": start, "key_end": end}), (listed, {})):
+        leaves = [t.clone().requires_grad_() for t in (q, kv)]
+        ops.sparse_mla_attention(*leaves, indices, **ranges).square().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    for dense, of_list in zip(*gradients, strict=True):
+        assert torch.equal(dense, of_list) and torch.count_nonzero(dense) > 0
 
 
 def test_paged_operators_give_what_the_functions_give():

@@ -108,7 +108,7 @@ def _result_type(signature: Signature) -> Any:
     def made(text):
         if not text.startswith("tuple"):
             return {"T": Tensor, "None": type(None)}[text]
-        return Tuple[(Tensor,) * text.count("T")]
+        return Tuple[Tensor, ...] if "..." in text else Tuple[(Tensor,) * text.count("T")]
 
     return Union[tuple(made(text) for text in signature.results()[0])]
 

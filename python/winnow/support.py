@@ -42,11 +42,12 @@ def supports(
             on the CPU), "float8_e4m3fn", or a dtype of numpy or torch.
         device: "cpu", "cuda" or "cuda:1", or a device of torch.
         backend: asks for this one alone.
-        **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk;
-            b, n, blocks, num_pages; num_seqs, num_tokens, num_heads, num_kv_heads, head_size,
-            num_blocks, block_size; max_tokens, hidden, topk, experts (of one rank), world_size,
-            local_world_size, channels.
-            What is not given is a usual size, or 1 where any will do.
+        **shape: sizes by the names in the operation's documentation: s_q, h_q, s_kv, d_qk, topk,
+            s_extra, extra_topk; b, n, blocks, num_pages; num_seqs, num_tokens, num_heads,
+            num_kv_heads, head_size, num_blocks, block_size; max_tokens, hidden, topk, experts (of
+            one rank), world_size, local_world_size, channels.
+            What is not given is a usual size, or 1 where any will do; without s_extra there is
+            no second source of rows.
 
     Raises:
         ValueError: an unknown operation, dtype, device or backend.

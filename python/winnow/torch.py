@@ -89,10 +89,18 @@ def _lse_if_wanted(results, wanted):
 # count is of all rows that `indices` or the block tables have room for, or of all that there are.
 
 
-def _sparse_mla_flops(products):
-    def count(q, kv, indices, *others, out_shape=None, **options):
-        s_q, h_q, d_qk = q
-        return 2 * s_q * h_q * (kv[0] if indices is None else indices[-1]) * products(d_qk)
+def _sparse_mla_flops(native, products):
+    names = [p.name for p in _operators.signature_of(native).parameters]
+
+    def count(*shapes, out_shape=None, **options):
+        given = {**dict(zip(names, shapes, strict=False)), **options}
+        s_q, h_q, d_qk = given["q"]
+        entries = 0
+        for prefix in ("", "extra_"):
+            kv, indices = given.get(f"{prefix}kv"), given.get(f"{prefix}indices")
+            if kv is not None:
+                entries += kv[0] if indices is None else indices[-1]
+        return 2 * s_q * h_q * entries * products(d_qk)
 
     return count
 
@@ -100,23 +108,35 @@ def _sparse_mla_flops(products):
 # ---- sparse MLA: the gradient
 
 
-def _backward(q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, **options):
-    gradients = _sparse_mla.backward(
+def _backward(
+    q, kv, *others, dq_dtype=None, dkv_dtype=None, attn_sink=None, extra_kv=None, **options
+):
+    def of_rows(rows):
+        return torch.empty(rows.shape, dtype=dkv_dtype or _accumulator(rows), device=rows.device)
+
+    if extra_kv is not None:
+        options["dextra_kv"] = of_rows(extra_kv)
+    dq, dkv, *more = _sparse_mla.backward(
         q,
         kv,
         *others,
         attn_sink=attn_sink,
+        extra_kv=extra_kv,
         dq=torch.empty(q.shape, dtype=dq_dtype or q.dtype, device=q.device),
-        dkv=torch.empty(kv.shape, dtype=dkv_dtype or _accumulator(kv), device=kv.device),
+        dkv=of_rows(kv),
         **options,
     )
-    if attn_sink is not None:
-        return gradients
-    return *gradients, q.new_empty(0, dtype=_accumulator(q))
+    if attn_sink is None:
+        more.insert(0, q.new_empty(0, dtype=_accumulator(q)))
+    if extra_kv is None:
+        more.append(kv.new_empty(0))
+    return dq, dkv, *more
 
 
-def _sink_if_there(gradients, options):
-    return gradients if options.get("attn_sink") is not None else gradients[:2]
+def _those_asked_for(gradients, options):
+    dq, dkv, d_sink, dextra_kv = gradients
+    asked = ((d_sink, "attn_sink"), (dextra_kv, "extra_kv"))
+    return dq, dkv, *(gradient for gradient, of in asked if options.get(of) is not None)
 
 
 @_operators.operator(
@@ -124,29 +144,44 @@ def _sink_if_there(gradients, options):
     _operators.signature_of(
         _sparse_mla.backward,
         plus="dq_dtype: dtype | None = None, dkv_dtype: dtype | None = None",
-        without=("dq", "dkv", "d_sink"),
+        without=("dq", "dkv", "d_sink", "dextra_kv"),
     ),
-    results=3,
-    after=_sink_if_there,
-    flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
+    results=4,
+    after=_those_asked_for,
+    flops=_sparse_mla_flops(_sparse_mla.backward, lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
 )
 def sparse_mla_backward(
     q, kv, indices, out, lse, d_out, *, delta=None, scale=None, topk_length=None, attn_sink=None,
-    q_start=None, k_stride=1, deterministic=False, dq_dtype=None, dkv_dtype=None,
+    key_start=None, key_end=None, q_start=None, k_stride=1, extra_kv=None, extra_indices=None,
+    extra_topk_length=None, extra_key_start=None, extra_key_end=None, extra_k_stride=1,
+    deterministic=False, dq_dtype=None, dkv_dtype=None,
 ):  # fmt: skip
-    """winnow.sparse_mla.backward() as an operator: (dq, dkv), with a sink (dq, dkv, d_sink).
+    """winnow.sparse_mla.backward() as an operator: (dq, dkv), then d_sink with a sink, then
+    dextra_kv with extra_kv.
 
-    dq is as q and dkv float32 (float64 with float64) unless their dtypes are given. The operator
-    itself always has three results; without a sink the last one is empty.
+    dq is as q, and dkv and dextra_kv are float32 (float64 with float64), unless dq_dtype or
+    dkv_dtype is given. The operator itself always has four results; what is not asked for is empty.
     """
+
+    def of_rows(rows):
+        return rows.new_empty(rows.shape, dtype=dkv_dtype or _accumulator(rows))
+
     return (
         q.new_empty(q.shape, dtype=dq_dtype or q.dtype),
-        kv.new_empty(kv.shape, dtype=dkv_dtype or _accumulator(kv)),
+        of_rows(kv),
         q.new_empty(0 if attn_sink is None else (q.shape[1],), dtype=_accumulator(q)),
+        kv.new_empty(0) if extra_kv is None else of_rows(extra_kv),
     )
 
 
 # ---- sparse MLA: forward
+
+
+_CHOICE = (
+    "indices", "topk_length", "key_start", "key_end",
+    "extra_indices", "extra_topk_length", "extra_key_start", "extra_key_end",
+)  # fmt: skip
+_NUMBERS = ("scale", "q_start", "k_stride", "extra_k_stride", "deterministic", "dkv_dtype")
 
 
 class _Recorded(_operators.Recorded):
@@ -155,25 +190,20 @@ class _Recorded(_operators.Recorded):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, kv, attn_sink, _, values, arguments = inputs
+        q, kv, attn_sink, extra_kv, _, values, arguments = inputs
         out, max_logits, lse = output
         ctx.mark_non_differentiable(max_logits, lse)
-        indices, topk_length, *ctx.options = arguments.of(
-            values, "indices", "topk_length", "scale", "q_start", "k_stride", "deterministic",
-            "dkv_dtype",
-        )  # fmt: skip
-        ctx.save_for_backward(q, kv, indices, topk_length, attn_sink, out, lse)
+        ctx.numbers = arguments.of(values, *_NUMBERS)
+        choice = arguments.of(values, *_CHOICE)
+        ctx.save_for_backward(q, kv, attn_sink, extra_kv, out, lse, *choice)
 
     @staticmethod
     def backward(ctx, d_out, d_max_logits, d_lse):
-        q, kv, indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
-        if indices is None:
-            raise RuntimeError(
-                "winnow::sparse_mla_forward has no gradient without indices; detach() its inputs, "
-                "or give it the rows of each query as indices"
-            )
-        scale, q_start, k_stride, deterministic, dkv_dtype = ctx.options
-        dq, dkv, d_sink = torch.ops.winnow.sparse_mla_backward(
+        q, kv, attn_sink, extra_kv, out, lse, indices, *choice = ctx.saved_tensors
+        options = dict(zip(_CHOICE[1:], choice, strict=True))
+        options.update(zip(_NUMBERS, ctx.numbers, strict=True))
+        options["dkv_dtype"] = options["dkv_dtype"] or kv.dtype
+        dq, dkv, d_sink, dextra_kv = torch.ops.winnow.sparse_mla_backward(
             q,
             kv,
             indices,
@@ -181,15 +211,13 @@ class _Recorded(_operators.Recorded):
             lse,
             # Sums over out give an expanded gradient, whose last dimension is not contiguous.
             d_out.contiguous(),
-            scale=scale,
-            topk_length=topk_length,
             attn_sink=attn_sink,
-            q_start=q_start,
-            k_stride=k_stride,
-            deterministic=deterministic,
-            dkv_dtype=dkv_dtype or kv.dtype,
+            extra_kv=extra_kv,
+            **options,
         )
-        return dq, dkv, d_sink if ctx.needs_input_grad[2] else None, None, None, None
+        _, _, sink, extra, *_ = ctx.needs_input_grad
+        gradients = dq, dkv, d_sink if sink else None, dextra_kv if extra else None
+        return *gradients, None, None, None
 
 
 @_operators.operator(
@@ -197,17 +225,17 @@ class _Recorded(_operators.Recorded):
     plus="deterministic: bool = False, dkv_dtype: dtype | None = None",
     results=3,
     autograd=_operators.recording(
-        _operators.recorded_by(_Recorded), leaves=("q", "kv", "attn_sink")
+        _operators.recorded_by(_Recorded), leaves=("q", "kv", "attn_sink", "extra_kv")
     ),
-    casts={"q": None, "kv": None},
-    flops=_sparse_mla_flops(lambda d_qk: d_qk + _VALUE_DIM),
+    casts={"q": None, "kv": None, "extra_kv": None},
+    flops=_sparse_mla_flops(_sparse_mla.forward, lambda d_qk: d_qk + _VALUE_DIM),
 )
 def sparse_mla_forward(
     q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1, deterministic=False, dkv_dtype=None,
+    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
+    extra_key_start=None, extra_key_end=None, extra_k_stride=1, deterministic=False, dkv_dtype=None,
 ):  # fmt: skip
-    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out
-    where there are indices.
+    """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out.
 
     deterministic and dkv_dtype are for its gradient, as in sparse_mla_attention().
     """
@@ -233,18 +261,22 @@ def _sink_in_f32(options):
 )
 def sparse_mla_attention(
     q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1, deterministic=False, dkv_dtype=None, return_lse=False,
+    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
+    extra_key_start=None, extra_key_end=None, extra_k_stride=1, deterministic=False, dkv_dtype=None,
+    return_lse=False,
 ):  # fmt: skip
-    """Top-k sparse MLA attention, differentiable in q, kv and attn_sink.
+    """Top-k sparse MLA attention, differentiable in q, kv, attn_sink and extra_kv.
 
     Args:
         q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk] or [s_q, topk], int32, or
-            None with key_start and key_end: dense, without a gradient; all others up to k_stride:
-            as in winnow.sparse_mla.forward(). Under torch.autocast q and kv are cast to its dtype.
-            attn_sink may be bfloat16 or float16, too, as module.bfloat16() makes one.
+            None with key_start and key_end: dense, whose gradient is for the CPU; extra_kv:
+            [s_extra, 1, d_qk], a second source of rows, for the CPU; all others up to
+            extra_k_stride: as in winnow.sparse_mla.forward(). Under torch.autocast q, kv and
+            extra_kv are cast to its dtype. attn_sink may be bfloat16 or float16, too, as
+            module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.
-        dkv_dtype: in which the backward kernel gives the gradient of kv: torch.float32, or kv's
-            own (None). Autograd then casts it to kv's dtype.
+        dkv_dtype: in which the backward kernel gives the gradients of kv and extra_kv:
+            torch.float32, or their own (None). Autograd then casts them to their dtype.
         return_lse: return (out, lse); lse [s_q, h_q] is not differentiable.
 
     Returns:
@@ -258,20 +290,41 @@ def sparse_mla_attention(
 # ---- sparse MLA: the attention distribution
 
 
+def _distribution(q, *others, extra_kv=None, **options):
+    if extra_kv is not None:
+        return _sparse_mla.distribution(q, *others, extra_kv=extra_kv, **options)
+    return _sparse_mla.distribution(q, *others, **options), q.new_empty(0, dtype=_accumulator(q))
+
+
+def _first_without_extra(sums, options):
+    return sums[0] if options.get("extra_kv") is None else sums
+
+
 @torch.no_grad()
 @_operators.operator(
-    _sparse_mla.distribution,
-    results=1,
-    casts={"q": None, "kv": None},
-    flops=_sparse_mla_flops(lambda d_qk: d_qk),
+    _distribution,
+    _operators.signature_of(_sparse_mla.distribution),
+    results=2,
+    after=_first_without_extra,
+    casts={"q": None, "kv": None, "extra_kv": None},
+    flops=_sparse_mla_flops(_sparse_mla.distribution, lambda d_qk: d_qk),
 )
 def sparse_mla_distribution(
     q, kv, indices, lse, *, scale=None, topk_length=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1,
+    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
+    extra_key_start=None, extra_key_end=None, extra_k_stride=1,
 ):  # fmt: skip
-    """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient."""
-    columns = kv.shape[0] if indices is None else indices.shape[-1]
-    return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
+    """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient.
+
+    The operator itself always has two results; without extra_kv the second one is empty.
+    """
+
+    def sums(rows, chosen):
+        columns = rows.shape[0] if chosen is None else chosen.shape[-1]
+        return q.new_empty((q.shape[0], columns), dtype=_accumulator(q))
+
+    extra = q.new_empty(0, dtype=_accumulator(q))
+    return sums(kv, indices), extra if extra_kv is None else sums(extra_kv, extra_indices)
 
 
 # ---- paged decode

@@ -118,10 +118,7 @@ struct SpecialProblem {
     return tensors.indices.view().at<std::int32_t>(i, 0, j);
   }
   sparse_mla::oracle::Inputs oracle_inputs() const {
-    return {.q = tensors.q,
-            .kv = tensors.kv,
-            .indices = tensors.indices,
-            .attn_sink = tensors.attn_sink};
+    return {{.kv = tensors.kv, .indices = tensors.indices}, tensors.q, tensors.attn_sink};
   }
   std::vector<std::int64_t> queries() const {
     std::vector<std::int64_t> all;

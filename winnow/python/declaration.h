@@ -86,7 +86,7 @@ template <const auto& kContract_>
 struct Declaration {
   static constexpr const auto& kContract = kContract_;
   using Args = typename std::decay_t<decltype(kContract_)>::Args;
-  static constexpr std::size_t kMost = 24;
+  static constexpr std::size_t kMost = 32;
 
   const char* operation = kContract.operation;  // as errors name it: "sparse_mla::forward"
   std::string_view signature;  // "def forward(q: T, kv: T, ...) -> tuple[T, T, T]", a literal

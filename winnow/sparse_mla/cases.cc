@@ -124,14 +124,16 @@ double sink_of(const CaseShape& shape, std::int64_t h, Random& random) {
 
 // Rows that some query sees get random numbers, the others NaN and infinity in turn.
 void fill_kv(const CaseShape& shape, const CaseInputs& inputs, Random& random) {
-  std::vector<bool> seen(static_cast<std::size_t>(shape.s_kv), !shape.poison);
+  std::vector<bool> seen(static_cast<std::size_t>(shape.all_rows()), !shape.poison);
   const oracle::Inputs in = inputs.for_oracle();
   for (std::int64_t i = 0; i < shape.s_q && shape.poison; ++i) {
     for (const oracle::Entry& entry : oracle::visible_entries(in, i)) seen[entry.row] = true;
   }
   const double poison[] = {std::nan(""), oracle::kInfinity, -oracle::kInfinity};
-  for (std::int64_t row = 0; row < shape.s_kv; ++row) {
-    const TensorView view = inputs.kv.view.slice(0, row, row + 1);
+  for (std::int64_t row = 0; row < shape.all_rows(); ++row) {
+    const bool first = row < shape.s_kv;
+    const std::int64_t t = first ? row : row - shape.s_kv;
+    const TensorView view = (first ? inputs.kv : inputs.extra.kv).view.slice(0, t, t + 1);
     if (seen[row]) {
       winnow::testing::fill_normal(view, random);
     } else {
@@ -140,29 +142,12 @@ void fill_kv(const CaseShape& shape, const CaseInputs& inputs, Random& random) {
   }
 }
 
-}  // namespace
-
-oracle::Inputs CaseInputs::for_oracle() const {
-  oracle::Inputs in;
-  pass_to(in);
-  return in;
-}
-
-CaseInputs make_inputs(const CaseShape& shape) {
-  Random random(winnow::testing::seed_from(shape.name));
-  CaseInputs inputs;
-  inputs.scale = shape.scale;
-  inputs.q_start = shape.q_start;
+// A source without the numbers of its rows, which fill_kv() draws when all choices are known.
+SourceInputs make_source(const CaseShape& shape, Random& random) {
+  SourceInputs inputs;
   inputs.k_stride = shape.k_stride;
   const Layout kv_layout = shape.layout == Layout::broadcast ? Layout::wide : shape.layout;
-  inputs.q = make_tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
   inputs.kv = make_tensor(shape.dtype, {shape.s_kv, 1, shape.d_qk}, kv_layout);
-  constexpr std::int64_t kMany = 1 << 24;  // more than drawing number by number is good for
-  if (inputs.q.view.numel() > kMany && shape.logits == 1) {
-    winnow::testing::fill_normal_rows(inputs.q.view, random);
-  } else {
-    winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
-  }
   if (shape.ranges == Ranges::absent) {
     inputs.indices = make_tensor(DType::i32, {shape.s_q, 1, shape.topk}, shape.layout);
     fill_indices(shape, inputs.indices.view, random);
@@ -180,6 +165,55 @@ CaseInputs make_inputs(const CaseShape& shape) {
       inputs.topk_length.view.at<std::int32_t>(i) = length_of(shape, i, random);
     }
   }
+  return inputs;
+}
+
+CaseShape shape_of_extra(CaseShape shape) {
+  const ExtraShape& extra = *shape.extra;
+  shape.s_kv = extra.s_kv;
+  shape.topk = extra.topk;
+  shape.choice = extra.choice;
+  shape.ranges = extra.ranges;
+  shape.lengths = extra.lengths;
+  shape.k_stride = extra.k_stride;
+  return shape;
+}
+
+}  // namespace
+
+oracle::Inputs CaseInputs::for_oracle() const {
+  oracle::Inputs in;
+  in.q = q.view;
+  in.attn_sink = attn_sink.view;
+  in.scale = scale;
+  in.q_start = q_start;
+  const auto source = [](const SourceInputs& from) {
+    return oracle::Source{.kv = from.kv.view,
+                          .indices = from.indices.view,
+                          .topk_length = from.topk_length.view,
+                          .key_start = from.key_start.view,
+                          .key_end = from.key_end.view,
+                          .k_stride = from.k_stride};
+  };
+  static_cast<oracle::Source&>(in) = source(*this);
+  in.extra = source(extra);
+  return in;
+}
+
+CaseInputs make_inputs(const CaseShape& shape) {
+  Random random(winnow::testing::seed_from(shape.name));
+  CaseInputs inputs;
+  inputs.scale = shape.scale;
+  inputs.q_start = shape.q_start;
+  inputs.q = make_tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout);
+  constexpr std::int64_t kMany = 1 << 24;  // more than drawing number by number is good for
+  if (inputs.q.view.numel() > kMany && shape.logits == 1) {
+    winnow::testing::fill_normal_rows(inputs.q.view, random);
+  } else {
+    winnow::testing::fill_normal(inputs.q.view, random, shape.logits);
+  }
+  static_cast<SourceInputs&>(inputs) = make_source(shape, random);
+  if (shape.extra) inputs.extra = make_source(shape_of_extra(shape), random);
   if (shape.sink != Sink::absent) {
     inputs.attn_sink = make_tensor(accumulator_of(shape.dtype), {shape.h_q}, Layout::dense);
     for (std::int64_t h = 0; h < shape.h_q; ++h) {
@@ -190,18 +224,23 @@ CaseInputs make_inputs(const CaseShape& shape) {
   return inputs;
 }
 
+SourceInputs SourceInputs::on(Device device) const {
+  return {.kv = testing::on(device, kv),
+          .indices = testing::on(device, indices),
+          .topk_length = testing::on(device, topk_length),
+          .key_start = testing::on(device, key_start),
+          .key_end = testing::on(device, key_end),
+          .k_stride = k_stride};
+}
+
 CaseInputs CaseInputs::on(Device device) const {
   CaseInputs copy;
+  static_cast<SourceInputs&>(copy) = SourceInputs::on(device);
   copy.q = testing::on(device, q);
-  copy.kv = testing::on(device, kv);
-  copy.indices = testing::on(device, indices);
-  copy.topk_length = testing::on(device, topk_length);
   copy.attn_sink = testing::on(device, attn_sink);
-  copy.key_start = testing::on(device, key_start);
-  copy.key_end = testing::on(device, key_end);
   copy.scale = scale;
   copy.q_start = q_start;
-  copy.k_stride = k_stride;
+  copy.extra = extra.on(device);
   return copy;
 }
 
@@ -222,9 +261,10 @@ std::vector<std::int64_t> checked_queries(const CaseShape& shape) {
 
 std::vector<std::int64_t> checked_rows(const CaseShape& shape, const CaseInputs& inputs) {
   const std::uint64_t seed = winnow::testing::seed_from(shape.name);
-  if (shape.s_kv <= 512) return choose(shape.s_kv, shape.s_kv, seed);
+  const std::int64_t all = shape.all_rows();
+  if (all <= 512) return choose(all, all, seed);
   // Half of them at random, which few queries may have chosen, the others from the indices.
-  const std::vector<std::int64_t> any = choose(shape.s_kv, kCheckedRows / 2, seed);
+  const std::vector<std::int64_t> any = choose(all, kCheckedRows / 2, seed);
   std::set<std::int64_t> rows(any.begin(), any.end());
   const oracle::Inputs in = inputs.for_oracle();
   std::set<std::int64_t> seen;

@@ -43,6 +43,15 @@ enum class Ranges {
 enum class Lengths { absent, zero, one, ragged, out_of_range };
 enum class Sink { absent, minus_inf, finite, plus_inf, mixed };
 
+// A second source of rows, as CaseShape has the first.
+struct ExtraShape {
+  std::int64_t s_kv = 90, topk = 40;
+  Choice choice = Choice::distinct;
+  Ranges ranges = Ranges::absent;
+  Lengths lengths = Lengths::absent;
+  std::int64_t k_stride = 1;
+};
+
 struct CaseShape {
   std::string name;
   DType dtype = DType::f32;
@@ -57,29 +66,40 @@ struct CaseShape {
   std::optional<double> scale{};
   double logits = 1;   // standard deviation of the logits
   bool poison = true;  // rows that no query sees are NaN and infinity
+  std::optional<ExtraShape> extra{};
   // Backward gets an `out` that is not the one of forward. Where every P is 0 or 1, dP - delta
   // would be nothing but rounding errors.
   bool free_out = false;
 
   // Logits far beyond those that the spec's tolerances are meant for.
   bool large_logits() const { return logits > 10; }
+  // Of both sources.
+  std::int64_t all_rows() const { return s_kv + (extra ? extra->s_kv : 0); }
 };
 
 // The case table. Names are unique.
 const std::vector<CaseShape>& case_shapes();
-// The cases of dense attention, which backward does not have.
+// Those of dense attention, and of two sources of rows.
 std::vector<CaseShape> with_dense_shapes(std::vector<CaseShape> shapes);
+std::vector<CaseShape> with_extra_shapes(std::vector<CaseShape> shapes);
 
 // "s_q 4, h_q 3, s_kv 300, d_qk 576, topk 64".
 std::string describe(const CaseShape& shape);
 
+struct SourceInputs {
+  StridedTensor kv, indices, topk_length;  // the last one absent where not asked for
+  StridedTensor key_start, key_end;        // of dense cases, in the place of indices
+  std::int64_t k_stride = 1;
+
+  SourceInputs on(Device device) const;
+};
+
 // The inputs that the operations share. The same for the same shape on every platform.
-struct CaseInputs {
-  StridedTensor q, kv, indices, topk_length, attn_sink;  // the last two absent where not asked for
-  StridedTensor key_start, key_end;                      // of dense cases, in the place of indices
+struct CaseInputs : SourceInputs {
+  StridedTensor q, attn_sink;  // the last one absent where not asked for
   std::optional<double> scale;
   std::optional<std::int64_t> q_start;
-  std::int64_t k_stride = 1;
+  SourceInputs extra;  // absent where not asked for
 
   oracle::Inputs for_oracle() const;
   CaseInputs on(Device device) const;  // a copy there
@@ -91,13 +111,17 @@ struct CaseInputs {
     args.indices = indices.view;
     args.topk_length = topk_length.view;
     if constexpr (requires { args.attn_sink; }) args.attn_sink = attn_sink.view;
-    if constexpr (requires { args.key_start; }) {
-      args.key_start = key_start.view;
-      args.key_end = key_end.view;
-    }
+    args.key_start = key_start.view;
+    args.key_end = key_end.view;
     args.scale = scale;
     args.q_start = q_start;
     args.k_stride = k_stride;
+    args.extra_kv = extra.kv.view;
+    args.extra_indices = extra.indices.view;
+    args.extra_topk_length = extra.topk_length.view;
+    args.extra_key_start = extra.key_start.view;
+    args.extra_key_end = extra.key_end.view;
+    args.extra_k_stride = extra.k_stride;
   }
 };
 CaseInputs make_inputs(const CaseShape& shape);
@@ -108,7 +132,7 @@ std::vector<std::int64_t> choose(std::int64_t count, std::int64_t at_most, std::
 inline constexpr std::int64_t kCheckedQueries = 8;
 inline constexpr std::int64_t kCheckedRows = 16;
 std::vector<std::int64_t> checked_queries(const CaseShape& shape);
-// Rows of kv: some that queries chose, some that none did.
+// Rows, those of the extra source numbered on: some that queries chose, some that none did.
 std::vector<std::int64_t> checked_rows(const CaseShape& shape, const CaseInputs& inputs);
 
 // The tolerance table.
@@ -117,7 +141,7 @@ enum class Quantity { out, dq, max_logits, lse, attn_sum, row_sums, dkv, d_sink 
 testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit);
 
 // Whether the GPU kernels take the case.
-inline bool on_gpu(const CaseShape& shape) { return shape.dtype == DType::bf16; }
+inline bool on_gpu(const CaseShape& shape) { return shape.dtype == DType::bf16 && !shape.extra; }
 
 // The problems that are timed on the CPU.
 struct BenchShape {

@@ -13,44 +13,51 @@
 
 namespace winnow::sparse_mla {
 
-// The visible entries of one query, in the order of `indices`.
+// The visible entries of one query, in the order of `indices`; those of a second source after them.
+// Its rows and entries are numbered on, see Problem: below 2^32, as each source has below 2^31.
 struct VisibleEntries {
-  std::vector<std::int32_t> row;    // the cache row
-  std::vector<std::int32_t> entry;  // its place among the topk entries
+  std::vector<std::uint32_t> row;    // the cache row
+  std::vector<std::uint32_t> entry;  // its place among all entries
   Index count = 0;
 
   explicit VisibleEntries(const Problem& problem)
-      : row(static_cast<std::size_t>(problem.topk)),
-        entry(static_cast<std::size_t>(problem.topk)) {}
+      : row(static_cast<std::size_t>(problem.all_entries())),
+        entry(static_cast<std::size_t>(problem.all_entries())) {}
 
   void find(const Problem& problem, std::int64_t i) {
-    const RowRange visible = problem.visible_rows(i);
     count = 0;
-    if (problem.dense) {
-      for (std::int64_t t = visible.begin; t < visible.end; ++t) {
-        row[static_cast<std::size_t>(count)] = static_cast<std::int32_t>(t);
-        entry[static_cast<std::size_t>(count++)] = static_cast<std::int32_t>(t);
-      }
+    add(problem, i, 0, 0);
+    add(problem.extra, i, problem.s_kv, problem.topk);
+  }
+
+ private:
+  void add(const Source& source, std::int64_t i, std::int64_t first_row, std::int64_t first_entry) {
+    const auto see = [&](std::int64_t t, std::int64_t j) {
+      row[static_cast<std::size_t>(count)] = static_cast<std::uint32_t>(first_row + t);
+      entry[static_cast<std::size_t>(count++)] = static_cast<std::uint32_t>(first_entry + j);
+    };
+    const RowRange visible = source.visible_rows(i);
+    if (source.dense) {
+      for (std::int64_t t = visible.begin; t < visible.end; ++t) see(t, t);
       return;
     }
-    const std::int32_t* indices = problem.indices.data + problem.indices.offset(i);
-    const std::int64_t entries = problem.entries(i), rows = visible.end;
+    const std::int32_t* indices = source.indices.data + source.indices.offset(i);
+    const std::int64_t entries = source.entries(i), rows = visible.end;
     for (std::int64_t j = 0; j < entries; ++j) {
       const std::int32_t index = read_once(indices + j);
-      if (index < 0 || index >= rows) continue;
-      row[static_cast<std::size_t>(count)] = index;
-      entry[static_cast<std::size_t>(count)] = static_cast<std::int32_t>(j);
-      ++count;
+      if (index >= 0 && index < rows) see(index, j);
     }
   }
 };
 
 // to[r, :] = kv[row[r], :] for r < count.
 template <class Real>
-void gather_rows(const Problem& problem, const std::int32_t* row, Index count, Matrix<Real>& to) {
+void gather_rows(const Problem& problem, const std::uint32_t* row, Index count, Matrix<Real>& to) {
   for (Index r = 0; r < count; ++r) {
-    load_real(problem.dtype, problem.kv.data, problem.kv.offset(row[r]), problem.d_qk,
-              to.row(r).data());
+    const bool first = row[r] < problem.s_kv;
+    const Rows<const void*>& kv = first ? problem.kv : problem.extra.kv;
+    load_real(problem.dtype, kv.data, kv.offset(first ? row[r] : row[r] - problem.s_kv),
+              problem.d_qk, to.row(r).data());
   }
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/export.h"
 #include "winnow/core/read_once.h"
@@ -21,15 +22,11 @@ class Check;
 
 namespace winnow::sparse_mla {
 
-// Queries, cache and the choice of rows: the inputs of forward, distribution and backward. Either
-// `indices` name the rows of each query, or the problem is dense: each query has all rows that it
-// may see, entry j is row j, and topk is s_kv.
-struct Problem : RowLimits {
-  DType dtype = DType::f32;
-  std::int64_t s_q = 0, h_q = 0, s_kv = 0, d_qk = 0, topk = 0;
-  double scale = 0;  // rounded to f32 unless dtype is f64
+// A cache and the choice of its rows. Either `indices` name the rows of each query, or the source
+// is dense: each query has all rows that it may see, entry j is row j, and topk is s_kv.
+struct Source : RowLimits {
+  std::int64_t s_kv = 0, topk = 0;
   bool dense = false;
-  Rows<const void*> q;                    // [s_q, h_q, d_qk]
   Rows<const void*> kv;                   // [s_kv, d_qk]
   Rows<const std::int32_t*> indices;      // [s_q, topk]
   Rows<const std::int32_t*> topk_length;  // [s_q]; null: every entry counts
@@ -44,7 +41,40 @@ struct Problem : RowLimits {
   RowRange visible_rows(std::int64_t i) const { return range_of(i, s_kv); }
 };
 
-// The problem of arguments that the contract has checked. backward() has no ranges.
+// Queries and the rows that they attend to: the inputs of forward, distribution and backward. A
+// second source has rows and entries of its own, which are numbered on after those of the first;
+// without one it has none.
+struct Problem : Source {
+  DType dtype = DType::f32;
+  std::int64_t s_q = 0, h_q = 0, d_qk = 0;
+  double scale = 0;     // rounded to f32 unless dtype is f64
+  Rows<const void*> q;  // [s_q, h_q, d_qk]
+  Source extra;
+
+  std::int64_t all_rows() const { return s_kv + extra.s_kv; }
+  std::int64_t all_entries() const { return topk + extra.topk; }
+};
+
+// The arguments of one source; those that limits_of() reads go by its names.
+struct SourceArgs {
+  const ConstTensorView &kv, &indices, &topk_length, &key_start, &key_end;
+  std::optional<std::int64_t> q_start;
+  std::int64_t k_stride;
+};
+template <class Args>
+SourceArgs first_source(const Args& args) {
+  return {args.kv,      args.indices, args.topk_length, args.key_start,
+          args.key_end, args.q_start, args.k_stride};
+}
+template <class Args>
+SourceArgs extra_source(const Args& args) {
+  return {args.extra_kv,      args.extra_indices, args.extra_topk_length, args.extra_key_start,
+          args.extra_key_end, args.q_start,       args.extra_k_stride};
+}
+
+// Of arguments that the contract has checked.
+WINNOW_EXPORT Source source_of(const SourceArgs& args);
+
 template <class Args>
 Problem problem_of(const Args& args) {
   Problem problem;
@@ -52,17 +82,11 @@ Problem problem_of(const Args& args) {
   problem.s_q = args.q.size(0);
   problem.h_q = args.q.size(1);
   problem.d_qk = args.q.size(2);
-  problem.s_kv = args.kv.size(0);
-  problem.dense = !args.indices.present();
-  problem.topk = problem.dense ? problem.s_kv : args.indices.size(args.indices.rank() - 1);
   const double scale = args.scale.value_or(1.0 / std::sqrt(double(problem.d_qk)));
   problem.scale = round_to_accumulator(problem.dtype, scale);
   problem.q = rows_of<const void*>(args.q, 0, 1);
-  problem.kv = rows_of<const void*>(args.kv, 0);
-  problem.indices = rows_of<const std::int32_t*>(args.indices, 0);
-  problem.topk_length = rows_of<const std::int32_t*>(args.topk_length, 0);
-  RowLimits& limits = problem;
-  limits = limits_of(args);
+  static_cast<Source&>(problem) = source_of(first_source(args));
+  problem.extra = source_of(extra_source(args));
   return problem;
 }
 
@@ -70,10 +94,19 @@ Problem problem_of(const Args& args) {
 void check_width(const Check& check, const ConstTensorView& q);
 void check_rows(const Check& check, const ConstTensorView& kv);
 void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q);
+// A list of rows for each query, or without one a range.
+void check_choice(const Check& check, const SourceArgs& args);
+// The same of a second source, if there is one.
+void check_extra(const Check& check, const SourceArgs& args);
+// An output that belongs to extra_kv.
+void check_beside_extra(const Check& check, std::string_view name, const ConstTensorView& output,
+                        const ConstTensorView& extra_kv);
 
 // What the sm90 kernels require beyond the contract: q, kv and what is shaped like them are bf16
 // with rows that begin at multiples of 16 bytes, and the sizes fit into 32 bits.
 void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
+// The kernels of that backend read one source.
+WINNOW_EXPORT void check_one_source(const Check& check, Backend backend, const Problem& problem);
 WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
 
 }  // namespace winnow::sparse_mla

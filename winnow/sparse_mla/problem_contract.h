@@ -11,20 +11,13 @@
 
 namespace winnow::sparse_mla {
 
-// A list of rows for each query, or without one a range.
 template <class Args>
-void check_choice(const Check& check, const Args& args) {
-  const bool ranges = args.key_start.present() || args.key_end.present();
-  if (!args.indices.present() && ranges) {
-    check.rank("key_start", args.key_start, 1, "[s_q], beside key_end");
-    check.rank("key_end", args.key_end, 1, "[s_q], beside key_start");
-    check.that(!args.topk_length.present(), "topk_length", "none, without indices", "a tensor");
-  } else if (ranges) {
-    check.that(false, args.key_start.present() ? "key_start" : "key_end", "none, beside indices",
-               "a tensor");
-  } else {
-    check.that(args.indices.present(), "indices", "a tensor [s_q, 1, topk]", "none");
-  }
+void check_first_choice(const Check& check, const Args& args) {
+  check_choice(check, first_source(args));
+}
+template <class Args>
+void check_extra_source(const Check& check, const Args& args) {
+  check_extra(check, extra_source(args));
 }
 
 template <class Args>
@@ -46,7 +39,7 @@ template <class Args>
 consteval auto choice() {
   using namespace contract;
   return std::tuple(
-      rule<check_choice<Args>>,
+      rule<check_first_choice<Args>>,
       input<&Args::indices>("[s_q, 1, topk=64]", any_of(DType::i32),
                             "the rows of each query; outside [0, s_kv) means absent. None with "
                             "key_start and key_end for dense attention")
@@ -71,6 +64,28 @@ consteval auto scale_and_limit() {
       value<&Args::k_stride>("tokens that one row of kv stands for; needs q_start if it is not 1"),
       rule<check_positions, &Args::q, &Args::q_start, &Args::k_stride>,
       rule<check_scale, &Args::scale, &Args::q>);
+}
+
+// A second source of rows.
+template <class Args>
+consteval auto extra_rows() {
+  using namespace contract;
+  return std::tuple(
+      optional_input<&Args::extra_kv>("[s_extra, 1, d_qk]", as("q"),
+                                      "a second source of rows, attended in the same softmax; "
+                                      "for the CPU"),
+      rule<check_extra_source<Args>>,
+      optional_input<&Args::extra_indices>("[s_q, 1, extra_topk]", any_of(DType::i32),
+                                           "its rows of each query; outside [0, s_extra) means "
+                                           "absent. None with extra_key_start and extra_key_end")
+          .or_as("[s_q, extra_topk]"),
+      optional_input<&Args::extra_topk_length>("[s_q]", any_of(DType::i32), "its lengths"),
+      optional_input<&Args::extra_key_start>("[s_q]", any_of(DType::i32), kWithNext),
+      optional_input<&Args::extra_key_end>("[s_q]", any_of(DType::i32),
+                                           "in the place of extra_indices: its range of each "
+                                           "query"),
+      value<&Args::extra_k_stride>(
+          "tokens that one row of extra_kv stands for; needs q_start if it is not 1"));
 }
 
 }  // namespace winnow::sparse_mla

@@ -140,7 +140,7 @@ std::vector<CaseShape> with_dense_shapes(std::vector<CaseShape> shapes) {
                .ranges = ranges});
   }
   add_dense({.name = "dense-skv0", .s_kv = 0, .ranges = Ranges::whole});
-  add_dense({.name = "dense-skv1", .s_kv = 1, .ranges = Ranges::whole});
+  add_dense({.name = "dense-skv1", .s_kv = 1, .ranges = Ranges::whole, .free_out = true});
   add_dense({.name = "dense-h130", .s_q = 3, .h_q = 130, .ranges = Ranges::ragged});
   add_dense({.name = "dense-sq300", .s_q = 300, .s_kv = 200, .ranges = Ranges::ragged});
   add_dense({.name = "dense-skv20000", .s_q = 2, .s_kv = 20000, .ranges = Ranges::ragged});
@@ -155,10 +155,64 @@ std::vector<CaseShape> with_dense_shapes(std::vector<CaseShape> shapes) {
   return shapes;
 }
 
+std::vector<CaseShape> with_extra_shapes(std::vector<CaseShape> shapes) {
+  constexpr DType f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16, f64 = DType::f64;
+  const auto add_extra = [&shapes](std::initializer_list<DType> dtypes, CaseShape shape) {
+    if (shape.ranges != Ranges::absent) shape.topk = shape.s_kv;
+    if (shape.extra->ranges != Ranges::absent) shape.extra->topk = shape.extra->s_kv;
+    for (const DType dtype : dtypes) add(shapes, {dtype}, shape);
+  };
+  for (const bool range : {false, true}) {
+    for (const bool extra_range : {false, true}) {
+      const std::string name =
+          std::string("extra-") + (range ? "range" : "list") + (extra_range ? "-range" : "-list");
+      CaseShape shape{.name = name,
+                      .s_q = 7,
+                      .choice = Choice::scattered,
+                      .ranges = range ? Ranges::ragged : Ranges::absent,
+                      .lengths = range ? Lengths::absent : Lengths::ragged};
+      shape.extra = ExtraShape{.choice = Choice::scattered,
+                               .ranges = extra_range ? Ranges::ragged : Ranges::absent,
+                               .lengths = extra_range ? Lengths::absent : Lengths::out_of_range};
+      add_extra({f32, f16, bf16, f64}, shape);
+      // Every rule at once, and heads and rows of more than one block.
+      shape.name += "-all-rules";
+      shape.s_q = 12;
+      shape.h_q = 70;
+      shape.d_qk = 512;
+      shape.sink = Sink::mixed;
+      shape.layout = Layout::wide;
+      shape.q_start = 250;
+      shape.extra->s_kv = 200;
+      shape.extra->topk = 150;
+      shape.extra->k_stride = 4;
+      add_extra({f32, bf16, f64}, shape);
+    }
+  }
+  const ExtraShape list{};
+  add_extra({f32, bf16}, {.name = "extra-sq0", .s_q = 0, .extra = list});
+  add_extra({f32, bf16}, {.name = "extra-h0", .h_q = 0, .extra = list});
+  add_extra({f32, bf16}, {.name = "extra-k0", .extra = ExtraShape{.topk = 0}});
+  add_extra({f32, bf16},
+            {.name = "extra-rows0", .extra = ExtraShape{.s_kv = 0, .ranges = Ranges::whole}});
+  add_extra({f32, bf16}, {.name = "extra-nothing", .extra = ExtraShape{.choice = Choice::nothing}});
+  add_extra({f32, bf16}, {.name = "extra-alone", .topk = 0, .extra = list});
+  add_extra({f32, bf16}, {.name = "extra-skv0", .s_kv = 0, .topk = 0, .extra = list});
+  add_extra({f32, bf16}, {.name = "extra-range-empty",
+                          .s_q = 6,
+                          .ranges = Ranges::empty,
+                          .extra = ExtraShape{.s_kv = 100, .ranges = Ranges::empty}});
+  add_extra({f32}, {.name = "extra-reversed", .layout = Layout::reversed, .extra = list});
+  return shapes;
+}
+
 std::string describe(const CaseShape& shape) {
   return "s_q " + std::to_string(shape.s_q) + ", h_q " + std::to_string(shape.h_q) + ", s_kv " +
          std::to_string(shape.s_kv) + ", d_qk " + std::to_string(shape.d_qk) + ", topk " +
-         std::to_string(shape.topk);
+         std::to_string(shape.topk) +
+         (shape.extra ? ", s_extra " + std::to_string(shape.extra->s_kv) + ", extra_topk " +
+                            std::to_string(shape.extra->topk)
+                      : "");
 }
 
 }  // namespace winnow::sparse_mla

@@ -79,27 +79,48 @@ void fuzz_sparse_mla(Bytes& bytes) {
   const TensorView indices = tensor(DType::i32, {s_q, 1, topk});
   const TensorView length = tensor(DType::i32, {s_q}), sink = tensor(DType::f32, {h_q});
   const TensorView out = tensor(dtype, {s_q, h_q, 512}), lse = tensor(DType::f32, {s_q, h_q});
-  const TensorView attn_sum = tensor(DType::f32, {s_q, topk});
   const TensorView dq = tensor(dtype, {s_q, h_q, d_qk}), dkv = tensor(dtype, {s_kv, 1, d_qk});
   const std::optional<std::int64_t> q_start = maybe(bytes);
   const std::int64_t k_stride = bytes.number();
+  // The second source and the range that may stand in the place of either list.
+  const bool extra = bytes.flag(), range = bytes.flag(), extra_range = bytes.flag();
+  const auto only = [&](bool wanted, DType of, std::vector<std::int64_t> shape) {
+    return wanted ? tensor(of, std::move(shape)) : TensorView();
+  };
+  const std::int64_t s_extra = bytes.number(), extra_topk = bytes.number();
+  const TensorView start = only(range || extra_range, DType::i32, {s_q});
+  const TensorView end = only(range || extra_range, DType::i32, {s_q});
+  const TensorView extra_kv = only(extra, dtype, {s_extra, 1, d_qk});
+  const TensorView extra_indices = only(extra && !extra_range, DType::i32, {s_q, 1, extra_topk});
+  const TensorView attn_sum = tensor(DType::f32, {s_q, range ? s_kv : topk});
+  const TensorView extra_sum = only(extra, DType::f32, {s_q, extra_range ? s_extra : extra_topk});
+  const TensorView dextra_kv = only(extra, dtype, {s_extra, 1, d_qk});
   const auto with_inputs = [&](auto args) {
     args.q = q;
     args.kv = kv;
-    args.indices = indices;
-    args.topk_length = length;
+    if (range) {
+      args.key_start = start;
+      args.key_end = end;
+    } else {
+      args.indices = indices;
+      args.topk_length = length;
+    }
     args.q_start = q_start;
     args.k_stride = k_stride;
+    args.extra_kv = extra_kv;
+    args.extra_indices = extra_indices;
+    if (extra && extra_range) args.extra_key_start = args.extra_key_end = end;
+    if (extra) args.extra_k_stride = k_stride;
     return args;
   };
   winnow::sparse_mla::ForwardArgs forward{.out = out, .lse = lse};
   winnow::sparse_mla::BackwardArgs backward{
-      .out = out, .lse = lse, .d_out = out, .dq = dq, .dkv = dkv};
+      .out = out, .lse = lse, .d_out = out, .dq = dq, .dkv = dkv, .dextra_kv = dextra_kv};
   forward.attn_sink = backward.attn_sink = sink;
   attempt([&] { winnow::sparse_mla::forward(with_inputs(forward)); });
   attempt([&] {
-    winnow::sparse_mla::distribution(
-        with_inputs(winnow::sparse_mla::DistributionArgs{.lse = lse, .attn_sum = attn_sum}));
+    winnow::sparse_mla::distribution(with_inputs(winnow::sparse_mla::DistributionArgs{
+        .lse = lse, .attn_sum = attn_sum, .extra_attn_sum = extra_sum}));
   });
   attempt([&] { winnow::sparse_mla::backward(with_inputs(backward)); });
 }

@@ -59,6 +59,39 @@ BackwardArgs described_args() {
   std::exit(0);
 }
 
+// What only the CPU has is refused by the backend's name.
+TEST(SimulatorBackends, RangesAndASecondSourceAreUnsupported) {
+  const auto refuse = [](Backend backend, bool extra) {
+    simulator::settings().compute_capability = backend == Backend::sm90 ? 90 : 100;
+    simulator::settings().driver = "13.0";
+    BackwardArgs args = described_args();
+    if (extra) {
+      args.extra_kv = args.kv;
+      args.extra_indices = args.indices;
+      args.dextra_kv = args.dkv;
+    } else {
+      args.key_start = args.key_end =
+          ConstTensorView(args.lse.data(), DType::i32, {4}, args.q.device());
+      args.indices = {};
+    }
+    try {
+      backward(args, {.backend = backend, .dry_run = true});
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s: %s", error.code() == ErrorCode::unsupported ? "unsupported" : "",
+                   error.what());
+    }
+    std::exit(0);
+  };
+  for (const Backend backend : {Backend::sm90, Backend::sm100}) {
+    const std::string start =
+        "unsupported: sparse_mla::backward: " + std::string(to_string(backend));
+    EXPECT_EXIT(refuse(backend, true), ExitedWithCode(0),
+                HasSubstr(start + ": want no extra_kv, got a tensor"));
+    EXPECT_EXIT(refuse(backend, false), ExitedWithCode(0),
+                HasSubstr(start + ": want the rows of each query as indices, got a range"));
+  }
+}
+
 constexpr const char* kNeverRan =
     "sm100 wants 10.0 or 10.3 (it was compiled and simulated, and has never run on hardware)";
 

@@ -27,8 +27,10 @@ BackwardParams check_args(const BackwardArgs& args) {
   params.deterministic = args.deterministic;
   params.dq_dtype = args.dq.dtype();
   params.dkv_dtype = args.dkv.dtype();
+  params.dextra_kv_dtype = args.dextra_kv.dtype();
   params.dq = rows_of<void*>(args.dq, 0, 1);
   params.dkv = rows_of<void*>(args.dkv, 0);
+  params.dextra_kv = rows_of<void*>(args.dextra_kv, 0);
   params.d_sink = rows_of<void*>(args.d_sink, 0);
   return params;
 }
@@ -36,7 +38,8 @@ BackwardParams check_args(const BackwardArgs& args) {
 constexpr Backend kImplemented[] = {Backend::sm100, Backend::sm90, Backend::cpu};
 
 bool empty(const BackwardArgs& args) {
-  return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.d_sink.numel() == 0;
+  return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.dextra_kv.numel() == 0 &&
+         args.d_sink.numel() == 0;
 }
 
 // What `workspace` must hold. The backend's other wants have been checked.
@@ -54,8 +57,13 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
 }
 
 // Both GPU backends want the same.
-void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params) {
+void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
   const Check check(kOperation);
+  check_one_source(check, backend, params.problem);
+  if (params.problem.dense) {
+    check.unsupported(std::string(to_string(backend)) +
+                      ": want the rows of each query as indices, got a range");
+  }
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);
   if (!args.delta.present()) check_for_sm90(check, "out", args.out);
@@ -69,7 +77,7 @@ Backend run(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   if (backend != Backend::cpu) {
-    check_args_for_gpu(args, params);
+    check_args_for_gpu(args, params, backend);
     if (args.workspace.present()) {
       Check(kOperation)
           .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
@@ -102,7 +110,7 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend != Backend::cpu) check_args_for_gpu(args, params);
+  if (backend != Backend::cpu) check_args_for_gpu(args, params, backend);
   return workspace_bytes(args, params, backend);
 }
 

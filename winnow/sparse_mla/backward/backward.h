@@ -14,7 +14,7 @@ namespace winnow::sparse_mla {
 struct BackwardArgs {
   ConstTensorView q{};            // [s_q, h_q, d_qk], f32, f16, bf16 or f64; d_qk is 576 or 512
   ConstTensorView kv{};           // [s_kv, 1, d_qk], as q
-  ConstTensorView indices{};      // [s_q, 1, topk], i32
+  ConstTensorView indices{};      // [s_q, 1, topk] or [s_q, topk], i32
   ConstTensorView out{};          // [s_q, h_q, 512], as q: the result of forward(). Not needed if
                                   // delta is given
   ConstTensorView lse{};          // [s_q, h_q], f32, natural logarithm, without the sink
@@ -23,12 +23,22 @@ struct BackwardArgs {
   ConstTensorView attn_sink{};    // optional [h_q], f32
   ConstTensorView delta{};        // optional [s_q, h_q], f32: dot(out, d_out), computed if absent
   std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
+  ConstTensorView key_start{};    // [s_q], i32: with key_end and in the place of `indices`, the
+  ConstTensorView key_end{};      // [s_q], i32: range of the rows that each query attends to
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
-  std::int64_t k_stride = 1;   // tokens that one row of kv stands for; needs q_start if not 1
-  bool deterministic = false;  // bitwise equal results run after run
-  TensorView dq{};             // [s_q, h_q, d_qk], as q or f32
-  TensorView dkv{};            // [s_kv, 1, d_qk], as q (rounded once, at the end) or f32
-  TensorView d_sink{};         // optional [h_q], f32; only with attn_sink
+  std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
+  // A second source of rows, attended in the same softmax; with a list or a range of its own.
+  ConstTensorView extra_kv{};           // optional [s_extra, 1, d_qk], as q
+  ConstTensorView extra_indices{};      // [s_q, 1, extra_topk] or [s_q, extra_topk], i32
+  ConstTensorView extra_topk_length{};  // optional [s_q], i32
+  ConstTensorView extra_key_start{};    // [s_q], i32: with extra_key_end and in the place of
+  ConstTensorView extra_key_end{};      // [s_q], i32: extra_indices
+  std::int64_t extra_k_stride = 1;      // as k_stride, of a row of extra_kv
+  bool deterministic = false;           // bitwise equal results run after run
+  TensorView dq{};                      // [s_q, h_q, d_qk], as q or f32
+  TensorView dkv{};                     // [s_kv, 1, d_qk], as q (rounded once, at the end) or f32
+  TensorView dextra_kv{};               // [s_extra, 1, d_qk], the same; only with extra_kv
+  TensorView d_sink{};                  // optional [h_q], f32; only with attn_sink
   // Optional, u8 on the device of q, aligned to 256 bytes, at least backward_workspace_bytes():
   // scratch memory of GPU backends, in use until the work on the stream is done. The CPU backend
   // does not use it.
@@ -44,14 +54,15 @@ struct BackwardArgs {
 //   d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
 // `out` and `lse` are used as passed. Every element of the outputs is written. Queries without
 // visible entries and heads with a sink of +inf contribute exactly 0; rows that no query sees get
-// 0.
+// 0. Ranges, and a second source, whose gradient is dextra_kv, are those of forward(). They are for
+// the CPU: GPUs refuse them.
 //
 // With f64, which is for the CPU, every tensor that is f32 above is f64.
 //
 // On the CPU every call is deterministic, with or without `deterministic`: the contributions to
 // each row of dkv are summed in the order of the queries. CPU scratch memory grows with topk * d_qk
-// (about 64 MiB or one query per thread, whichever is more), plus s_kv * d_qk floats if dkv is f16
-// or bf16.
+// (about 64 MiB or one query per thread, whichever is more; topk is s_kv without indices, and
+// extra_topk comes on top), plus s_kv * d_qk floats if dkv is f16 or bf16, and so for dextra_kv.
 // On sm90, without `deterministic`, the contributions to dkv are added in no fixed order, so that
 // the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that
 // is absent, memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes

@@ -92,7 +92,7 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
       variant.dq_f32 ? real : shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, shape.layout));
   const StridedTensor dkv_there = there(make_output(variant.dkv_as_q ? shape.dtype : real,
                                                     {shape.s_kv, 1, shape.d_qk}, shape.layout));
-  StridedTensor d_sink_there;
+  StridedTensor d_sink_there, dextra_kv_there;
   BackwardArgs args{.lse = lse_there.view,
                     .d_out = d_out_there.view,
                     .delta = delta_there.view,
@@ -106,10 +106,17 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
     args.d_sink = d_sink_there.view;
   }
 
+  if (shape.extra) {
+    dextra_kv_there = there(make_output(variant.dkv_as_q ? shape.dtype : real,
+                                        {shape.extra->s_kv, 1, shape.d_qk}, shape.layout));
+    args.dextra_kv = dextra_kv_there.view;
+  }
+
   testing::CaseOutcome outcome;
   outcome.backend = backward(args, target.options);
   const StridedTensor dq = testing::on({}, dq_there), dkv = testing::on({}, dkv_there),
-                      d_sink = testing::on({}, d_sink_there);
+                      d_sink = testing::on({}, d_sink_there),
+                      dextra_kv = testing::on({}, dextra_kv_there);
 
   const std::vector<std::int64_t> queries = checked_queries(shape);
   const std::vector<std::int64_t> rows = checked_rows(shape, inputs);
@@ -121,7 +128,18 @@ testing::CaseOutcome run(const CaseShape& shape, const Variant& variant,
                             tolerance(quantity, shape, expected.largest_logit), chosen);
   };
   compare("dq", dq, expected.dq, Quantity::dq, queries);
-  compare("dkv", dkv, expected.dkv, Quantity::dkv, rows);
+  // The rows of the two sources follow each other.
+  const auto extra_rows = std::ranges::lower_bound(rows, shape.s_kv);
+  const auto first_rows = static_cast<std::size_t>(extra_rows - rows.begin());
+  const std::span<const double> row_gradients(expected.dkv);
+  const std::size_t first_numbers = first_rows * static_cast<std::size_t>(shape.d_qk);
+  compare("dkv", dkv, row_gradients.first(first_numbers), Quantity::dkv,
+          std::span(rows).first(first_rows));
+  if (shape.extra) {
+    std::vector<std::int64_t> of_extra(extra_rows, rows.end());
+    for (std::int64_t& row : of_extra) row -= shape.s_kv;
+    compare("dextra_kv", dextra_kv, row_gradients.subspan(first_numbers), Quantity::dkv, of_extra);
+  }
   if (args.d_sink.present()) compare("d_sink", d_sink, expected.d_sink, Quantity::d_sink, {});
   return outcome;
 }
@@ -155,12 +173,13 @@ testing::Operation backward_operation(std::int64_t most_queries) {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),
          [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
-         shape.dtype == DType::bf16});
+         on_gpu(shape) && shape.ranges == Ranges::absent});
   };
-  for (CaseShape shape : case_shapes()) {
+  for (CaseShape shape : with_extra_shapes(with_dense_shapes(case_shapes()))) {
     shape.s_q = std::min(shape.s_q, most_queries);
     add(shape, {});
-    for (const char* name : {"h16", "d512-h16-k100", "all-rules", "wide", "sink-mixed"}) {
+    for (const char* name : {"h16", "d512-h16-k100", "all-rules", "wide", "sink-mixed",
+                             "extra-range-list-all-rules"}) {
       if (shape.name != std::string(to_string(shape.dtype)) + "-" + name) continue;
       for (const Variant& variant : variants) {
         // In f64 all gradients are f64 anyway.

@@ -13,20 +13,17 @@ inline void check_sink_of(const Check& check, const BackwardArgs& args) {
              "attn_sink to be given as well", "no attn_sink");
 }
 
+inline void check_extra_gradient(const Check& check, const BackwardArgs& args) {
+  check_beside_extra(check, "dextra_kv", args.dextra_kv, args.extra_kv);
+}
+
 struct BackwardTable {
   using Args = BackwardArgs;
   static constexpr const char* kOperation = "sparse_mla::backward";
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(
-        queries_and_rows<Args>(),
-        std::tuple(input<&Args::indices>("[s_q, 1, topk=64]", any_of(DType::i32),
-                                         "the rows of each query; outside [0, s_kv) means absent")
-                       .or_as("[s_q, topk]"),
-                   optional_input<&Args::topk_length>(
-                       "[s_q]", any_of(DType::i32),
-                       "entries of each row that count; clamped to [0, topk]")),
-        scale_and_limit<Args>(),
+        queries_and_rows<Args>(), choice<Args>(), scale_and_limit<Args>(), extra_rows<Args>(),
         std::tuple(
             optional_input<&Args::delta>("[s_q, h_q]", sums_of("q"), "computed if None"),
             input<&Args::out>("[s_q, h_q, d_v:512]", as("q"),
@@ -43,10 +40,14 @@ struct BackwardTable {
                               "to write into; new, as q, if None"),
             output<&Args::dkv>("[s_kv, 1, d_qk]", follows("q", same, accumulator_of),
                                "rounded once, at the end; new, float32, if None"),
+            rule<check_extra_gradient>,
+            optional_output<&Args::dextra_kv>(
+                "[s_extra, 1, d_qk]", follows("q", same, accumulator_of),
+                "as dkv, of extra_kv; new if None and extra_kv is given"),
             rule<check_sink_of>,
             optional_output<&Args::d_sink>("[h_q]", sums_of("q"),
-                                           "new if None and attn_sink is given. dq, dkv and d_sink "
-                                           "must not overlap inputs or each other"),
+                                           "new if None and attn_sink is given. dq, dkv, d_sink "
+                                           "and dextra_kv must not overlap inputs or each other"),
             scratch<&Args::workspace>()));
   }
 };

@@ -1,6 +1,6 @@
 // Backward on the CPU, without atomics: a tile of queries at a time, first each query writes what
-// it gives to each of its rows, then every row of dkv adds up its contributions in the order of the
-// queries. The result does not depend on the number of threads.
+// it gives to each of its rows, then every row of dkv and dextra_kv adds up its contributions in
+// the order of the queries. The result does not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -43,19 +43,19 @@ template <class Real>
 struct Tile {
   std::int64_t queries;
   std::vector<VisibleEntries> visible;
-  // [queries * topk, d_qk]: what each visible entry adds to its row of dkv.
+  // [queries * all_entries, d_qk]: what each visible entry adds to its row of dkv or dextra_kv.
   Matrix<Real> contributions;
   Matrix<Real> d_sink;  // [queries, h_q]
 
   Tile(const Problem& problem, int workers)
       : queries(size(problem, workers)),
         visible(static_cast<std::size_t>(queries), VisibleEntries(problem)),
-        contributions(queries * problem.topk, problem.d_qk),
+        contributions(queries * problem.all_entries(), problem.d_qk),
         d_sink(queries, problem.h_q) {}
 
   static std::int64_t size(const Problem& problem, int workers) {
-    const std::int64_t bytes =
-        std::max<std::int64_t>(problem.topk * problem.d_qk, 1) * std::int64_t{sizeof(Real)};
+    const std::int64_t bytes = std::max<std::int64_t>(problem.all_entries() * problem.d_qk, 1) *
+                               std::int64_t{sizeof(Real)};
     // At least a query per worker; more of them where memory allows, to even out the work.
     const std::int64_t queries =
         std::clamp<std::int64_t>(kTileBytes / bytes, workers, 64 * std::int64_t{workers});
@@ -139,7 +139,7 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
     weights_of_block(params, count, s);
     const auto p = s.p.leftCols(count), ds = s.ds.leftCols(count);
     s.dq.noalias() += ds * s.rows.topRows(count);
-    auto contributions = tile.contributions.middleRows(slot * problem.topk + begin, count);
+    auto contributions = tile.contributions.middleRows(slot * problem.all_entries() + begin, count);
     contributions.noalias() = ds.transpose() * s.q;
     contributions.leftCols(kValueColumns).noalias() += p.transpose() * s.d_out;
   }
@@ -156,32 +156,62 @@ void backward_query(const BackwardParams& params, std::int64_t i, std::int64_t s
   }
 }
 
-// dkv while it is added up: the output itself where that is of the same type.
+// The gradient of one source while it is added up: the output itself where that is of the same
+// type.
 template <class Real>
 struct Accumulator {
+  DType dtype;
+  Rows<void*> to;
+  std::int64_t rows, columns;
   Matrix<Real> own;
   Real* data;
   std::int64_t stride;
 
-  explicit Accumulator(const BackwardParams& params) {
-    if (params.dkv_dtype == dtype_of<Real>) {
-      data = static_cast<Real*>(params.dkv.data);
-      stride = params.dkv.stride0;
+  Accumulator(DType given, const Rows<void*>& output, std::int64_t count, std::int64_t width)
+      : dtype(given), to(output), rows(count), columns(width) {
+    if (dtype == dtype_of<Real>) {
+      data = static_cast<Real*>(to.data);
+      stride = to.stride0;
     } else {
-      own.resize(params.problem.s_kv, params.problem.d_qk);
+      own.resize(rows, columns);
       data = own.data();
-      stride = params.problem.d_qk;
+      stride = columns;
     }
   }
-  Eigen::Map<Eigen::Matrix<Real, 1, Eigen::Dynamic>> row(std::int64_t t,
-                                                         std::int64_t columns) const {
+  Eigen::Map<Eigen::Matrix<Real, 1, Eigen::Dynamic>> row(std::int64_t t) const {
     return {data + t * stride, columns};
   }
+  void clear(const Executor& executor) const {
+    executor.for_each_range(rows, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
+      for (; t < end; ++t) row(t).setZero();
+    });
+  }
+  void store(const Executor& executor) const {
+    if (dtype == dtype_of<Real>) return;
+    executor.for_each_range(rows, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
+      for (; t < end; ++t) store_real(dtype, row(t).data(), columns, to.data, to.offset(t));
+    });
+  }
+
+ private:
+  static constexpr std::int64_t kRowGrain = 256;
+};
+
+// Those of both sources, with their rows numbered on.
+template <class Real>
+struct RowGradients {
+  Accumulator<Real> dkv, dextra_kv;
+
+  explicit RowGradients(const BackwardParams& params)
+      : dkv(params.dkv_dtype, params.dkv, params.problem.s_kv, params.problem.d_qk),
+        dextra_kv(params.dextra_kv_dtype, params.dextra_kv, params.problem.extra.s_kv,
+                  params.problem.d_qk) {}
+  auto row(std::int64_t t) const { return t < dkv.rows ? dkv.row(t) : dextra_kv.row(t - dkv.rows); }
 };
 
 template <class Real>
 void reduce_tile(const Problem& problem, const Tile<Real>& tile, std::int64_t queries,
-                 const Accumulator<Real>& dkv, const Executor& executor) {
+                 const RowGradients<Real>& gradients, const Executor& executor) {
   // Each part owns the rows of one remainder, so that neighbouring hot rows spread over the parts.
   const std::int64_t parts = executor.workers();
   executor.for_each_range(parts, 1, [&](std::int64_t part, std::int64_t, int) {
@@ -191,16 +221,16 @@ void reduce_tile(const Problem& problem, const Tile<Real>& tile, std::int64_t qu
         if (r % kBlock == 0 && executor.stopped()) return;
         const std::int64_t t = visible.row[static_cast<std::size_t>(r)];
         if (t % parts != part) continue;
-        dkv.row(t, problem.d_qk) += tile.contributions.row(slot * problem.topk + r);
+        gradients.row(t) += tile.contributions.row(slot * problem.all_entries() + r);
       }
     }
   });
 }
 
-// Takes all queries into dq, dkv and d_sink, a tile at a time.
+// Takes all queries into dq, the gradients of the rows and d_sink, a tile at a time.
 template <class Real>
 void add_queries(const BackwardParams& params, Tile<Real>& tile,
-                 std::vector<Scratch<Real>>& scratch, const Accumulator<Real>& dkv,
+                 std::vector<Scratch<Real>>& scratch, const RowGradients<Real>& gradients,
                  Eigen::VectorXd& d_sink, const Executor& executor) {
   const Problem& problem = params.problem;
   for (std::int64_t first = 0; first < problem.s_q; first += tile.queries) {
@@ -209,7 +239,7 @@ void add_queries(const BackwardParams& params, Tile<Real>& tile,
       backward_query(params, first + slot, slot, tile, scratch[static_cast<std::size_t>(worker)],
                      executor);
     });
-    reduce_tile(problem, tile, queries, dkv, executor);
+    reduce_tile(problem, tile, queries, gradients, executor);
     if (params.d_sink.present()) {
       for (std::int64_t slot = 0; slot < queries; ++slot) {
         d_sink += tile.d_sink.row(slot).transpose().template cast<double>();
@@ -223,7 +253,7 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   // All memory is had before anything is written.
   const bool queries = problem.s_q > 0 && problem.h_q > 0;
-  const Accumulator<Real> dkv(params);
+  const RowGradients<Real> gradients(params);
   Eigen::VectorXd d_sink = Eigen::VectorXd::Zero(params.d_sink.present() ? problem.h_q : 0);
   std::optional<Tile<Real>> tile;
   std::vector<Scratch<Real>> scratch;
@@ -231,20 +261,11 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
     tile.emplace(problem, executor.workers());
     scratch = scratch_of_workers<Scratch<Real>>(executor, problem);
   }
-  constexpr std::int64_t kRowGrain = 256;
-
-  executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
-    for (; t < end; ++t) dkv.row(t, problem.d_qk).setZero();
-  });
-  if (queries) add_queries(params, *tile, scratch, dkv, d_sink, executor);
-  if (params.dkv_dtype != dtype_of<Real>) {
-    executor.for_each_range(problem.s_kv, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {
-      for (; t < end; ++t) {
-        store_real(params.dkv_dtype, dkv.row(t, problem.d_qk).data(), problem.d_qk, params.dkv.data,
-                   params.dkv.offset(t));
-      }
-    });
-  }
+  gradients.dkv.clear(executor);
+  gradients.dextra_kv.clear(executor);
+  if (queries) add_queries(params, *tile, scratch, gradients, d_sink, executor);
+  gradients.dkv.store(executor);
+  gradients.dextra_kv.store(executor);
   for (Index h = 0; h < d_sink.size(); ++h) {
     params.d_sink.as<Real>().data[params.d_sink.offset(h)] = static_cast<Real>(d_sink[h]);
   }

@@ -15,10 +15,11 @@ struct BackwardParams {
   Rows<const void*> attn_sink;  // [h_q], or null
   Rows<const void*> delta;      // [s_q, h_q], or null
   bool deterministic = false;
-  DType dq_dtype = DType::f32, dkv_dtype = DType::f32;
-  Rows<void*> dq;      // [s_q, h_q, d_qk], dq_dtype
-  Rows<void*> dkv;     // [s_kv, d_qk], dkv_dtype
-  Rows<void*> d_sink;  // [h_q], or null
+  DType dq_dtype = DType::f32, dkv_dtype = DType::f32, dextra_kv_dtype = DType::f32;
+  Rows<void*> dq;         // [s_q, h_q, d_qk], dq_dtype
+  Rows<void*> dkv;        // [s_kv, d_qk], dkv_dtype
+  Rows<void*> dextra_kv;  // [extra.s_kv, d_qk], dextra_kv_dtype; null without a second source
+  Rows<void*> d_sink;     // [h_q], or null
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);

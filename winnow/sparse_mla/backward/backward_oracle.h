@@ -29,7 +29,8 @@ inline double delta_of(const Inputs& in, const Gradients& given, std::int64_t i,
   return dot(row_of(given.out, i, h), row_of(given.d_out, i, h), in.d_v());
 }
 
-// dq of the chosen queries and dkv of the chosen rows; d_sink always sums over all queries.
+// dq of the chosen queries and dkv of the chosen rows, numbered as in Entry; d_sink always sums
+// over all queries.
 inline Backward backward(const Inputs& in, const Gradients& given,
                          std::span<const std::int64_t> queries,
                          std::span<const std::int64_t> rows) {

@@ -3,33 +3,45 @@
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/backward/backward.h"
 #include "winnow/sparse_mla/backward/backward_contract.h"
+#include "winnow/sparse_mla/problem_py.h"
 
 namespace winnow::python {
 namespace {
 
 constexpr Declaration<sparse_mla::kBackward> kBackward(
-    "def backward(q: T, kv: T, indices: T, out: T | None, lse: T, d_out: T, *, "
+    "def backward(q: T, kv: T, indices: T | None, out: T | None, lse: T, d_out: T, *, "
     "delta: T | None = None, scale: float | None = None, topk_length: T | None = None, "
-    "attn_sink: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+    "attn_sink: T | None = None, key_start: T | None = None, key_end: T | None = None, "
+    "q_start: int | None = None, k_stride: int = 1, extra_kv: T | None = None, "
+    "extra_indices: T | None = None, extra_topk_length: T | None = None, "
+    "extra_key_start: T | None = None, extra_key_end: T | None = None, extra_k_stride: int = 1, "
     "deterministic: bool = False, dq: T | None = None, dkv: T | None = None, "
-    "d_sink: T | None = None, workspace: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> tuple[T, T, T] if attn_sink or d_sink else tuple[T, T]");
+    "d_sink: T | None = None, dextra_kv: T | None = None, workspace: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) "
+    "-> tuple[T, ...] if attn_sink or d_sink or extra_kv else tuple[T, T]");
 
 nb::object backward(const Arguments<kBackward>& given) {
   Call call = given.call();
   sparse_mla::BackwardArgs args = given.read(call);
   using Args = sparse_mla::BackwardArgs;
   nb::object dq = given.get<"dq">(), dkv = given.get<"dkv">(), d_sink = given.get<"d_sink">();
+  nb::object dextra_kv = given.get<"dextra_kv">();
   given.output<&Args::dq>(call, args, dq);
   given.output<&Args::dkv>(call, args, dkv, accumulator_of(args.q.dtype()));
   const bool with_sink = args.attn_sink.present() || !d_sink.is_none();
   if (with_sink) given.output<&Args::d_sink>(call, args, d_sink);
+  const bool with_extra = args.extra_kv.present() || !dextra_kv.is_none();
+  if (with_extra) {
+    given.output<&Args::dextra_kv>(call, args, dextra_kv, accumulator_of(args.q.dtype()));
+  }
   nb::object workspace = given.get<"workspace">();
   args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
     return sparse_mla::backward_workspace_bytes(args, options);
   });
   call.run([&](const RunOptions& options) { sparse_mla::backward(args, options); });
-  return with_sink ? nb::make_tuple(dq, dkv, d_sink) : nb::make_tuple(dq, dkv);
+  if (with_sink && with_extra) return nb::make_tuple(dq, dkv, d_sink, dextra_kv);
+  if (with_sink || with_extra) return nb::make_tuple(dq, dkv, with_sink ? d_sink : dextra_kv);
+  return nb::make_tuple(dq, dkv);
 }
 
 constexpr const char* kDoc = R"(Gradients of forward()'s out.
@@ -50,12 +62,13 @@ Args:
     stream, backend: as in forward().
 
 Returns:
-    (dq, dkv), or (dq, dkv, d_sink) if a sink is given. Every element is written.
+    (dq, dkv), with d_sink after them if a sink is given, and dextra_kv at the end if extra_kv is.
+    Every element is written.
 
 Raises:
     ValueError, winnow.Error: as forward().)";
 
-const Operation<kBackward, backward, kDoc, sparse_mla::backward> kRegistered;
+const Operation<kBackward, backward, kDoc, sparse_mla::backward, extra_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python

@@ -17,11 +17,13 @@ DistributionParams check_args(const DistributionArgs& args) {
   kDistribution.check(args);
   return {.problem = problem_of(args),
           .lse = rows_of<const void*>(args.lse, 0),
-          .attn_sum = rows_of<void*>(args.attn_sum, 0)};
+          .attn_sum = rows_of<void*>(args.attn_sum, 0),
+          .extra_attn_sum = rows_of<void*>(args.extra_attn_sum, 0)};
 }
 
 void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
   const Check check(kOperation);
+  check_one_source(check, Backend::sm90, problem);
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);
   check_sizes_for_sm90(check, problem);
@@ -34,7 +36,7 @@ Backend run(const DistributionArgs& args, const RunOptions& options) {
   if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
   if (options.dry_run) return backend;
   kDistribution.apart(args);
-  if (args.attn_sum.numel() == 0) return backend;
+  if (args.attn_sum.numel() == 0 && args.extra_attn_sum.numel() == 0) return backend;
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
   } else if constexpr (kBuiltWithCuda) {

@@ -22,7 +22,16 @@ struct DistributionArgs {
   ConstTensorView key_end{};      // [s_q], i32: range of the rows that each query attends to
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
-  TensorView attn_sum{};      // [s_q, topk], f32; without indices [s_q, s_kv]
+  // A second source of rows, attended in the same softmax; with a list or a range of its own.
+  ConstTensorView extra_kv{};           // optional [s_extra, 1, d_qk], as q
+  ConstTensorView extra_indices{};      // [s_q, 1, extra_topk] or [s_q, extra_topk], i32
+  ConstTensorView extra_topk_length{};  // optional [s_q], i32
+  ConstTensorView extra_key_start{};    // [s_q], i32: with extra_key_end and in the place of
+  ConstTensorView extra_key_end{};      // [s_q], i32: extra_indices
+  std::int64_t extra_k_stride = 1;      // as k_stride, of a row of extra_kv
+  TensorView attn_sum{};                // [s_q, topk], f32; without indices [s_q, s_kv]
+  // With extra_kv: [s_q, extra_topk], f32; without extra_indices [s_q, s_extra]
+  TensorView extra_attn_sum{};
 };
 
 // The attention weight of each chosen row, summed over the heads:
@@ -32,6 +41,10 @@ struct DistributionArgs {
 //
 // Without `indices`, but with key_start and key_end, it is the distribution over all visible rows:
 // attn_sum[i,t] of row t, 0 where query i does not see it.
+//
+// With extra_kv, see forward(), extra_attn_sum is the same of its entries: the two rows of a query
+// together sum to h_q. Since `lse` is given, a call with one of the sources alone gives its part of
+// the distribution as well; that is what a GPU takes.
 //
 // Repeated calls give bitwise equal results (on the CPU with the same number of threads).
 // On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and s_q * h_q

@@ -38,21 +38,36 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
       testing::on(device, make_output(real, {shape.s_q, shape.topk}, shape.layout));
   DistributionArgs args{.lse = lse_there.view, .attn_sum = attn_sum_there.view};
   there.pass_to(args);
+  StridedTensor extra_attn_sum_there;
+  if (shape.extra) {
+    extra_attn_sum_there =
+        testing::on(device, make_output(real, {shape.s_q, shape.extra->topk}, shape.layout));
+    args.extra_attn_sum = extra_attn_sum_there.view;
+  }
 
   testing::CaseOutcome outcome;
   outcome.backend = distribution(args, target.options);
-  const StridedTensor attn_sum = testing::on({}, attn_sum_there);
+  const StridedTensor attn_sum = testing::on({}, attn_sum_there),
+                      extra_attn_sum = testing::on({}, extra_attn_sum_there);
 
   const oracle::Distribution expected = oracle::distribution(in, lse.view, queries);
   const double largest = expected.largest_logit;
   testing::compare_output(outcome, "attn_sum", attn_sum, expected.attn_sum,
                           tolerance(Quantity::attn_sum, shape, largest), queries);
 
+  if (shape.extra) {
+    testing::compare_output(outcome, "extra_attn_sum", extra_attn_sum, expected.extra_attn_sum,
+                            tolerance(Quantity::attn_sum, shape, largest), queries);
+  }
+
   // Each row sums to the number of heads, or to 0 where nothing is visible.
   std::vector<double> sums, wanted;
   for (const std::int64_t i : queries) {
     double sum = 0;
     for (std::int64_t j = 0; j < shape.topk; ++j) sum += oracle::element(attn_sum.view, i, j);
+    for (std::int64_t j = 0; j < in.extra.topk(); ++j) {
+      sum += oracle::element(extra_attn_sum.view, i, j);
+    }
     sums.push_back(sum);
     wanted.push_back(oracle::visible_entries(in, i).empty() ? 0.0 : double(shape.h_q));
   }
@@ -66,7 +81,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation distribution_operation() {
   // The sink has no part in the distribution.
-  std::vector<CaseShape> shapes = with_dense_shapes(case_shapes());
+  std::vector<CaseShape> shapes = with_extra_shapes(with_dense_shapes(case_shapes()));
   std::erase_if(shapes, [](const CaseShape& shape) {
     return shape.sink != Sink::absent && shape.choice == Choice::distinct;
   });

@@ -23,13 +23,34 @@ struct Scratch {
         weights(problem.h_q, kBlock) {}
 };
 
+// What an entry of query i gets.
+template <class Real>
+struct Sums {
+  std::int64_t topk, extra_topk;
+  Real *attn_sum, *extra_attn_sum;
+
+  Sums(const DistributionParams& params, std::int64_t i)
+      : topk(params.problem.topk),
+        extra_topk(params.problem.extra.topk),
+        attn_sum(params.attn_sum.as<Real>().data + params.attn_sum.offset(i)),
+        extra_attn_sum(params.extra_attn_sum.as<Real>().data + params.extra_attn_sum.offset(i)) {}
+
+  Real& operator[](std::int64_t entry) const {
+    return entry < topk ? attn_sum[entry] : extra_attn_sum[entry - topk];
+  }
+  void clear() const {
+    std::fill_n(attn_sum, topk, Real(0));
+    std::fill_n(extra_attn_sum, extra_topk, Real(0));
+  }
+};
+
 template <class Real>
 void distribution_query(const DistributionParams& params, std::int64_t i, Scratch<Real>& s,
                         const Executor& executor) {
   const Problem& problem = params.problem;
   const auto scale = static_cast<Real>(problem.scale);
-  Real* attn_sum = params.attn_sum.as<Real>().data + params.attn_sum.offset(i);
-  std::fill_n(attn_sum, problem.topk, Real(0));
+  const Sums<Real> attn_sum(params, i);
+  attn_sum.clear();
   s.visible.find(problem, i);
   load_heads(problem.dtype, problem.q, i, 0, problem.h_q, problem.d_qk, s.q);
   const Eigen::Map<const Vector<Real>> lse(params.lse.as<const Real>().data + params.lse.offset(i),
@@ -55,10 +76,7 @@ void distribution_query(const DistributionParams& params, std::int64_t i, Scratc
 template <class Real>
 void distribution_all(const DistributionParams& params, const Executor& executor) {
   if (params.problem.h_q == 0) {
-    for (std::int64_t i = 0; i < params.problem.s_q; ++i) {
-      std::fill_n(params.attn_sum.as<Real>().data + params.attn_sum.offset(i), params.problem.topk,
-                  Real(0));
-    }
+    for (std::int64_t i = 0; i < params.problem.s_q; ++i) Sums<Real>(params, i).clear();
     return;
   }
   auto scratch = scratch_of_workers<Scratch<Real>>(executor, params.problem);

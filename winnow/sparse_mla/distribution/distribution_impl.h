@@ -9,8 +9,9 @@ namespace winnow::sparse_mla {
 struct DistributionParams {
   Problem problem;
   // Of accumulator_of() the problem's dtype.
-  Rows<const void*> lse;  // [s_q, h_q]
-  Rows<void*> attn_sum;   // [s_q, topk]
+  Rows<const void*> lse;       // [s_q, h_q]
+  Rows<void*> attn_sum;        // [s_q, topk]
+  Rows<void*> extra_attn_sum;  // [s_q, extra.topk]; null without a second source
 };
 
 void distribution_cpu(const DistributionParams& params, const Executor& executor);

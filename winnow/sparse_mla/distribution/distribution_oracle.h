@@ -11,8 +11,9 @@
 namespace winnow::sparse_mla::oracle {
 
 struct Distribution {
-  std::vector<double> attn_sum;  // [queries, topk]
-  double largest_logit = 0;      // of all finite |x| met
+  std::vector<double> attn_sum;        // [queries, topk]
+  std::vector<double> extra_attn_sum;  // [queries, topk of the extra source]
+  double largest_logit = 0;            // of all finite |x| met
 };
 
 // `lse` [s_q, h_q] is used as passed.
@@ -22,7 +23,7 @@ inline Distribution distribution(const Inputs& in, const ConstTensorView& lse,
   for (const std::int64_t i : queries) {
     const std::vector<Entry> entries = visible_entries(in, i);
     const std::vector<std::vector<double>> keys = gather(in, entries);
-    std::vector<double> attn_sum(static_cast<std::size_t>(in.topk()), 0.0);
+    std::vector<double> attn_sum(static_cast<std::size_t>(in.topk() + in.extra.topk()), 0.0);
     for (std::int64_t h = 0; h < in.h_q(); ++h) {
       const std::vector<double> q = row_of(in.q, i, h);
       for (std::size_t e = 0; e < entries.size(); ++e) {
@@ -31,7 +32,9 @@ inline Distribution distribution(const Inputs& in, const ConstTensorView& lse,
         note_logit(x, result.largest_logit);
       }
     }
-    result.attn_sum.insert(result.attn_sum.end(), attn_sum.begin(), attn_sum.end());
+    const auto extra = attn_sum.begin() + in.topk();
+    result.attn_sum.insert(result.attn_sum.end(), attn_sum.begin(), extra);
+    result.extra_attn_sum.insert(result.extra_attn_sum.end(), extra, attn_sum.end());
   }
   return result;
 }

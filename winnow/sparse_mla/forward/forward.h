@@ -26,9 +26,16 @@ struct ForwardArgs {
   ConstTensorView key_end{};    // [s_q], i32: of the rows that each query attends to
   std::optional<std::int64_t> q_start{};  // position of query 0; switches the causal limit on
   std::int64_t k_stride = 1;  // tokens that one row of kv stands for; needs q_start if not 1
-  TensorView out{};           // [s_q, h_q, 512], as q
-  TensorView max_logits{};    // optional [s_q, h_q], f32
-  TensorView lse{};           // optional [s_q, h_q], f32
+  // A second source of rows, attended in the same softmax; with a list or a range of its own.
+  ConstTensorView extra_kv{};           // optional [s_extra, 1, d_qk], as q
+  ConstTensorView extra_indices{};      // [s_q, 1, extra_topk] or [s_q, extra_topk], i32
+  ConstTensorView extra_topk_length{};  // optional [s_q], i32
+  ConstTensorView extra_key_start{};    // [s_q], i32: with extra_key_end and in the place of
+  ConstTensorView extra_key_end{};      // [s_q], i32: extra_indices
+  std::int64_t extra_k_stride = 1;      // as k_stride, of a row of extra_kv
+  TensorView out{};                     // [s_q, h_q, 512], as q
+  TensorView max_logits{};              // optional [s_q, h_q], f32
+  TensorView lse{};                     // optional [s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least forward_workspace_bytes():
   // scratch memory of GPU backends, in use until the work on the stream is done. It makes calls
   // faster whose queries do not share out evenly, and changes no bit. The CPU backend does not use
@@ -57,6 +64,11 @@ struct ForwardArgs {
 // limit applies as well. A key_start above its key_end means nothing visible. An indexer's warm-up
 // trains on it, by chunks of queries; every row is gathered for every query.
 //
+// With extra_kv the entries of a query are those of kv and those of extra_kv: one softmax over
+// both, with one sink. Each source has its own list or range, by the same rules: extra_indices name
+// rows of extra_kv, and a row of it stands for extra_k_stride tokens, with the same q_start. The
+// result is, up to rounding, that of one source with the rows of both. For the CPU: GPUs refuse it.
+//
 // Dtypes: f64 is for the CPU; attn_sink, max_logits and lse are f64 then, and so are all sums. f32,
 // f16 and bf16 are summed in f32.
 // Shapes: any s_q, h_q, s_kv and topk, including 0. Strides: the innermost dimension is contiguous,
@@ -64,13 +76,13 @@ struct ForwardArgs {
 // the caller and live on one device; an output that overlaps another tensor is refused, one that
 // interleaves with it is not. The CPU backend allocates scratch memory that grows with
 // num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
-// dense), but not with s_q. Repeated calls give bitwise equal results (on the CPU with the same
-// number of threads).
-// On sm90 q, kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and
-// s_q * h_q are up to 2^30; heads are padded to a multiple of 64 internally. The call allocates
-// nothing and does not wait, so the stream may be in capture. Streams: see Stream.
-// Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument) naming the argument,
-// before anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
+// dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results (on the
+// CPU with the same number of threads). On sm90 q, kv and out are bf16 with rows aligned to 16
+// bytes, and topk (dense: s_kv) and s_q * h_q are up to 2^30; heads are padded to a multiple of 64
+// internally. The call allocates nothing and does not wait, so the stream may be in capture.
+// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
+// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
+// forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
 // except that the lse of a query without visible entries is -inf here.

@@ -14,6 +14,7 @@ struct ForwardTable {
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(queries_and_rows<Args>(), choice<Args>(), scale_and_limit<Args>(),
+                          extra_rows<Args>(),
                           std::tuple(optional_input<&Args::attn_sink>(
                                          "[h_q]", sums_of("q"), "a logit per head without a value"),
                                      output<&Args::out>("[s_q, h_q, d_v:512]", as("q")),

@@ -24,49 +24,62 @@ double element(const ConstTensorView& view, Index... index) {
                                     : static_cast<double>(view.at<float>(index...));
 }
 
+// A source of rows.
+struct Source {
+  ConstTensorView kv{}, indices{};
+  ConstTensorView topk_length{};           // may be absent
+  ConstTensorView key_start{}, key_end{};  // in the place of indices, or absent
+  std::int64_t k_stride = 1;
+
+  std::int64_t s_kv() const { return kv.present() ? kv.size(0) : 0; }
+  std::int64_t topk() const { return indices.present() ? indices.size(2) : s_kv(); }
+};
+
 // The inputs that the three operations share; tensors on the host, as the operation gets them.
-struct Inputs {
-  ConstTensorView q{}, kv{}, indices{};
-  ConstTensorView topk_length{}, attn_sink{};  // may be absent
-  ConstTensorView key_start{}, key_end{};      // in the place of indices, or absent
+struct Inputs : Source {
+  ConstTensorView q{};
+  ConstTensorView attn_sink{};  // may be absent
   std::optional<double> scale{};
   std::optional<std::int64_t> q_start{};
-  std::int64_t k_stride = 1;
+  Source extra{};  // may be absent
 
   std::int64_t s_q() const { return q.size(0); }
   std::int64_t h_q() const { return q.size(1); }
   std::int64_t d_qk() const { return q.size(2); }
   std::int64_t d_v() const { return 512; }
-  std::int64_t s_kv() const { return kv.size(0); }
-  std::int64_t topk() const { return indices.present() ? indices.size(2) : s_kv(); }
   double logit_scale() const { return scale.value_or(1 / std::sqrt(double(d_qk()))); }
   double sink(std::int64_t h) const {
     return attn_sink.present() ? element(attn_sink, h) : -kInfinity;
   }
 };
 
-// Entry j of a query's indices, and the row of kv that it names.
+// Entry j of a query's indices, and the row of kv that it names. Those of the extra source go on
+// with topk and s_kv.
 struct Entry {
   std::int64_t j, row;
 };
 
 inline std::vector<Entry> visible_entries(const Inputs& in, std::int64_t i) {
-  std::int64_t length = in.topk();
-  if (in.topk_length.present()) {
-    length = std::clamp<std::int64_t>(in.topk_length.at<std::int32_t>(i), 0, in.topk());
-  }
   std::vector<Entry> entries;
-  for (std::int64_t j = 0; j < length; ++j) {
-    const std::int64_t row = in.indices.present() ? in.indices.at<std::int32_t>(i, 0, j) : j;
-    if (row < 0 || row >= in.s_kv()) continue;
-    if (in.key_start.present() && row < in.key_start.at<std::int32_t>(i)) continue;
-    if (in.key_end.present() && row >= in.key_end.at<std::int32_t>(i)) continue;
-    if (in.q_start.has_value()) {
-      const __int128 last_token = static_cast<__int128>(row + 1) * in.k_stride - 1;
-      const __int128 position = static_cast<__int128>(*in.q_start) + i;
-      if (last_token > position) continue;
+  for (const Source* source : {static_cast<const Source*>(&in), &in.extra}) {
+    const bool extra = source == &in.extra;
+    std::int64_t length = source->topk();
+    if (source->topk_length.present()) {
+      length = std::clamp<std::int64_t>(source->topk_length.at<std::int32_t>(i), 0, length);
     }
-    entries.push_back({j, row});
+    for (std::int64_t j = 0; j < length; ++j) {
+      const std::int64_t row =
+          source->indices.present() ? source->indices.at<std::int32_t>(i, 0, j) : j;
+      if (row < 0 || row >= source->s_kv()) continue;
+      if (source->key_start.present() && row < source->key_start.at<std::int32_t>(i)) continue;
+      if (source->key_end.present() && row >= source->key_end.at<std::int32_t>(i)) continue;
+      if (in.q_start.has_value()) {
+        const __int128 last_token = static_cast<__int128>(row + 1) * source->k_stride - 1;
+        const __int128 position = static_cast<__int128>(*in.q_start) + i;
+        if (last_token > position) continue;
+      }
+      entries.push_back({j + (extra ? in.topk() : 0), row + (extra ? in.s_kv() : 0)});
+    }
   }
   return entries;
 }
@@ -76,10 +89,13 @@ inline std::vector<double> row_of(const ConstTensorView& view, std::int64_t i, s
   return winnow::testing::read(view.slice(0, i, i + 1).slice(1, h, h + 1));
 }
 
-// The rows of kv that the entries name, one after the other.
+// The rows that the entries name, one after the other.
 inline std::vector<std::vector<double>> gather(const Inputs& in, std::span<const Entry> entries) {
   std::vector<std::vector<double>> rows;
-  for (const Entry& entry : entries) rows.push_back(row_of(in.kv, entry.row, 0));
+  for (const Entry& entry : entries) {
+    rows.push_back(entry.row < in.s_kv() ? row_of(in.kv, entry.row, 0)
+                                         : row_of(in.extra.kv, entry.row - in.s_kv(), 0));
+  }
   return rows;
 }
 

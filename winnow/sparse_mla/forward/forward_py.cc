@@ -3,6 +3,7 @@
 #include "winnow/python/operation.h"
 #include "winnow/sparse_mla/forward/forward.h"
 #include "winnow/sparse_mla/forward/forward_contract.h"
+#include "winnow/sparse_mla/problem_py.h"
 
 namespace winnow::python {
 namespace {
@@ -11,6 +12,9 @@ constexpr Declaration<sparse_mla::kForward> kForward(
     "def forward(q: T, kv: T, indices: T | None, *, scale: float | None = None, "
     "topk_length: T | None = None, attn_sink: T | None = None, key_start: T | None = None, "
     "key_end: T | None = None, q_start: int | None = None, k_stride: int = 1, "
+    "extra_kv: T | None = None, extra_indices: T | None = None, "
+    "extra_topk_length: T | None = None, extra_key_start: T | None = None, "
+    "extra_key_end: T | None = None, extra_k_stride: int = 1, "
     "out: T | tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]");
 
@@ -37,7 +41,8 @@ constexpr const char* kDoc = R"(Attention of every query over the cache rows cho
 
 An entry is visible if j < topk_length[i], 0 <= t = indices[i,j] < s_kv and, with q_start,
 (t + 1) * k_stride <= q_start + i + 1. A query with nothing visible gets out = 0 and
-lse = max_logits = -inf.
+lse = max_logits = -inf. With extra_kv the sums run over its visible entries, too, which follow the
+same rules.
 
 Args:
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may
@@ -62,7 +67,7 @@ The last dimension is contiguous, the other strides are arbitrary; tensors are n
 GPU the call returns when the work is queued, without synchronisation. No gradient is recorded:
 see winnow.torch.sparse_mla_attention.)";
 
-const Operation<kForward, forward, kDoc, sparse_mla::forward> kRegistered;
+const Operation<kForward, forward, kDoc, sparse_mla::forward, extra_for_supports> kRegistered;
 
 }  // namespace
 }  // namespace winnow::python
