@@ -82,15 +82,19 @@ void fuzz_sparse_mla(Bytes& bytes) {
   const TensorView dq = tensor(dtype, {s_q, h_q, d_qk}), dkv = tensor(dtype, {s_kv, 1, d_qk});
   const std::optional<std::int64_t> q_start = maybe(bytes);
   const std::int64_t k_stride = bytes.number();
-  // The second source and the range that may stand in the place of either list.
-  const bool extra = bytes.flag(), range = bytes.flag(), extra_range = bytes.flag();
   const auto only = [&](bool wanted, DType of, std::vector<std::int64_t> shape) {
     return wanted ? tensor(of, std::move(shape)) : TensorView();
   };
+  // Ranges stand for all rows, of which a megabyte has any number where they share memory.
+  const auto few_rows = [](const TensorView& rows) {
+    return !rows.present() || rows.rank() == 0 || rows.size(0) < 4096;
+  };
+  const bool extra = bytes.flag(), range = bytes.flag() && few_rows(kv);
   const std::int64_t s_extra = bytes.number(), extra_topk = bytes.number();
+  const TensorView extra_kv = only(extra, dtype, {s_extra, 1, d_qk});
+  const bool extra_range = bytes.flag() && few_rows(extra_kv);
   const TensorView start = only(range || extra_range, DType::i32, {s_q});
   const TensorView end = only(range || extra_range, DType::i32, {s_q});
-  const TensorView extra_kv = only(extra, dtype, {s_extra, 1, d_qk});
   const TensorView extra_indices = only(extra && !extra_range, DType::i32, {s_q, 1, extra_topk});
   const TensorView attn_sum = tensor(DType::f32, {s_q, range ? s_kv : topk});
   const TensorView extra_sum = only(extra, DType::f32, {s_q, extra_range ? s_extra : extra_topk});
