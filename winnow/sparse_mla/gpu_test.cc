@@ -353,7 +353,9 @@ TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
       CaseShape other = shape;
       other.name += std::to_string(replay);
       const CaseInputs fresh = make_inputs(other);
-      for (auto member : {&CaseInputs::q, &CaseInputs::kv, &CaseInputs::indices}) {
+      for (StridedTensor CaseInputs::* member :
+           {&CaseInputs::q, static_cast<StridedTensor CaseInputs::*>(&CaseInputs::kv),
+            static_cast<StridedTensor CaseInputs::*>(&CaseInputs::indices)}) {
         const Tensor& from = (fresh.*member).storage;
         copy_between((inputs.*member).storage.data(), kGpu, from.data(), {},
                      std::size_t(from.numel() * size_of(from.dtype())));
