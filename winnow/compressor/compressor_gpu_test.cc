@@ -29,6 +29,8 @@ constexpr Device kGpu{DeviceType::cuda, 0};
 
 class CompressorGpu : public winnow::testing::GpuTest<Backend::cuda> {};
 
+#if WINNOW_WITH_CUDA
+
 CaseShape shape_of(DType dtype, std::int64_t ratio, bool overlap, std::int64_t d,
                    std::vector<std::int64_t> lengths) {
   return {.name = "gpu",
@@ -54,8 +56,6 @@ Tensor unwritten(DType dtype, std::initializer_list<std::int64_t> sizes) {
   winnow::testing::fill_unwritten(tensor);
   return tensor.to(kGpu);
 }
-
-#if WINNOW_WITH_CUDA
 
 // Must run first in its process to show what the name says: `make test-gpu` does.
 TEST_F(CompressorGpu, TheFirstCallMayBeCaptured) {

@@ -41,9 +41,9 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const oracle::Gradients expected = oracle::backward(args);
   const testing::Tolerance of_tokens = gradient_tolerance(narrow),
                            of_sums = gradient_tolerance(real);
-  const auto compare = [&](std::string_view what, const StridedTensor& output,
+  const auto compare = [&](std::string_view what, const StridedTensor& got,
                            const oracle::Vector& wanted, const testing::Tolerance& tolerance) {
-    testing::compare_output(outcome, what, testing::on({}, output), wanted, tolerance);
+    testing::compare_output(outcome, what, testing::on({}, got), wanted, tolerance);
   };
   compare("d_kv", d_kv, expected.kv.values, of_tokens);
   compare("d_gate", d_gate, expected.gate.values, of_tokens);
