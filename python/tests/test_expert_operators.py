@@ -187,7 +187,7 @@ def test_a_backward_pass_keeps_what_it_needs():
     torch._dynamo.reset()
     gc.collect()
     assert not operators._kept
-    with pytest.raises(ValueError, match="want a layer that still exists, got one that was freed"):
+    with pytest.raises(ValueError, match="want a layer or notifier that still exists, got one"):
         operators._living(number)
 
 

@@ -54,7 +54,7 @@ def _living(number: int) -> Any:
     found = _numbered(number)
     if found is None:
         raise InvalidArgument(
-            "expert_parallel: want a layer that still exists, got one that was freed"
+            "expert_parallel: want a layer or notifier that still exists, got one that was freed"
         )
     return found
 

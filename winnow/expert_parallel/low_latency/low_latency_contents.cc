@@ -20,7 +20,7 @@ std::vector<std::int32_t> read_experts(const Check& check, const LowLatencyConfi
       const bool none = expert < 0 || expert == config.experts;
       const bool again =
           !none && std::find(experts.begin() + first, experts.end(), expert) != experts.end();
-      check.that(!again, "expert_indices", "every expert of a token once",
+      check.that(!again, "expert_indices", "each expert at most once for a token",
                  std::to_string(expert) + " again for token " + std::to_string(token));
       experts.push_back(none ? -1 : static_cast<std::int32_t>(expert));
     }
@@ -48,7 +48,7 @@ std::vector<std::int32_t> read_pair_rows(const Check& check, const LowLatencyCom
     for (std::int64_t token = 0; token < given.size(1); ++token) {
       for (std::int64_t k = 0; k < given.size(2); ++k) {
         const std::int32_t row = read_once(&given.at<std::int32_t>(source, token, k));
-        check.that(row >= -1 && row < rows, "pair_rows", "those of a dispatch",
+        check.that(row >= -1 && row < rows, "pair_rows", "the rows that dispatch() gave",
                    std::to_string(row));
         read.push_back(row);
       }

@@ -289,10 +289,10 @@ std::string CudaLowLatency::text_of(int rank, const LowLatencyNote& note) const 
       return by + "expert_indices: want -1 to " + std::to_string(config_.experts) + ", got " +
              value + token;
     case LowLatencyNote::kExpertTwice:
-      return by + "expert_indices: want every expert of a token once, got " + value + " again" +
-             token;
+      return by + "expert_indices: want each expert at most once for a token, got " + value +
+             " again" + token;
     case LowLatencyNote::kNoRow:
-      return by + "pair_rows: want those of a dispatch, got " + value;
+      return by + "pair_rows: want the rows that dispatch() gave, got " + value;
     default:
       return by + untrusted_text(note.text);
   }

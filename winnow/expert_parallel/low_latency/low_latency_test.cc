@@ -65,8 +65,8 @@ TEST_P(ThreeRanks, RefuseExpertsThatAreNoneOrComeTwice) {
     });
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.text,
-                twice ? "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want every "
-                        "expert of a token once, got 4 again for token 0"
+                twice ? "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want each "
+                        "expert at most once for a token, got 4 again for token 0"
                       : "expert_parallel::low_latency_dispatch: rank 1: expert_indices: want -1 to "
                         "9, got 99 for token 0");
     }

@@ -76,7 +76,7 @@ TEST_F(DeadlineTest, NonsenseInTheEnvironmentIsAnError) {
     setenv("WINNOW_TIMEOUT_SECONDS", text.c_str(), 1);
     expect_error([] { Deadline(); }, ErrorCode::invalid_argument,
                  "expert_parallel::default_timeout: WINNOW_TIMEOUT_SECONDS: want a number of "
-                 "seconds above 0, got \"" +
+                 "seconds above 0 and at most a year, got \"" +
                      text + "\"");
   }
 }

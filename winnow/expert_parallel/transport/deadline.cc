@@ -28,7 +28,7 @@ nanoseconds default_timeout() {
   // At least a nanosecond is left after truncation, for 0 would mean the default.
   if (error != std::errc() || stop != end || !(seconds >= 1e-9) || !(seconds <= longest)) {
     throw Error(ErrorCode::invalid_argument, "expert_parallel::default_timeout",
-                "WINNOW_TIMEOUT_SECONDS", "a number of seconds above 0",
+                "WINNOW_TIMEOUT_SECONDS", "a number of seconds above 0 and at most a year",
                 "\"" + std::string(text) + "\"");
   }
   return std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds));

@@ -57,16 +57,17 @@ void require_entry(bool holds, const char* array, std::size_t i, std::uint64_t v
 
 void check(const TensorDescription& given) {
   const std::size_t rank = given.size.size();
-  require(bytes_of(given.element) != 0, kEncoding, [] { return "the type of elements is none"; });
+  require(bytes_of(given.element) != 0, kEncoding,
+          [] { return "the type of the elements is not known"; });
   require(given.interleave <= TensorInterleave::bytes32 &&
               given.swizzle <= TensorSwizzle::bytes128 && given.fill <= TensorFill::nan,
-          kEncoding,
-          [] { return "the interleave, swizzle or fill is none that there is on sm90"; });
+          kEncoding, [] { return "the interleave, swizzle or fill is not one of those of sm90"; });
   require(rank >= 1 && rank <= kMaxTensorRank, kEncoding,
           [&] { return "the rank is " + std::to_string(rank) + ", which must be 1 to 5"; });
   require(
       given.strides.size() == rank - 1 && given.box.size() == rank && given.steps.size() == rank,
-      kEncoding, [] { return "arrays of other ranks"; });
+      kEncoding,
+      [] { return "strides, box and steps have not as many entries as the rank asks for"; });
   const bool interleaved = given.interleave != TensorInterleave::none;
   require(!interleaved || rank >= 3, kEncoding,
           [] { return "an interleaved layout needs three dimensions"; });
@@ -87,11 +88,11 @@ void check(const TensorDescription& given) {
   const std::uint32_t row = given.box[0] * bytes_of(given.element);
   if (!interleaved) {
     require(row % 16 == 0, kEncoding, [&] {
-      return "rows of a box have " + std::to_string(row) + " bytes, which is no multiple of 16";
+      return "a row of the box has " + std::to_string(row) + " bytes, which is no multiple of 16";
     });
     require(given.swizzle == TensorSwizzle::none || row <= swizzle_bytes(given.swizzle), kEncoding,
             [&] {
-              return "rows of a box have " + std::to_string(row) + " bytes, more than the " +
+              return "a row of the box has " + std::to_string(row) + " bytes, more than the " +
                      std::to_string(swizzle_bytes(given.swizzle)) + " of the swizzle";
             });
   }

@@ -167,7 +167,8 @@ TEST(TensorMap, LimitsOfTheDriverAreReported) {
   });
   rejects("needs the swizzle of 32",
           [](Given& g) { g.interleave = TensorInterleave::bytes32, g.strides[0] = 224; });
-  rejects("arrays of other ranks", [](Given& g) { g.strides.pop_back(); });
+  rejects("strides, box and steps have not as many entries as the rank asks for",
+          [](Given& g) { g.strides.pop_back(); });
   rejects("the rank is 0", [](Given& g) { g.size.clear(); });
   rejects("the rank is 6", [](Given& g) { g.size.resize(6, 1); });
   rejects("three dimensions", [](Given& g) {

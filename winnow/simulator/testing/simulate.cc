@@ -77,12 +77,24 @@ std::string test_name(std::string name) {
   return name;
 }
 
+// Planted as long as it lives, whatever ends the simulation.
+struct Planted {
+  std::int64_t& hits;
+
+  Planted(const Plant& bug, std::int64_t& count) : hits(count) { plant(bug, WINNOW_SOURCE_DIR); }
+  ~Planted() {
+    hits = plant_hits();
+    unplant();
+  }
+};
+
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug) {
   for (const std::string& schedule : chosen(bug.schedules)) {
-    plant(bug.plant, WINNOW_SOURCE_DIR);
-    const Simulated simulated = simulate(operation, bug.of_case, parse_schedule(schedule));
-    const std::int64_t hits = plant_hits();
-    unplant();
+    std::int64_t hits = 0;
+    const Simulated simulated = [&] {
+      const Planted planted(bug.plant, hits);
+      return simulate(operation, bug.of_case, parse_schedule(schedule));
+    }();
     EXPECT_GT(hits, 0) << "the planted bug was never met";
     EXPECT_FALSE(simulated.failed.empty())
         << "the planted bug was not found\nrepeat it with\n  " << command(schedule);
