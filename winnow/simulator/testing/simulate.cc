@@ -77,6 +77,8 @@ std::string test_name(std::string name) {
   return name;
 }
 
+namespace {
+
 // Planted as long as it lives, whatever ends the simulation.
 struct Planted {
   std::int64_t& hits;
@@ -87,6 +89,8 @@ struct Planted {
     unplant();
   }
 };
+
+}  // namespace
 
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug) {
   for (const std::string& schedule : chosen(bug.schedules)) {
