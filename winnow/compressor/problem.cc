@@ -58,9 +58,10 @@ void check_finish(const Check& check, const Finish& finish) {
 }
 
 void check_for_cuda(const Check& check, const ConstTensorView& kv, std::int64_t rows) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // a kernel's numbers of them are ints
   const std::int64_t most = std::max(kv.size(0), rows);
-  if (most > INT32_MAX) {
-    check.unsupported("cuda: want up to 2^31 - 1 tokens and rows, got " + std::to_string(most));
+  if (most > kMost) {
+    check.unsupported("cuda: want up to 2^30 tokens and rows, got " + std::to_string(most));
   }
 }
 

@@ -141,8 +141,9 @@ __device__ void clear_sequence(const KernelParams& params, int sequence) {
   const int length = max(read_clamped(p.cu_seqlens, sequence + 1, p.tokens) - begin, 0);
   const int complete = length / p.ratio * p.ratio;
   clear<T, kAligned>(params, begin + complete, length - complete, 0, p.series * p.d);
-  if (p.series == 2 && complete > 0)
+  if (p.series == 2 && complete > 0) {
     clear<T, kAligned>(params, begin + complete - p.ratio, p.ratio, 0, p.d);
+  }
 }
 
 template <class T, bool kAligned>
