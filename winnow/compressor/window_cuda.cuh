@@ -17,6 +17,8 @@
 #include <cuda_runtime.h>
 
 #include "winnow/compressor/problem.h"
+#include "winnow/device/common/arithmetic.cuh"
+#include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 
 namespace winnow::compressor::cuda {
@@ -279,12 +281,6 @@ __device__ __forceinline__ Place place_of_row(const KernelProblem& p, int row) {
 // Powers of two stand for the exponentials: 2^(kLog2E * x) is e^x.
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-__device__ __forceinline__ float power_of_two(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-  return power;
-}
-
 // Of some slots, in each column of a thread: the largest gate, and the sums of the weights
 // 2^(kLog2E * gate - reference()) and of their products with kv.
 struct Sums {
@@ -304,11 +300,11 @@ struct Sums {
     return largest == -INFINITY ? 0.0f : __fmul_rn(largest, kLog2E);
   }
   static __device__ __forceinline__ float weight(float gate, float reference) {
-    return power_of_two(fmaf(gate, kLog2E, -reference));
+    return device::ex2(fmaf(gate, kLog2E, -reference));
   }
   // What sums with the one largest gate are multiplied with for another.
   static __device__ __forceinline__ float scale(float from, float reference_of_to) {
-    return from == -INFINITY ? 0.0f : power_of_two(__fsub_rn(reference(from), reference_of_to));
+    return from == -INFINITY ? 0.0f : device::ex2(__fsub_rn(reference(from), reference_of_to));
   }
   __device__ __forceinline__ void add(const Sums& other) {
 #pragma unroll

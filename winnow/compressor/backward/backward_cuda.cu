@@ -149,7 +149,7 @@ __device__ void clear_sequence(const KernelParams& params, int sequence) {
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     backward_kernel(const __grid_constant__ KernelParams params) {
-  __shared__ SharedMemory shared;
+  WINNOW_BLOCK_SHARED(shared, SharedMemory);
   const KernelProblem& p = params.problem;
   const Shares& shares = params.shares;
   const int block = static_cast<int>(blockIdx.x), cluster = block / shares.blocks;
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 // Adds the parts. Grid: groups of 32 sums; block: (32, kWarps), of which each row adds a range of
 // the parts.
 __global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ KernelParams params) {
-  __shared__ float sums[kWarps][32];
+  WINNOW_BLOCK_SHARED(sums, float[kWarps][32]);
   const KernelProblem& p = params.problem;
   const int biases = p.slots() * p.d, all = biases + (p.norm_weight != nullptr ? p.d : 0);
   const int at = static_cast<int>(blockIdx.x * 32 + threadIdx.x);

@@ -20,7 +20,7 @@ struct KernelParams {
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     forward_kernel(const __grid_constant__ KernelParams params) {
-  __shared__ Exchange exchange;
+  WINNOW_BLOCK_SHARED(exchange, Exchange);
   const KernelProblem& p = params.problem;
   const Thread thread(p.team);
   const int row = static_cast<int>(blockIdx.x) * p.team.windows() + thread.window;

@@ -138,13 +138,13 @@ __device__ __forceinline__ void keep(const KernelParams& params, const NewTokens
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     step_kernel(const __grid_constant__ KernelParams params) {
-  __shared__ Exchange exchange;
+  WINNOW_BLOCK_SHARED(exchange, Exchange);
   const KernelProblem& p = params.problem;
   const Thread thread(p.team);
   const int block = static_cast<int>(blockIdx.x), windows = p.team.windows();
   const int column = thread.lane * kColumns;
   if (block < p.n) {
-    __shared__ NewTokens shared;
+    WINNOW_BLOCK_SHARED(shared, NewTokens);
     if (threadIdx.x == 0) shared.read(params, block);
     __syncthreads();  // what the block does hangs on one reading, whoever rewrites the lists
     const NewTokens tokens = shared;
