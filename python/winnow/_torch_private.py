@@ -1,10 +1,10 @@
 """The parts of torch that are not public and that winnow uses, all of them, and what each is for.
 
 torch's public ways to the same end cost more than a call may (register_autograd, twice the time) or
-do not exist. They may change from one version of torch to the next: TESTED names those that the
-tests have run with, the first of them in `make test`. With another one `import winnow.torch` warns,
-and a part that is gone is an ImportError that names it; a part that has changed its meaning is for
-the tests to find.
+do not exist. The private parts may change from one version of torch to the next: TESTED names the
+versions that the tests have run with, the first of them in `make test`. With another one `import
+winnow.torch` warns, and a part that is gone is an ImportError that names it; a part that has
+changed its meaning is for the tests to find.
 """
 
 import importlib
@@ -38,7 +38,8 @@ def _part(module: str, name: str, purpose: str) -> Any:
 
 _check_version(torch.__version__)
 
-# Autograd: an operator records its calls itself, and runs the kernel below.
+# Autograd: our operators record gradients themselves, and run their kernels below autograd in the
+# dispatch of torch.
 below_autograd = _part("torch._C", "_AutoDispatchBelowAutograd", "to record gradients")
 after_autograd_keys = _part("torch._C", "_after_autograd_keyset", "to record gradients")
 _set_grad_enabled = _part("torch._C", "_set_grad_enabled", "to record gradients")
@@ -67,15 +68,15 @@ class GradPaused:
 transforms_active = _part("torch._C", "_are_functorch_transforms_active", "for torch.func")
 SingleLevelFunction = _part(
     "torch.autograd.function", "_SingleLevelFunction", "for torch.func"
-)  # what torch.autograd.Function is without them
+)  # torch.autograd.Function without the transforms of torch.func
 recording_inside_transform = _part(
     "torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"
 )
-_part("torch.autograd.forward_ad", "_current_level", "to refuse tangents")  # read at every call
+_part("torch.autograd.forward_ad", "_current_level", "to refuse tangents")  # only checked here
 
 
 def forward_mode_level() -> int:
-    """Of torch.autograd.forward_ad, below 0 outside of it."""
+    """The level of forward-mode differentiation; below 0 where there is none."""
     return _forward_ad._current_level
 
 
@@ -89,7 +90,7 @@ _graph_task = _part(
 )
 
 
-# A condition that a GPU checks, as an error of its stream.
+# Has a GPU check a condition: where it does not hold, the stream has an error.
 assert_async = _part("torch", "_assert_async", "to check masks in compiled code")
 
 
@@ -98,9 +99,9 @@ def in_backward() -> bool:
 
 
 def keep_calls(operator: Any) -> None:
-    """Has inductor keep all calls of the operator, where it is what compiles.
+    """Has inductor, where it is loaded, keep all calls of the operator.
 
-    It drops one whose results are read by nothing but operations on empty tensors, as on a rank
+    It drops a call whose results are read by nothing but operations on empty tensors, as on a rank
     without tokens, and the other ranks would wait for it.
     """
     lowering = sys.modules.get("torch._inductor.lowering")

@@ -1,9 +1,10 @@
 """The cost of a call from Python beyond that in C++: ``python -m winnow bench python``.
 
-The same call is repeated from Python and inside C++, on a problem without queries (sparse_mla) or
-sequences (paged_xl), or with one token on one rank (expert_parallel), so that the library does next
-to nothing; the difference is the cost of the binding. Each figure is the smallest of many short
-runs: what the code costs, not what else the machine does.
+The call is repeated from Python, and then made once with the call of C++ in it repeated, on a
+problem without queries (sparse_mla) or sequences (paged_xl), or with one token on one rank
+(expert_parallel), so that the library does next to nothing; the difference is the cost of the
+binding. Each figure is the smallest of many short runs: what the code costs, not what else the
+machine does.
 """
 
 import argparse

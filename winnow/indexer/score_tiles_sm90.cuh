@@ -1,5 +1,7 @@
 // Scores of the lightning indexer, sm90: tiles of scores are formed by tensor cores and handed to a
 // sink (the choice of rows, or a store of dense scores), so that both work on the very same bits.
+// topk_paged has roles of its own and takes the products and the weighted sum from here, with its
+// own Shape.
 //
 // A persistent block takes items: the queries of a group, whose heads make 256 columns, and a range
 // of key rows. The heads stay in shared memory; tiles of 128 key rows pass by.
@@ -266,7 +268,8 @@ __device__ __forceinline__ void load(const ScoreParams& p, Plan shared) {
       }
       ring.advance();
       if (tile > 0) continue;
-      // The heads, behind the first keys: those before are in use until the item before ends.
+      // The heads come after the first keys of an item: those of the item before are in use until
+      // it ends.
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const int first_query = item.first_query + side * Shape::kSideQueries;
@@ -439,7 +442,7 @@ struct WeightedSum {
       for (int s = 0; s < kSums / 4; ++s) {
         const float give = odd ? half[s] : half[s + kSums / 4];
         const float keep = odd ? half[s + kSums / 4] : half[s];
-        // This lane holds sum (upper, odd, s), counted in that order: query and row.
+        // The index of this lane's total: `upper` is its highest digit, then `odd`, then s.
         const int held = (upper ? kSums / 2 : 0) + (odd ? kSums / 4 : 0) + s;
         const int r = kSums == 4 ? (odd ? 1 : 0) : s % 2;
         take(held / 2, r, keep + __shfl_xor_sync(device::kFullWarp, give, 1));
@@ -471,7 +474,8 @@ struct Multiplier {
   WeightedSum<Shape> weighted_sum;
 
   __device__ __forceinline__ void begin_half(int half) {
-    // From the first stage on: from shared memory's beginning costs up to 3 % more code.
+    // The offset counts from the first stage of keys: one from the beginning of shared memory costs
+    // up to 3 % more code.
     const std::uint32_t at =
         shared.offset(shared.keys()[ring.stage][0][half]) - shared.offset(shared.keys());
     begin_product<Shape>(device::descriptor_offset(keys, at), heads, product[half]);

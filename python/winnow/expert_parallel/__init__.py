@@ -2,7 +2,8 @@
 
 ``AllToAll`` takes tensors of any kind and needs no torch. ``EPAll2AllLayer`` and what belongs to it
 have the interface of Triton-distributed's layer of that name and need torch, as does
-``winnow.expert_parallel.autograd``; they are loaded on first use.
+``winnow.expert_parallel.autograd``, which is imported by its name; the others are loaded on first
+use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     )
     from winnow.expert_parallel.layer import EPAll2AllLayer, EPAllToAllLayoutDesc
 
-notify = Notifier.notify
+notify = Notifier.notify  # notify(notifier, ...) is notifier.notify(...)
 
 _NEED_TORCH = {
     "BarrierAllContext": "context",

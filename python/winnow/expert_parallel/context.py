@@ -49,7 +49,8 @@ class BarrierAllContext:
     Collective to make.
 
     Args:
-        is_intra_node: of this node's ranks only; they are LOCAL_WORLD_SIZE as torchrun sets it.
+        is_intra_node: whether only the ranks of this node take part: LOCAL_WORLD_SIZE of them,
+            which torchrun sets, or as many as `layer` has on a node.
         layer: an AllToAll whose barriers serve; None: one is made for the default process group.
         timeout: seconds of every wait of the one that is made; None: WINNOW_TIMEOUT_SECONDS, else
             30.
@@ -90,7 +91,7 @@ class BarrierAllContext:
             self._layer.close()
 
 
-# By default process group: the barrier of its ranks, which goes when the group does.
+# For each default process group: the barrier of its ranks, dropped with the group.
 _worlds: "weakref.WeakKeyDictionary[Any, BarrierAllContext]" = weakref.WeakKeyDictionary()
 
 
@@ -104,8 +105,8 @@ def barrier_all_on_stream(ctx: Optional[BarrierAllContext], stream: Any = None) 
         stream: of CUDA; None: torch's current one.
 
     Raises:
-        ValueError, winnow.Error: as EPAll2AllLayer.ep_barrier_all(), the first call with None as
-            BarrierAllContext too.
+        ValueError, winnow.Error: as EPAll2AllLayer.ep_barrier_all(); the first call with None
+            also as BarrierAllContext().
     """
     if ctx is None:
         ctx = _world()
@@ -125,7 +126,8 @@ class DispatchCombineContext:
 
     The library keeps rows in an arena of its own and uses none of these, so each takes memory when
     it is first asked for. NN nodes, L ranks per node, W ranks, E experts, T = max_tokens, K = topk,
-    H = hidden, M = int(capacity * T * K) until it is reallocated:
+    H = hidden, M = int(capacity * T * K) until it is reallocated. A number behind the dtype is what
+    the buffer is filled with:
 
         token_send_buf_rdma, intra_node_reduce_buf              [NN, T, H]   token_dtype
         dispatch_output_buf                                     [M, H]       token_dtype
@@ -135,7 +137,8 @@ class DispatchCombineContext:
         send_reqs_for_nodes_rdma, send_reqs_recv_bufs_rdma      [NN, 2, T]   offset_dtype, -1
         local_splits_buf                                        [E + 1]      offset_dtype, 0
         full_splits_buf                                         [W, E + 1]   offset_dtype
-        num_input_tokens_per_rank_comm_buf, grid_sync_buf       [W]          offset_dtype
+        num_input_tokens_per_rank_comm_buf                      [W]          offset_dtype
+        grid_sync_buf                                           [W]          offset_dtype, 0
         signal_buf, splits_signal_buf, expert_indices_signal_buf  [W]        int64, 0
         intra_node_dispatch_skipped_token_mapping_indices       [L*T*K]      int64, -1
         intra_node_dispatch_skipped_token_topk_mapping_indices  [L*T*K, K]   int64, -1

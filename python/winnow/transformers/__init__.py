@@ -3,14 +3,14 @@
     import winnow.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="winnow")
 
-The import registers the attention implementation "winnow"; model.set_attn_implementation("winnow")
-does as well, and "sdpa" or "eager" restores what was before, bit for bit. Forward, backward,
-generate, caches and gradient checkpointing stay as they are, for the families of FAMILIES. Layers
-that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa", but those of
-DeepSeek-V4 on Winnow, too. A model, an option or a mask that cannot run is an error, when the
-implementation is set or at the first call.
+The import registers the attention implementation "winnow". A model that is there already takes it
+by model.set_attn_implementation("winnow"), and "sdpa" or "eager" switches back, bit for bit.
+Forward, backward, generate, caches and gradient checkpointing stay as they are, for the families of
+FAMILIES. Layers that have no indexer (sliding windows, vision, audio) run exactly as under "sdpa";
+only in DeepSeek-V4 do they run on Winnow as well. A model, an option or a mask that cannot run is
+an error, when the implementation is set or at the first call.
 
-It registers the implementation "winnow" of expert parallelism, too:
+The import also registers the implementation "winnow" of expert parallelism:
 DistributedConfig(fsdp_size=N, ep_size=N, ep_implementation="winnow"), for any mixture of experts.
 """
 

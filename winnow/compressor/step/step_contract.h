@@ -1,4 +1,5 @@
-// What step() takes. Internal.
+// What step() takes. In a shape, "ring=8" says which size winnow.supports() assumes unless it is
+// given one (core/contract_table.h). Internal.
 #pragma once
 
 #include <tuple>
@@ -23,15 +24,15 @@ struct StepTable {
                                          "of the first new token of each sequence")
                 .by_rule(),
             input<&Args::state_slots>("[n]", any_of(i32),
-                                      "the state of each sequence; with a negative one it is "
-                                      "left out")
+                                      "the index of each sequence's state; a sequence with a "
+                                      "negative one is left out")
                 .by_rule(),
             output<&Args::state>("[states, ring=8, 2 * columns=2*columns]", sums_of("kv"),
                                  "ring is at least the tokens of a window")
                 .by_rule(),
             rule<check_state>,
             output<&Args::rows>("[tokens, d=512]", follows("kv", same, accumulator_of),
-                                "to write into; new, as kv and of zeros, if None"),
+                                "to write into; new, of zeros and as kv, if None"),
             rule<check_row_columns<Args, &Args::rows>>),
         finish<Args>());
   }

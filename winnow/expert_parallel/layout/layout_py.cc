@@ -22,7 +22,7 @@ nb::object layout(const Arguments<kLayout>& given) {
   given.output<&Args::tokens_per_rank>(call, args, per_rank);
   given.output<&Args::tokens_per_node>(call, args, per_node);
   given.output<&Args::tokens_per_expert>(call, args, per_expert);
-  // A world size that makes no sense is the library's to refuse.
+  // No negative extent here: the library refuses such a world size in the call.
   args.is_token_in_rank = call.output_flags(
       "is_token_in_rank", in_rank,
       {size_of_dim(args.expert_indices, 0), std::max<std::int64_t>(args.world_size, 0)});
@@ -43,11 +43,12 @@ Args:
 
 Returns:
     (tokens_per_rank [W], tokens_per_node [W/L], tokens_per_expert [E], is_token_in_rank [n, W]):
-    int32, each token once per rank and node and each pair once per expert; the last is bool.
+    the counts are int32: of a token once per rank and node, and of each of its pairs once per
+    expert; is_token_in_rank is bool.
 
 Raises:
-    ValueError: an argument is not as described; on the CPU also any other index, with token, k and
-        value. Nothing was written.
+    ValueError: an argument is not as described; on the CPU, and in checking mode on a GPU, also an
+        index below -1 or above experts, with its token, k and value. Nothing was written.
     winnow.Error: no backend can run it here.)";
 
 const Operation<kLayout, layout, kDoc, expert_parallel::layout> kRegistered;

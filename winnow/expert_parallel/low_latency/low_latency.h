@@ -28,7 +28,7 @@ struct LowLatencyConfig {
   int topk = 0;                 // K: limit of the experts of a token, 1 to 32
   int experts = 0;              // E: a multiple of W
   bool enable_shrink = false;   // mask ranks that do not take part; see LowLatency
-  int sm_count = 0;             // SMs of a call on a GPU; 0: all of them, shared by its ranks
+  int sm_count = 0;             // SMs of a call on a GPU; 0: all, divided among the ranks on it
   std::chrono::nanoseconds timeout{0};  // of each wait; 0: default_timeout() of deadline.h
   Device device{};                      // of the tensors
   std::optional<Backend> backend{};     // forces one, as Config::backend does
@@ -49,8 +49,8 @@ enum class RowFormat : std::uint8_t {
 // follow later and returns the results.
 enum class CallPart : std::uint8_t { both, send, receive };
 
-// Which call has been sent, of which object: `send` returns it, and `receive` takes it. No two are
-// the same in a process.
+// Identifies a call that has been sent, and its object: `send` returns the number, and `receive`
+// takes it. No two are the same in a process.
 enum class LowLatencySent : std::uint64_t { none };
 
 // Arguments of dispatch(); e = E / W. `send` uses the first three, `receive` writes the results.
@@ -74,8 +74,9 @@ struct LowLatencyDispatchArgs {
   const Error* refusal = nullptr;  // if non-null, this rank rejects the call: every rank throws
 };
 
-// Arguments of combine(). `receive` uses expert_indices, weights, out and wait_statistics, `send`
-// the others, and expert_indices and weights where it has them: on a GPU it sends less then.
+// Arguments of combine(). `receive` uses expert_indices, weights, out and wait_statistics, and
+// `send` the others. If `send` has expert_indices and weights, too, the ranks of a GPU may add the
+// rows of a token before they send them, which is less data.
 struct LowLatencyCombineArgs {
   ConstTensorView expert_output{};   // [e, W * M, H] bf16
   ConstTensorView pair_rows{};       // of the dispatch
@@ -99,9 +100,9 @@ struct LowLatencyCombineArgs {
 // by token; on a GPU their order is unspecified. Rows from counts[x] on are not written. A token
 // that names an expert twice is refused.
 //
-// Of each pair of each rank `pair_rows` says where its row is: x * W * M + i of output[x, i], -1 of
-// a pair without an expert here. It is all that combine() reads of a dispatch: callers may keep
-// several, and pass them in any order.
+// `pair_rows` [s, t, k] is x * W * M + i where output[x, i] is the row of pair (t, k) of rank s,
+// and -1 where that pair's expert is not on this rank. It is all that combine() reads of a
+// dispatch: callers may keep several, and pass them in any order.
 //
 // combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0: of the
 // experts of each rank in ascending order of k, then of the ranks in ascending order. Each product
@@ -110,9 +111,9 @@ struct LowLatencyCombineArgs {
 //
 // A call may be split into two parts. At most two dispatches and two combines may be in flight,
 // that is, sent and not yet received. Each rank receives them in any order, and whole calls may
-// come in between. A third one, or the one after the next while an older one is in flight, is an
-// Error on this rank only, as is `receive` of a call that is not in flight. The tensors that a part
-// sends are read until the work of that part is done.
+// come in between. A third one is an Error on this rank only, as is call n + 2 of a kind while call
+// n is in flight, whose memory it takes, and as is `receive` of a call that is not in flight. The
+// tensors that a part sends are read until the work of that part is done.
 //
 // Faults. Without enable_shrink, if a rank does not take part within the timeout, every rank throws
 // an Error (timeout) that names it, and the object is broken. With enable_shrink this rank masks
@@ -137,7 +138,7 @@ class WINNOW_EXPORT LowLatency {
   LowLatency(const LowLatency&) = delete;
   LowLatency& operator=(const LowLatency&) = delete;
 
-  // Return the call that was sent, of `send` alone; else none.
+  // With CallPart::send they return the number of the call, for `receive`; else none.
   LowLatencySent dispatch(const LowLatencyDispatchArgs& args);
   LowLatencySent combine(const LowLatencyCombineArgs& args);
 

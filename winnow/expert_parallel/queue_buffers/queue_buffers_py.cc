@@ -62,7 +62,8 @@ Args:
 Raises:
     ValueError: a number below its least, a result beyond 63 bits.)";
 
-constexpr const char* kCleanDoc = R"(The control words of classic queue buffers (8 ranks per node).
+constexpr const char* kCleanDoc =
+    R"(Where the control words of DeepEP V1's queue buffers are (8 ranks per node).
 
 Args:
     route: "between_nodes" (node_buffer_layout) or "inside_node" (local_buffer_layout).
@@ -83,12 +84,14 @@ void bind_expert_parallel_sizes(nb::module_& m) {
               "Bytes before the control words.")
       .def_ro("control_words", &ep::BufferLayout::control_words, "Of 4 bytes.")
       .def_ro("bytes", &ep::BufferLayout::bytes, "Of the whole buffer.");
-  nb::class_<ep::CleanMeta>(m, "CleanMeta", "The range that an engine clears before it counts.")
+  nb::class_<ep::CleanMeta>(
+      m, "CleanMeta", "The control words that whoever transfers tokens sets to 0 before a call.")
       .def_ro("offset", &ep::CleanMeta::offset, "In words of 4 bytes.")
       .def_ro("count", &ep::CleanMeta::count, "In words of 4 bytes.");
 
   define(m, "source_meta_bytes", ep::source_meta_bytes, "local_world_size"_a,
-         "Bytes of the source node and a mask of the node's ranks: 8 up to 32 ranks per node.\n\n"
+         "Bytes of a source node and a mask of the ranks of a node: 8 with up to 32 ranks per "
+         "node.\n\n"
          "Raises:\n    ValueError: local_world_size below 1, a result beyond 63 bits.",
          nb::sig("def source_meta_bytes(local_world_size: int) -> int"));
   define(m, "bytes_per_token", ep::bytes_per_token, "hidden_bytes"_a, "num_scales"_a,

@@ -25,8 +25,8 @@ class WINNOW_EXPORT Store {
   // Waits until the key exists; absent if it does not exist at the deadline (Deadline::now() checks
   // once).
   virtual std::optional<std::string> get(const std::string& key, const Deadline& deadline) = 0;
-  // Removes the key and every key below it ("key/..."). A store that cannot remove keys may do
-  // nothing: they are not used again, but accumulate.
+  // Removes the key and every key below it ("key/..."). A store that cannot may leave
+  // them: no key is used again after its removal, so that they only take space.
   virtual void remove(const std::string& key) = 0;
 };
 
@@ -43,10 +43,10 @@ class WINNOW_EXPORT MemoryStore : public Store {
   std::map<std::string, std::string> values_;
 };
 
-// A directory that all ranks can access, in which each job has one of its own, with one file per
-// key, readable by this user only. Both are created if the directory's parent exists; that of the
-// job remains. Files of another user are refused. Errors (winnow::Error): invalid_argument without
-// a job; resource.
+// Files in directory/JOB, one for each key, readable by this user only; all ranks can access the
+// directory. Both folders are created if the parent of the directory exists, and neither is
+// removed. Files of another user are refused. Errors (winnow::Error): invalid_argument without a
+// job; resource.
 class WINNOW_EXPORT FileStore : public Store {
  public:
   explicit FileStore(const std::filesystem::path& directory, const std::string& job = job_id());

@@ -30,7 +30,8 @@ struct BadIndex {
 // The first one in the order of tokens, then k.
 WINNOW_EXPORT std::optional<BadIndex> find_bad_index(const LayoutParams& params);
 
-// Counts; an index that is not an expert is ignored. Throws std::bad_alloc before it writes.
+// Counts; an index that is not an expert is ignored. Throws std::bad_alloc before it writes
+// anything; an interrupt may end it later.
 void count_layout(const LayoutParams& params);
 
 }  // namespace winnow::expert_parallel

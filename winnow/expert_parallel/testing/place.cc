@@ -15,7 +15,7 @@ std::int64_t row_bytes(const ConstTensorView& view) {
   return rows == 0 ? 0 : view.numel() / rows * size_of(view.dtype());
 }
 
-// From row to row.
+// Bytes from one row to the next.
 std::int64_t pitch(const ConstTensorView& view) {
   return rows_of(view) < 2 ? row_bytes(view) : view.stride(0) * size_of(view.dtype());
 }

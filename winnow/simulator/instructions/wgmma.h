@@ -2,10 +2,11 @@
 //
 // How exact: products of two elements are exact in f32. They are added to the accumulator one after
 // the other along K, each sum rounded to nearest. A tensor core instead aligns the products of an
-// instruction and the accumulator to the largest exponent, cuts off what lies below its adder (a
-// few bits below f32's; with f8 operands Hopper keeps only 13 bits behind the binary point of the
-// largest) and rounds once, towards zero. So results agree within the rounding of the tensor core,
-// not bit for bit, except where all partial sums are exact. NaN results are 0x7fffffff in both.
+// instruction and the accumulator to the largest exponent, drops the bits that its adder has no
+// room for (it keeps a few more than f32; with f8 operands Hopper's keeps 13 behind the binary
+// point of the largest) and rounds once, towards zero. So results agree within the rounding of the
+// tensor core, not bit for bit, except where all partial sums are exact. NaN results are 0x7fffffff
+// in both.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +43,8 @@ struct Wgmma {
 // Throws Misuse "wgmma": a shape, pair of types, transposition or factor that PTX does not have.
 void check_wgmma(const Wgmma& wgmma);
 
-// Operands as numbers [k][rows], rows counting M (64) or N.
-// From shared memory, whose addresses count from the begin of `shared`; `units` of operand_units().
+// They return an operand as floats: step k of row r is at [k * rows + r], with 64 rows for A and n
+// for B. This one reads `shared` at the byte offsets `units`, which operand_units() computes.
 // Throws Misuse "shared memory" for units outside of it.
 std::vector<float> read_operand(std::span<const std::byte> shared,
                                 std::span<const std::uint32_t> units, MatrixElement element,
@@ -52,7 +53,8 @@ std::vector<float> read_operand(std::span<const std::byte> shared,
 std::vector<float> read_operand(std::span<const std::uint32_t[4], kWarpgroup> registers,
                                 MatrixElement element);
 
-// d = scale_a * scale_b * A B^T, plus d with `accumulate`; d is [64][n].
+// d[m][n] = scale_a * scale_b * (the sum over k of a[k][m] * b[k][n]), plus d[m][n] with
+// `accumulate`.
 void multiply(const Wgmma& wgmma, const std::vector<float>& a, const std::vector<float>& b,
               float* d);
 
@@ -64,7 +66,7 @@ struct Place {
 constexpr Place accumulator_place(int thread, int i) {
   return {16 * (thread / 32) + thread % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + thread % 4 * 2 + i % 2};
 }
-// Element `e` from the low end of A register i, 0 to 3, which holds `packed` elements: 1, 2 or 4.
+// A register i (0 to 3) holds 1, 2 or 4 elements (`packed`); `e` counts them from the low bits.
 constexpr Place a_register_place(int thread, int i, int e, int packed) {
   return {16 * (thread / 32) + thread % 32 / 4 + i % 2 * 8,
           i / 2 * 4 * packed + thread % 4 * packed + e};

@@ -17,7 +17,8 @@ using namespace winnow::device;
 
 inline constexpr int kHeads = 64;  // of an item
 
-// For the rows of a tile: those of the accumulator, and their scales with integer sums.
+// For each row of a tile: the row of the accumulator that it is added to, and with integer sums
+// (FixedDrain) its scale.
 using TargetList = Place<std::int32_t[kTileRows]>;
 using ScaleList = Place<float[kTileRows]>;
 
@@ -42,7 +43,7 @@ struct KernelParams {
   float* dq_parts;  // [2 * blocks, kHeads, kDim]: dq of the tail's parts
   // [waste_row + blocks, kDim], columns permuted; the last rows take what absent entries add.
   float* dkv;
-  // With FixedDrain, in the place of lse and dkv.
+  // FixedDrain has these in the place of lse and dkv.
   const float* lse2;  // [s_q, kHeads]: base 2, with the sink; +inf: no gradient
   const backward_fixed_detail::RowState* row_states;  // [waste_row + blocks]
   unsigned long long* fixed;                          // [waste_row + blocks, kDim / 2]
@@ -52,7 +53,9 @@ struct KernelParams {
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
   std::uint32_t rounds;              // in which every block has an item: items / blocks
   int tiles;                         // of a query: ceil(topk / 64)
-  std::uint32_t* step;               // one counter, 0: items that the blocks have begun; or null
+  // A counter, 0 at first, of the items that the blocks have begun. By it they wait for each other,
+  // so that they share rows in the L2 cache; null: they do not wait.
+  std::uint32_t* step;
 };
 
 // Tiles [first_tile, end_tile) of 64 heads of a query.
@@ -117,7 +120,7 @@ __device__ __forceinline__ bool locate(const KernelParams& params, Place<TailIte
 }
 
 // Adds the parts of dq that several blocks hold of the tail's items, in the order of the blocks.
-// Block (item of the tail, head of its 64).
+// Each of the 64 heads of an item of the tail has a block.
 inline constexpr int kCombineThreads = 192;
 template <int kDim>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -129,8 +132,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int head = static_cast<int>(index % params.head_blocks) * kHeads + block_head;
   if (head >= params.h_q) return;
   const std::int64_t from = static_cast<std::int64_t>(nth) * params.tiles;
-  // The blocks that have tiles of the item: from the one that has its first to the last that
-  // begins before its end.
+  // The blocks that have tiles of the item: from the block with its first tile to the last block
+  // that begins before the item ends.
   const std::int64_t all = std::int64_t{params.items % blocks} * params.tiles;
   const auto first = static_cast<std::uint32_t>(((from + 1) * blocks - 1) / all);
   const auto end = static_cast<std::uint32_t>(((from + params.tiles) * blocks + all - 1) / all);

@@ -1,18 +1,20 @@
 // Which tiles of which items a block of the forward kernel of sm90 works on, and in which order.
 //
 // Each block takes one item a round. The items that do not fill a last round would leave most
-// multiprocessors idle for its time, so they are cut into parts of `chunk` tiles, one for each
-// block, and what a part leaves (sums, references, the output in f32) is handed on to the next
-// block, which goes on from there. The tiles of an item are still added one after the other, so
-// every result has the same bits as if one block had made it.
+// multiprocessors idle for its time. So their tiles are laid end to end and divided into stretches
+// of `chunk`, one for each block; a stretch that crosses from one item to the next is two parts. A
+// part that does not end its item hands its state (references, sums, largest logits, the output in
+// f32) to the next block, which goes on from there. The tiles of an item are still added one after
+// the other, so every result has the same bits as if one block had made it.
 //
 //   block 0   item 6, 0-21 | item 0 | item 3                     6 items in two rounds, and 2 left
 //   block 1   item 7, 0-11 | item 1 | item 4 | item 6, 22-31     of 32 tiles each: 22 of these
 //   block 2                  item 2 | item 5 | item 7, 12-31     tiles for a block
 //
-// A part that begins an item comes first and the others as late as their place in the item wants,
-// so that what a block takes over has been there for long. It waits only for the block with the
-// number before its own, which has begun before it: no block needs another one beside it.
+// A block runs the part that begins an item first, if it has one. A part that goes on with an item
+// runs between or after the whole items, the later the further back in its item it is, so that the
+// state it takes over was stored long before. A block waits only for the block numbered one lower,
+// which has started earlier: the blocks need not all run at the same time.
 #pragma once
 
 #include <algorithm>
@@ -33,11 +35,11 @@ struct Rounds {
   std::uint32_t blocks;  // of the grid
   std::uint32_t full;    // rounds: block b takes the items b, blocks + b, ...
   std::uint32_t left;    // items that do not fill another one
-  int tiles;             // of an item at most, an even number
+  int tiles;             // of the longest item, rounded up to an even number; 0 if chunk is
   int chunk;             // tiles of a block, an even number; 0: the items left over stay whole
 };
 
-// Whether the items left over are cut is a question of speed alone.
+// The bits are the same whether the items left over are cut or not; cutting is only faster.
 inline Rounds make_rounds(std::uint32_t items, std::uint32_t blocks, std::int64_t tiles,
                           bool may_hand_on) {
   // What a part costs beside its tiles, in tiles.
@@ -121,7 +123,8 @@ class Turns {
 
 // --- what is handed on ---------------------------------------------------------------------------
 
-// Of a block: 34 words of 16 bytes a consumer thread, as the threads hold them.
+// What a block hands on: 34 words of 16 bytes of each consumer thread, as the threads hold them: 32
+// of the output, one of references and sums, one of largest logits.
 inline constexpr int kHandedWords = 34;
 inline constexpr std::int64_t kHandedBytes = std::int64_t{kHandedWords} * 2 * 128 * 16;
 // A flag for each consumer warp of a block, 0 before the launch.

@@ -1,7 +1,8 @@
-"""Checks of arguments: each returns what is wrong as (argument, wanted, got), else None.
+"""Checks of arguments: each wrong_...() returns (argument, wanted, got), or None if all is right.
 
-What a layer refuses itself is left to the layer, which tells the other ranks. These checks find
-what would be an error of Python or torch before the layer is called, while the other ranks wait.
+A layer checks the rest itself and tells the other ranks. These checks find what would raise in
+Python or torch before the layer is reached; the caller passes what they return to a refuse...(),
+which tells the other ranks, so that none waits.
 """
 
 import operator
@@ -22,7 +23,7 @@ _INDICES = "[n, K], int64 or int32"
 
 
 def usable(value: Any) -> bool:
-    """A tensor with memory, in rows."""
+    """Whether it is a tensor with memory and strides: not fake, meta, nested or sparse."""
     if type(value) is not Tensor and (not isinstance(value, Tensor) or _is_fake(value)):
         return False
     return not value.is_nested and value.layout == torch.strided and not value.is_meta
@@ -105,7 +106,7 @@ def wrong_config(config: Any) -> Wrong:
 
 
 def wrong_counts(**given: Any) -> Wrong:
-    """Tensors, by name, that are in a signature but that no call reads."""
+    """Arguments that only the signature has: each is a tensor or None, and no call reads it."""
     for name, value in given.items():
         if value is not None and not usable(value):
             return name, "a tensor or None", described(value)

@@ -19,9 +19,8 @@ from winnow.compat.deep_ep._entry import Why, called, text_of
 from winnow.compat.deep_ep._worlds import make, world_of
 from winnow.errors import Error, InvalidArgument
 
-# The arguments that a rank names when it refuses a call of the last layer because it wants one that
-# is not made yet, and a call of a layer that is too small for it. All ranks then go on to an
-# agreement.
+# What a rank names when it refuses a call of the last layer because it wants a new one, and what it
+# names when the layer of the call is too small for it. All ranks then go on to an agreement.
 _ANOTHER = "another layer"
 _TOO_SMALL = {"max_tokens", "topk"}
 _WANTS_ANOTHER = f"{_ANOTHER}: want one that is new, got the last"
@@ -41,7 +40,7 @@ class Sizes(NamedTuple):
     experts: int
     dtype: torch.dtype
     device: torch.device
-    counted: int = 0  # experts of counts that travel beside the rows
+    counted: int = 0  # elements of the counts that a dispatch by ranks takes along; 0: none
 
 
 class _LowLatencyMade(NamedTuple):
@@ -71,7 +70,8 @@ def _gpu() -> Optional[str]:
     return str(known.uuid) if hasattr(known, "uuid") else None
 
 
-# The Layers of a group share its worlds, in which a call is known by its place among all calls.
+# The Layers of each group. They share its transports, on which all their calls are numbered
+# together.
 _of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
 
 
@@ -162,7 +162,8 @@ class Layers:
         small for a rank, all ranks hear of it in the call, and repeat it with a larger layer."""
         self._check_open()
         if sizes not in self._made and self._last is not None:
-            # If one rank is mistaken, the others may be in a call of the last layer.
+            # If only this rank wants another layer, the others are in a call of the last one, where
+            # they learn of it.
             self._speak(self._last, AllToAll._refuse_dispatch, _WANTS_ANOTHER, named(sizes))
         while True:
             layer = self._layer(sizes, tokens, topk)
@@ -202,13 +203,14 @@ class Layers:
             raise
 
     def answer(self, error: InvalidArgument, sizes: Any, masked: Iterable[int] = ()) -> None:
-        """Raises how the ranks differ, if another rank has refused a call of a layer of these
-        sizes because it goes on to an agreement."""
+        """If the error says that another rank goes on to an agreement, joins it, which raises how
+        the ranks differ."""
         if _leads_to_agreement(error):
             self._agree({"sizes": sizes}, {}, masked)
 
     def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
-        """The same, but if that rank wants a layer of these sizes, too, all make a new one."""
+        """Joins the agreement that another rank goes on to. If it wants a layer of these sizes, all
+        ranks make a new one; else raises how they differ and keeps the layer."""
         kept = self._made.pop(sizes)
         try:
             self._layer(sizes, tokens, topk)
@@ -490,7 +492,7 @@ class Layers:
         masked: Iterable[int] = (),
         shrink: bool = False,
     ) -> Agreement:
-        """The same before make(), for which it adds the world of this rank."""
+        """_agree() ahead of make(): the message also says which world this rank has."""
         world = world_of(self.group, device)
         return self._agree(of, {**message, "world": world}, masked, shrink)
 

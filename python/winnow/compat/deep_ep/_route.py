@@ -13,7 +13,7 @@ from winnow.expert_parallel import gradients, layout
 
 FLOAT8 = torch.float8_e4m3fn
 
-# For entry(): what the methods call the arguments of a layer, and which part of it, if not all.
+# For entry(): by a layer's name of an argument the methods' name. "x, scales": the scales of x.
 OF_ROWS = {
     "input": "x",
     "expert_output": "x",

@@ -17,8 +17,8 @@ namespace winnow::expert_parallel {
 // `prefix`/begun/RANK.
 //
 // All processes belong to one user, machine and process namespace. The same ranks may create one
-// world after the other under one prefix. A world of other ranks has another one: so has that of
-// the survivors after a fault.
+// world after the other under one prefix. A world of other ranks needs another prefix, and so does
+// a new world of those that are left after a fault.
 //
 // Errors (winnow::Error): timeout, naming the ranks that did not come; invalid_argument: a rank
 // outside the world, another world size or library version on some rank, two processes of one rank;
