@@ -110,7 +110,7 @@ def test_without_gradient_mode_the_values_are_taken():
 def test_results_are_where_the_inputs_are_whatever_the_default_device(name):
     operation = every_operation.ALL[name]
     tensors = {n: torch.from_numpy(value) for n, value in operation.tensors.items()}
-    caches = {"cache", "key_cache", "value_cache", "pages"}  # which are written in place
+    caches = {"cache", "key_cache", "value_cache", "pages", "state"}  # which are written in place
     tensors.update(dict.fromkeys(set(operation.outputs) - caches))
     torch.set_default_device("meta")
     try:

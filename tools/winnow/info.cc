@@ -50,10 +50,10 @@ ordered_json nvshmem() {
 // python/tests/test_program.py compares it.
 std::vector<Backend> implemented(const std::string& operation) {
   if (operation.starts_with("paged_xl::") || operation.starts_with("expert_parallel::") ||
-      operation == "indexer::quantize" || operation == "sparse_mla::store") {
+      operation.starts_with("compressor::") || operation == "indexer::quantize" ||
+      operation == "sparse_mla::store") {
     return {Backend::cuda, Backend::cpu};
   }
-  if (operation.starts_with("compressor::")) return {Backend::cpu};
   if (operation == "sparse_mla::backward") return {Backend::sm100, Backend::sm90, Backend::cpu};
   return {Backend::sm90, Backend::cpu};
 }
