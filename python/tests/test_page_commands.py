@@ -65,6 +65,9 @@ ELSEWHERE = {
     r"OMP_NUM_THREADS=1 python examples/finetune_dsa/finetune.py .*": (  # with fewer steps
         "test_transformers_example.py::test_the_example_learns_and_needs_less_memory",
     ),
+    r"OMP_NUM_THREADS=1 python examples/train_v4/train.py": (  # with fewer steps
+        "test_train_v4_example.py::test_the_example_learns_to_recall",
+    ),
     r"python examples/serve_dsa/serve.py .*": (
         "test_serve_example.py::test_every_step_equals_the_full_computation",
     ),

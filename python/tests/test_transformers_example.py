@@ -57,14 +57,19 @@ def test_numbers_below_one(option, monkeypatch, capsys):
     assert f"argument {option}: want 1 or more, got 0" in capsys.readouterr().err
 
 
-def test_bench_shows_time_and_memory_of_both(monkeypatch, capsys):
+def _rows(monkeypatch, capsys, *more):
+    """What the command has in JSON, of few repetitions."""
     arguments = ["bench", "transformers", "--device", "cpu", "--tokens", "160", "192", "--json"]
-    monkeypatch.setattr(sys, "argv", ["winnow", *arguments])
+    monkeypatch.setattr(sys, "argv", ["winnow", *arguments, *more])
     monkeypatch.setattr(module, "_REPETITIONS", 2)
     with pytest.raises(SystemExit) as end:
         winnow.__main__.main()
     assert end.value.code == 0
-    rows = json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_bench_shows_time_and_memory_of_both(monkeypatch, capsys):
+    rows = _rows(monkeypatch, capsys)
     assert [row["benchmark"] for row in rows] == [
         f"{implementation}, {operation}, {tokens} tokens"
         for tokens in (160, 192)
@@ -72,6 +77,37 @@ def test_bench_shows_time_and_memory_of_both(monkeypatch, capsys):
         for implementation in ("winnow", "sdpa")
     ]
     assert all(row["seconds"] > 0 and row["peak_bytes"] >= 0 and not row["error"] for row in rows)
+
+
+def test_bench_of_each_kind_of_layer_of_deepseek_v4(monkeypatch, capsys):
+    rows = _rows(monkeypatch, capsys, "--family", "deepseek_v4")
+    assert [row["benchmark"] for row in rows] == [
+        f"{implementation}, {kind} training step, {tokens} tokens"
+        for kind in ("sliding", "CSA", "HCA")
+        for tokens in (160, 192)
+        for implementation in ("winnow", "eager")
+    ]
+    for ours, theirs in zip(rows[::2], rows[1::2], strict=True):
+        assert not ours["error"] and not theirs["error"] and theirs["peak_bytes"] > 0
+        assert theirs["winnow_times_as_fast"] == theirs["seconds"] / ours["seconds"]
+        assert theirs["winnow_share_of_memory"] == ours["peak_bytes"] / theirs["peak_bytes"]
+        times, share = theirs["winnow_times_as_fast"], theirs["winnow_share_of_memory"]
+        end = f"winnow {times:.2f} times as fast, {share:.2f} of the memory"
+        assert module._line(theirs).endswith(end)
+
+
+@pytest.mark.parametrize("kind", ["sliding", "CSA", "HCA"])
+def test_layers_of_deepseek_v4_are_on_both_implementations(kind):
+    """With "winnow" and "eager" what is measured has the same gradients."""
+    found = []
+    for implementation in ("winnow", "eager"):
+        layer = module._V4Layer(torch.device("cpu"), kind)
+        layer.attention.zero_grad = lambda **_: None
+        module.prepare(layer.family)
+        layer.call(implementation, "training step", 300)()
+        trained = layer.attention.named_parameters()
+        found.append({name: p.grad for name, p in trained if "indexer" not in name})
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 def test_a_layer_that_does_not_fit_is_a_result(monkeypatch, capsys):
@@ -86,6 +122,10 @@ def test_a_layer_that_does_not_fit_is_a_result(monkeypatch, capsys):
     assert module.main(["--device", "cpu", "--tokens", "64", "--check"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and [line.endswith("out of memory") for line in lines] == [0, 1, 0, 1]
+    monkeypatch.setattr(module._V4Layer, "beside", "sdpa")  # which call() has no room for
+    assert module.main(["--device", "cpu", "--tokens", "64", "--family", "deepseek_v4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("out of memory") for line in lines] == [0, 1] * 3
     # The targets, as they are judged on a GPU.
     layer = module._Layer(torch.device("cpu"))
     layer.device = type("Device", (), {"type": "cuda"})()

@@ -1,25 +1,27 @@
 """``python -m winnow bench transformers``: one attention layer of DeepSeek-V3.2 with "winnow" and
-with transformers' own "sdpa", forward and in a training step.
+with transformers' own "sdpa", forward and in a training step; or with ``--family deepseek_v4``
+one layer of each kind of DeepSeek-V4-Flash, beside transformers' "eager", in a training step.
 
 On a GPU the layer has its real dimensions, in bfloat16; on the CPU it is small. Peak memory is that
 beside the layer's weights and input, the mask included; a call that does not fit is a result. The
-targets are those of one H200.
+targets are those of one H200, for DeepSeek-V3.2.
 """
 
 import argparse
 import json
 import statistics
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from transformers import DeepseekV32Config
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as original
 
 import winnow.transformers  # noqa: F401 (it registers the implementation)
 from winnow.transformers.memory import peak
-from winnow.transformers.registry import prepare
+from winnow.transformers.refusal import refuse
+from winnow.transformers.registry import prepare, version
 
 _SMALL = {
     "hidden_size": 256,
@@ -31,7 +33,15 @@ _SMALL = {
     "index_n_heads": 32,
     "index_topk": 128,
 }
-_TOKENS = {"cpu": (512, 1024), "cuda": (8192, 16384, 32768, 131072)}
+_SMALL_V4 = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "q_lora_rank": 128,
+    "o_groups": 2,
+    "o_lora_rank": 128,
+    "index_n_heads": 32,
+    "index_topk": 128,
+}
 # Seconds and bytes at 16,384 tokens on one of these GPUs.
 _TARGET_GPU = "NVIDIA H200"
 _TARGETS = {"forward": (45e-3, 12 << 30), "training step": (150e-3, 24 << 30)}
@@ -41,15 +51,36 @@ _REPETITIONS, _SECONDS = 7, 2.0
 class _Layer:
     """One attention layer with random weights, and its rotary embedding."""
 
+    family = "deepseek_v32"
+    beside = "sdpa"
+    kind = ""  # before the name of the operation
+    operations: Tuple[str, ...] = tuple(_TARGETS)
+    tokens: Dict[str, Tuple[int, ...]] = {
+        "cpu": (512, 1024),
+        "cuda": (8192, 16384, 32768, 131072),
+    }
+
     def __init__(self, device: torch.device):
         torch.manual_seed(0)
         self.device = device
-        cuda = device.type == "cuda"
-        self.dtype = torch.bfloat16 if cuda else torch.float32
-        self.config = DeepseekV32Config(num_hidden_layers=1, **({} if cuda else _SMALL))
-        self.attention = original.DeepseekV32Attention(self.config, 0).to(device, self.dtype)
-        self.attention.indexer.weights_proj.float()  # as models of transformers have it
-        self.rotary = original.DeepseekV32RotaryEmbedding(self.config).to(device)
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.make(device.type == "cuda")
+
+    def make(self, real: bool) -> None:
+        """The modules, with real dimensions or small ones."""
+        self.config = DeepseekV32Config(num_hidden_layers=1, **({} if real else _SMALL))
+        attention = original.DeepseekV32Attention(self.config, 0).to(self.device, self.dtype)
+        attention.indexer.weights_proj.float()  # as models of transformers have it
+        self.attention, self.indexer = attention, attention.indexer
+        self.rotary = original.DeepseekV32RotaryEmbedding(self.config).to(self.device)
+
+    def embeddings(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
+        return self.rotary(hidden, positions)
+
+    def mask(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
+        return create_causal_mask(
+            self.config, hidden, None, None, positions, allow_is_causal_skip=False
+        )
 
     def call(self, implementation: str, operation: str, tokens: int) -> Callable[[], None]:
         """What is measured: forward, or with the backward pass."""
@@ -60,21 +91,19 @@ class _Layer:
         positions = torch.arange(tokens, device=self.device)[None]
         training = operation == "training step"
         hidden.requires_grad_(training)
-        embeddings = self.rotary(hidden, positions)
+        embeddings = self.embeddings(hidden, positions)
         self.attention.train(training)
-        for parameter in self.attention.indexer.parameters():
-            parameter.requires_grad_(False)
+        if self.indexer is not None:
+            self.indexer.requires_grad_(False)
         masks: List[Any] = []  # the layers of a model share one
 
         def run() -> None:
             if not masks:
-                masks.append(
-                    create_causal_mask(
-                        self.config, hidden, None, None, positions, allow_is_causal_skip=False
-                    )
-                )
+                masks.append(self.mask(hidden, positions))
             with torch.set_grad_enabled(training):
-                out = self.attention(hidden, embeddings, masks[0], position_ids=positions)[0]
+                out = self.attention(
+                    hidden, embeddings, attention_mask=masks[0], position_ids=positions
+                )[0]
                 if training:
                     out.backward(hidden.detach())
                     hidden.grad = None
@@ -83,6 +112,58 @@ class _Layer:
                 torch.cuda.synchronize(self.device)
 
         return run
+
+
+class _V4Layer(_Layer):
+    """One of DeepSeek-V4-Flash, whose dimensions are the defaults of its configuration."""
+
+    family = "deepseek_v4"
+    beside = "eager"
+    operations = ("training step",)
+    # The shortest for the sake of "eager", which forms the scores of all pairs.
+    tokens = {"cpu": (512, 1024), "cuda": (4096, 8192, 16384, 131072)}
+    ratios = {"sliding": 0, "CSA": 4, "HCA": 128}
+
+    def __init__(self, device: torch.device, kind: str):
+        self.kind = f"{kind} "
+        self.ratio = self.ratios[kind]
+        super().__init__(device)
+
+    def make(self, real: bool) -> None:
+        from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
+        self.config = DeepseekV4Config(
+            num_hidden_layers=1, compress_ratios=[self.ratio], vocab_size=8,
+            n_routed_experts=1, num_experts_per_tok=1, moe_intermediate_size=8,
+            **({} if real else _SMALL_V4),
+        )  # fmt: skip
+        # A model, since it keeps some of the weights in float32.
+        model = DeepseekV4ForCausalLM._from_config(self.config, dtype=self.dtype).to(self.device)
+        self.attention = model.model.layers[0].self_attn
+        self.indexer = getattr(self.attention.compressor, "indexer", None)
+        self.rotary = model.model.rotary_emb
+
+    def embeddings(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
+        return {kind: self.rotary(hidden, positions, kind) for kind in ("main", "compress")}
+
+    def mask(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
+        return create_sliding_window_causal_mask(
+            config=self.config, inputs_embeds=hidden, attention_mask=None, cache=None,
+            position_ids=positions,
+        )  # fmt: skip
+
+
+_FAMILIES = (_Layer.family, _V4Layer.family)
+
+
+def _layers(family: str, device: torch.device) -> Iterator[_Layer]:
+    if family == _Layer.family:
+        yield _Layer(device)
+        return
+    if version() == "5.23":
+        refuse("transformers.__version__", "5.24.x for deepseek_v4", "5.23")
+    for kind in _V4Layer.ratios:
+        yield _V4Layer(device, kind)
 
 
 def _seconds(run: Callable[[], None]) -> float:
@@ -98,7 +179,7 @@ def _seconds(run: Callable[[], None]) -> float:
 def _measure(layer: _Layer, implementation: str, operation: str, tokens: int) -> Dict[str, Any]:
     row: Dict[str, Any] = {
         "operation": "transformers",
-        "benchmark": f"{implementation}, {operation}, {tokens} tokens",
+        "benchmark": f"{implementation}, {layer.kind}{operation}, {tokens} tokens",
         "device": layer.device.type,
         "seconds": None,
         "peak_bytes": None,
@@ -112,7 +193,7 @@ def _measure(layer: _Layer, implementation: str, operation: str, tokens: int) ->
         row["error"] = "out of memory"
     if layer.device.type == "cuda":
         torch.cuda.empty_cache()
-    if implementation != "winnow" or layer.device.type == "cpu":
+    if implementation != "winnow" or layer.device.type == "cpu" or layer.family != _Layer.family:
         return row
     if torch.cuda.get_device_name(layer.device) != _TARGET_GPU:
         if tokens in (16384, 131072):
@@ -126,14 +207,22 @@ def _measure(layer: _Layer, implementation: str, operation: str, tokens: int) ->
     return row
 
 
-def measure(device: torch.device, tokens: Optional[List[int]] = None) -> Iterator[Dict[str, Any]]:
-    """Results of `winnow bench`, with peak_bytes, and error for what does not fit."""
-    prepare("deepseek_v32")
-    layer = _Layer(device)
-    for count in tokens or _TOKENS[device.type]:
-        for operation in _TARGETS:
-            for implementation in ("winnow", "sdpa"):
-                yield _measure(layer, implementation, operation, count)
+def measure(
+    device: torch.device, tokens: Optional[List[int]] = None, family: str = _Layer.family
+) -> Iterator[Dict[str, Any]]:
+    """Results of `winnow bench`, with peak_bytes, and error for what does not fit. That of
+    transformers' own implementation has the ratios to the one before it."""
+    for layer in _layers(family, device):
+        prepare(family)
+        for count in tokens or layer.tokens[device.type]:
+            for operation in layer.operations:
+                yield (ours := _measure(layer, "winnow", operation, count))
+                theirs = _measure(layer, layer.beside, operation, count)
+                if not (ours["error"] or theirs["error"]):
+                    theirs["winnow_times_as_fast"] = theirs["seconds"] / ours["seconds"]
+                    share = ours["peak_bytes"] / max(theirs["peak_bytes"], 1)
+                    theirs["winnow_share_of_memory"] = share
+                yield theirs
 
 
 def _line(row: Dict[str, Any]) -> str:
@@ -144,6 +233,9 @@ def _line(row: Dict[str, Any]) -> str:
             f"{row['benchmark']:44}{1e3 * row['seconds']:11.1f} ms"
             f"{row['peak_bytes'] / 2**30:9.2f} GiB"
         )
+    if "winnow_times_as_fast" in row:
+        text += f"   winnow {row['winnow_times_as_fast']:.2f} times as fast"
+        text += f", {row['winnow_share_of_memory']:.2f} of the memory"
     if "target_seconds" in row:
         text += f"   target {1e3 * row['target_seconds']:.0f} ms, {row['target_bytes'] >> 30} GiB"
     if "target_gpus" in row:
@@ -157,12 +249,15 @@ def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="winnow bench transformers", description=description)
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help=f"cpu or cuda; here {default}")
+    parser.add_argument(
+        "--family", choices=_FAMILIES, default=_FAMILIES[0], help=f"default: {_FAMILIES[0]}"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", help="lengths of the sequence")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     options = parser.parse_args(arguments)
     rows = []
-    for row in measure(torch.device(options.device), options.tokens):
+    for row in measure(torch.device(options.device), options.tokens, options.family):
         rows.append(row)
         if not options.json:
             print(_line(row), flush=True)

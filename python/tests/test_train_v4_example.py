@@ -1,0 +1,49 @@
+"""examples/train_v4, as its page says to run it."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_v4" / "train.py"
+
+
+def test_the_example_learns_to_recall():
+    """One note, which a few steps teach; in the sequence it is far outside of the windows."""
+    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
+    steps = {"notes": 1, "length": 160, "batch": 8, "dense": 40, "warm-up": 6, "sparse": 4}
+    arguments = [str(part) for name, count in steps.items() for part in (f"--{name}", count)]
+    result = subprocess.run(
+        [sys.executable, PROGRAM, "--device", "cpu", "--check", *arguments],
+        capture_output=True, text=True, env={**os.environ, **one},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("both losses fell\n")
+    assert re.search(r"^[0-8] of 8 generated answers are right$", result.stdout, re.MULTILINE)
+    line = re.compile(r"^sparse +\d+ +([\d.]+) +\d+ % +[\d.]+ +([\d.]+) %$", re.MULTILINE)
+    last = line.findall(result.stdout)[-1]
+    assert float(last[0]) < 1.2, result.stdout  # who guesses has log(5) = 1.61
+    assert 60 < float(last[1]) <= 100, result.stdout  # 16 rows of up to 40
+
+
+def _run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--device", "cpu", *arguments])
+    return runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+def test_a_loss_that_does_not_fall_is_an_error(monkeypatch):
+    one_step = ["--dense", "1", "--warm-up", "1", "--sparse", "1"]
+    with pytest.raises(SystemExit, match="train: the loss.* did not fall: "):
+        _run(monkeypatch, "--length", "48", "--batch", "1", *one_step, "--check")
+
+
+def test_arguments_that_are_refused(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2 notes and their questions need 32 tokens, got 31"):
+        _run(monkeypatch, "--notes", "2", "--length", "31")
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, "--dense", "0")
+    assert "argument --dense: want 1 or more, got 0" in capsys.readouterr().err
