@@ -127,8 +127,8 @@ TEST_P(ThreeRanks, RefuseRowsThatNoExpertHas) {
       });
       for (const Outcome& outcome : outcomes) {
         EXPECT_EQ(outcome.text,
-                  "expert_parallel::low_latency_combine: rank 1: pair_rows: want those of a "
-                  "dispatch, got " +
+                  "expert_parallel::low_latency_combine: rank 1: pair_rows: want the rows "
+                  "that dispatch() gave, got " +
                       std::to_string(wrong));
       }
     }

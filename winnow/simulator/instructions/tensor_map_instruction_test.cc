@@ -179,7 +179,7 @@ TEST(TensorMap, LimitsOfTheDriverAreReported) {
     g.element = TensorElement::u16;
     g.fill = TensorFill::nan;
   });
-  rejects("type of elements", [](Given& g) { g.element = static_cast<TensorElement>(13); });
+  rejects("type of the elements", [](Given& g) { g.element = static_cast<TensorElement>(13); });
 }
 
 TEST(TensorMap, MisuseOfACopyIsReported) {
