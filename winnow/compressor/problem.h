@@ -40,7 +40,8 @@ struct Problem {
   const void* norm_weight = nullptr;  // [d]; null: no norm
   double eps = kUsualEps;
   Rows<const void*> cos, sin;  // [positions, pairs]; null: no rotation
-  std::int64_t pairs = 0;      // the columns that are rotated are the last 2 * pairs
+  std::int64_t positions = 0;
+  std::int64_t pairs = 0;  // the columns that are rotated are the last 2 * pairs
   bool hadamard = false;
 
   std::int64_t series() const { return overlap ? 2 : 1; }
@@ -62,7 +63,10 @@ Problem problem_of(const Args& args) {
   problem.eps = args.eps.value_or(kUsualEps);
   problem.cos = rows_of<const void*>(args.cos, 0);
   problem.sin = rows_of<const void*>(args.sin, 0);
-  problem.pairs = args.cos.present() ? args.cos.size(1) : 0;
+  if (args.cos.present()) {
+    problem.positions = args.cos.size(0);
+    problem.pairs = args.cos.size(1);
+  }
   problem.hadamard = args.hadamard;
   return problem;
 }

@@ -68,8 +68,7 @@ struct KernelProblem {
 };
 
 // `lists`: what says where the sequences are, on the device; some may be absent.
-inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists,
-                                       std::int64_t positions) {
+inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists) {
   const auto list_of = [](const ConstTensorView& view) {
     return view.present() ? static_cast<const std::int32_t*>(view.data()) : nullptr;
   };
@@ -80,7 +79,7 @@ inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists,
           .d = static_cast<int>(p.d),
           .series = static_cast<int>(p.series()),
           .pairs = static_cast<int>(p.pairs),
-          .positions = positions,
+          .positions = p.positions,
           .hadamard = p.hadamard,
           .eps = static_cast<float>(p.eps),
           .kv = p.kv,

@@ -20,7 +20,6 @@ BackwardParams params_of(const BackwardArgs& args, std::span<const Sequence> seq
   return {problem_of(args),
           sequences,
           args.d_rows.size(0),
-          args.cos.present() ? args.cos.size(0) : 0,
           args.d_rows.dtype(),
           args.d_kv.dtype(),
           args.d_gate.dtype(),

@@ -399,7 +399,7 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
   const device::Scratch scratch(kRuntime, workspace, workspace_bytes(params, shares), stream);
   auto* const parts = static_cast<char*>(scratch.data());
   KernelParams kernel = {
-      .problem = kernel_problem_of(problem, lists, params.positions),
+      .problem = kernel_problem_of(problem, lists),
       .shares = shares,
       .num_rows = static_cast<int>(params.num_rows),
       .wide_rows = params.d_rows_dtype != problem.dtype,

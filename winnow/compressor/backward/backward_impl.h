@@ -11,8 +11,8 @@ namespace winnow::compressor {
 
 struct BackwardParams {
   Problem problem;
-  std::span<const Sequence> sequences;       // on the CPU; checked
-  std::int64_t num_rows = 0, positions = 0;  // positions: rows of cos
+  std::span<const Sequence> sequences;  // on the CPU; checked
+  std::int64_t num_rows = 0;
   DType d_rows_dtype = DType::f32, d_kv_dtype = DType::f32, d_gate_dtype = DType::f32;
   Rows<const void*> d_rows;       // [rows, d]
   Rows<void*> d_kv, d_gate;       // [tokens, series * d]

@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 template <class T>
 void launch(const ForwardParams& params, const Packed& lists, cudaStream_t stream) {
   const Problem& problem = params.problem;
-  const KernelParams kernel = {kernel_problem_of(problem, lists, params.positions),
-                               static_cast<int>(params.num_rows),
+  const KernelParams kernel = {kernel_problem_of(problem, lists), static_cast<int>(params.num_rows),
                                params.rows_dtype != problem.dtype, params.rows};
   const bool aligned =
       aligned_inputs(problem) && aligned_rows(params.rows, size_of(params.rows_dtype));

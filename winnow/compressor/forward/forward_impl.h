@@ -10,8 +10,8 @@ namespace winnow::compressor {
 
 struct ForwardParams {
   Problem problem;
-  std::span<const Sequence> sequences;       // on the CPU; checked
-  std::int64_t num_rows = 0, positions = 0;  // positions: rows of cos
+  std::span<const Sequence> sequences;  // on the CPU; checked
+  std::int64_t num_rows = 0;
   DType rows_dtype = DType::f32;
   Rows<void*> rows;  // [rows, d]
 };

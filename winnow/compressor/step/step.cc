@@ -101,7 +101,6 @@ Backend run(const StepArgs& args, const RunOptions& options) {
                           rows_of<void*>(args.state, 0, 1),
                           args.state.size(0),
                           args.state.size(1),
-                          args.cos.present() ? args.cos.size(0) : 0,
                           args.rows.dtype(),
                           rows_of<void*>(args.rows, 0)};
   if (backend == Backend::cpu) {

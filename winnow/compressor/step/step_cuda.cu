@@ -180,7 +180,7 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
             cudaStream_t stream) {
   const Problem& problem = params.problem;
   const KernelParams kernel = {
-      kernel_problem_of(problem, lists, params.positions),
+      kernel_problem_of(problem, lists),
       state_slots,
       params.state.as<float>(),
       static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),

@@ -13,8 +13,8 @@ struct StepParams {
   Problem problem;
   // On the CPU; checked. `rows` are the windows that the new tokens complete, 0 without a state.
   std::span<const Sequence> sequences;
-  Rows<void*> state;                                 // [states, ring, 2 * series * d]
-  std::int64_t states = 0, ring = 0, positions = 0;  // positions: rows of cos
+  Rows<void*> state;  // [states, ring, 2 * series * d]
+  std::int64_t states = 0, ring = 0;
   DType rows_dtype = DType::f32;
   Rows<void*> rows;  // [tokens, d]
 };
