@@ -357,13 +357,14 @@ Shares shares_of(const BackwardParams& params) {
     shares.blocks *= 2;
   }
   int most = kRuntime.multiprocessors() * kBlocksOfSm;
-  if (shares.blocks > 1) {
+  if (shares.blocks > kPortableBlocks) {
     for (const bool aligned : {false, true}) {
       kRuntime.check(cudaFuncSetAttribute(kernel_of<T>(aligned),
-                                          cudaFuncAttributeNonPortableClusterSizeAllowed,
-                                          shares.blocks > kPortableBlocks),
+                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                      "cudaFuncSetAttribute");
     }
+  }
+  if (shares.blocks > 1) {
     cudaLaunchConfig_t config = {};
     config.gridDim = static_cast<unsigned>(shares.blocks);
     config.blockDim = kThreads;
