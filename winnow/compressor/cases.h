@@ -81,9 +81,6 @@ CaseInputs make_inputs(const CaseShape& shape);
 testing::Tolerance rows_tolerance(DType rows);
 testing::Tolerance gradient_tolerance(DType narrowest);
 
-// Whether GPU backends take it.
-inline bool on_gpu(const CaseShape& shape) { return shape.dtype != DType::f64; }
-
 // A problem that is timed: DeepSeek-V4's, with norm and rotation.
 struct BenchShape : CaseShape {
   DeviceType device = DeviceType::cpu;

@@ -75,12 +75,6 @@ Step make_step(const StepCase& shape);
 enum class Quantity { out, lse, matrix_bd };
 testing::Tolerance tolerance(Quantity quantity, DType dtype, double largest_logit);
 
-// Whether GPU backends take the case, of whichever operation: all but f64.
-template <class Shape>
-bool on_gpu(const Shape& shape) {
-  return shape.dtype != DType::f64;
-}
-
 // A benchmark of `bytes` useful bytes. The ceiling copies as many on the CPU, and on a GPU so many
 // that its rate is that of the memory.
 testing::Benchmark make_copy_benchmark(std::string name, std::string shape, double bytes,

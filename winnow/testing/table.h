@@ -63,6 +63,12 @@ std::vector<Case> cases_of(const std::vector<Shape>& shapes,
   return cases;
 }
 
+// on_gpu for backends that take the dtypes of the CPU but for f64.
+template <class Shape>
+bool all_but_f64(const Shape& shape) {
+  return shape.dtype != DType::f64;
+}
+
 // Where a target's tensors live: the host or the first GPU.
 inline Device device_of(const Target& target) { return {target.device, 0}; }
 

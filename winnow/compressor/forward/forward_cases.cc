@@ -31,8 +31,8 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
 
 testing::Operation forward_operation() {
   return {"compressor::forward", "rows that stand for several tokens each",
-          testing::cases_of(case_shapes(), run, on_gpu), forward_benchmarks(),
-          testing::repeated(kForward, forward)};
+          testing::cases_of(case_shapes(), run, testing::all_but_f64<CaseShape>),
+          forward_benchmarks(), testing::repeated(kForward, forward)};
 }
 
 }  // namespace winnow::compressor

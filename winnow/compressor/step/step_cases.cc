@@ -191,9 +191,8 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
 
 testing::Operation step_operation() {
   return {"compressor::step", "rows of tokens that come some at a time, from a state",
-          testing::cases_of<StepCase>(
-              make_cases(), run, [](const StepCase& shape) { return shape.dtype != DType::f64; }),
-          step_benchmarks(), testing::repeated(kStep, step)};
+          testing::cases_of(make_cases(), run, testing::all_but_f64<StepCase>), step_benchmarks(),
+          testing::repeated(kStep, step)};
 }
 
 }  // namespace winnow::compressor

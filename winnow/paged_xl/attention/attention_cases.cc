@@ -114,8 +114,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation attention_operation() {
   return {"paged_xl::attention", "decode attention with relative positions over a paged cache",
-          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), attention_benchmarks(),
-          testing::repeated(kAttention, attention)};
+          testing::cases_of(make_cases(), run_case, testing::all_but_f64<StepCase>),
+          attention_benchmarks(), testing::repeated(kAttention, attention)};
 }
 
 }  // namespace winnow::paged_xl

@@ -101,8 +101,8 @@ CaseOutcome run_case(const AppendCase& shape, const Target& target) {
 
 testing::Operation append_operation() {
   return {"paged_xl::append", "new keys and values into a paged cache",
-          testing::cases_of(make_cases(), run_case, on_gpu<AppendCase>), append_benchmarks(),
-          testing::repeated(kAppend, append)};
+          testing::cases_of(make_cases(), run_case, testing::all_but_f64<AppendCase>),
+          append_benchmarks(), testing::repeated(kAppend, append)};
 }
 
 }  // namespace winnow::paged_xl

@@ -73,8 +73,8 @@ CaseOutcome run_case(const StepCase& shape, const Target& target) {
 
 testing::Operation position_term_operation() {
   return {"paged_xl::position_term", "the position term that one decode step adds to its logits",
-          testing::cases_of(make_cases(), run_case, on_gpu<StepCase>), position_term_benchmarks(),
-          testing::repeated(kPositionTerm, position_term)};
+          testing::cases_of(make_cases(), run_case, testing::all_but_f64<StepCase>),
+          position_term_benchmarks(), testing::repeated(kPositionTerm, position_term)};
 }
 
 }  // namespace winnow::paged_xl
