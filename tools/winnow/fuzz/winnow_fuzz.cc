@@ -210,53 +210,35 @@ void fuzz_compressor(Bytes& bytes) {
   const TensorView first = tensor(DType::i32, {n}), norm = tensor(DType::f32, {d});
   const TensorView cos = tensor(DType::f32, {bytes.number(), pairs}),
                    out = tensor(dtype, {rows, d});
+  const auto with_inputs = [&](auto args) {
+    args.kv = kv;
+    args.gate = gate;
+    args.position_bias = bias;
+    args.cu_seqlens = ends;
+    if constexpr (requires { args.cu_rows; }) args.cu_rows = cu_rows;
+    args.overlap = overlap;
+    args.norm_weight = norm;
+    args.cos = args.sin = cos;
+    args.first_position = first;
+    args.hadamard = hadamard;
+    return args;
+  };
   attempt([&] {
-    winnow::compressor::forward({.kv = kv,
-                                 .gate = gate,
-                                 .position_bias = bias,
-                                 .cu_seqlens = ends,
-                                 .cu_rows = cu_rows,
-                                 .overlap = overlap,
-                                 .norm_weight = norm,
-                                 .cos = cos,
-                                 .sin = cos,
-                                 .first_position = first,
-                                 .hadamard = hadamard,
-                                 .rows = out});
+    winnow::compressor::forward(with_inputs(winnow::compressor::ForwardArgs{.rows = out}));
   });
   attempt([&] {
-    winnow::compressor::backward({.kv = kv,
-                                  .gate = gate,
-                                  .position_bias = bias,
-                                  .cu_seqlens = ends,
-                                  .cu_rows = cu_rows,
-                                  .overlap = overlap,
-                                  .norm_weight = norm,
-                                  .cos = cos,
-                                  .sin = cos,
-                                  .first_position = first,
-                                  .hadamard = hadamard,
-                                  .d_rows = out,
-                                  .d_kv = tensor(dtype, {tokens, columns}),
-                                  .d_gate = tensor(dtype, {tokens, columns}),
-                                  .d_position_bias = tensor(DType::f32, {ratio, columns}),
-                                  .d_norm_weight = tensor(DType::f32, {d})});
+    winnow::compressor::backward(with_inputs(
+        winnow::compressor::BackwardArgs{.d_rows = out,
+                                         .d_kv = tensor(dtype, {tokens, columns}),
+                                         .d_gate = tensor(dtype, {tokens, columns}),
+                                         .d_position_bias = tensor(DType::f32, {ratio, columns}),
+                                         .d_norm_weight = tensor(DType::f32, {d})}));
   });
   attempt([&] {
-    winnow::compressor::step(
-        {.kv = kv,
-         .gate = gate,
-         .position_bias = bias,
-         .cu_seqlens = ends,
-         .first_position = first,
-         .state_slots = tensor(DType::i32, {n}),
-         .overlap = overlap,
-         .norm_weight = norm,
-         .cos = cos,
-         .sin = cos,
-         .hadamard = hadamard,
-         .state = tensor(DType::f32, {bytes.number(), bytes.number(), 2 * columns}),
-         .rows = tensor(dtype, {tokens, d})});
+    winnow::compressor::step(with_inputs(winnow::compressor::StepArgs{
+        .state_slots = tensor(DType::i32, {n}),
+        .state = tensor(DType::f32, {bytes.number(), bytes.number(), 2 * columns}),
+        .rows = tensor(dtype, {tokens, d})}));
   });
 }
 
