@@ -11,6 +11,7 @@ from test_transformers import (  # noqa: F401
     LOGITS,
     RIGHT,
     both,
+    check_autocast,
     one_thread,
     padding,
     same,
@@ -228,15 +229,7 @@ def test_other_dtypes(dtype):
 
 
 def test_autocast():
-    model, ids = make("short", "winnow"), tokens()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _, gradients = step(model, ids)
-    want, _, _ = step(model, ids)
-    assert abs(float(loss - want)) < 0.1
-    for name, parameter in model.named_parameters():
-        if gradients[name] is not None:
-            assert gradients[name].dtype == parameter.dtype
-            assert gradients[name].isfinite().all()
+    check_autocast(make("short", "winnow"), tokens())
 
 
 def test_going_back_restores_every_bit(flash):
