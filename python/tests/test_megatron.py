@@ -1,0 +1,131 @@
+"""winnow.megatron beside Megatron-core's own functions for sparse attention, on CPU tensors."""
+
+import beside
+import megatron_dsa as layers
+import megatron_hooks as hooks
+import pytest
+from deep_ep_ranks import Pool
+
+_OLDER, _NEWER = beside.versions("megatron-core")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """run(ranks, body, ...), in processes that have Megatron-core."""
+    pool = Pool(2, beside=[beside.folder("megatron-core", _NEWER)])
+    try:
+        yield pool.run
+    finally:
+        pool.close()
+
+
+_SPARSE = {"dsa_indexer_use_sparse_loss": True}
+_PER_TOKEN = {"calculate_per_token_loss": True, "padding": True}
+_LAYERS = {
+    "dense_loss": (1, {}),
+    "sparse_loss": (1, _SPARSE),
+    "bfloat16": (1, {"dtype": "bfloat16", **_SPARSE}),
+    "packed": (1, {"lengths": [5, 0, 4, 3]}),
+    "packed_with_padding": (1, {"lengths": [5, 4, 3], **_SPARSE, **_PER_TOKEN}),
+    "shared_indices": (1, {"sharing": True, **_SPARSE}),
+    "shared_indices_packed": (1, {"sharing": True, "lengths": [7, 5], **_SPARSE}),
+    "no_relu": (1, {"dsa_indexer_scoring_relu": False, **_SPARSE}),
+    "no_loss": (1, {"loss": False}),
+    "frozen_indexer": (1, {"frozen": True}),
+    "one_token": (1, {"rows": 1}),
+    "one_packed_token": (1, {"lengths": [0, 1, 0], **_SPARSE}),
+    "more_than_there_are": (1, {"dsa_indexer_topk": 64, **_SPARSE}),
+    "mask": (1, {"dense_mask": True}),
+    "expanded": (1, {"expanded": True, "loss": False}),
+    "expanded_with_loss": (1, {"expanded": True, **_SPARSE}),
+    "tp": (2, {"parallel": "tp"}),
+    "tp_sparse_loss": (2, {"parallel": "tp", "lengths": [8, 16], **_SPARSE, **_PER_TOKEN}),
+    "tp_sequence": (2, {"parallel": "tp", "sequence": "full"}),
+    "tp_local_queries": (2, {"parallel": "tp", "sequence": "local", "loss": False}),
+    "cp": (2, {"parallel": "cp"}),
+    "cp_packed": (2, {"parallel": "cp", "lengths": [8, 0, 12, 4]}),
+    "cp_one_packed": (2, {"parallel": "cp", "lengths": [24], **_SPARSE, **_PER_TOKEN}),
+    "cp_shared_indices": (
+        2,
+        {"parallel": "cp", "sharing": True, "lengths": [8, 16], "dtype": "bfloat16", **_SPARSE},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _LAYERS)
+def test_output_loss_and_every_gradient_of_a_layer(run, case):
+    ranks, options = _LAYERS[case]
+    run(ranks, layers.layer, options)
+
+
+# Some of the shapes that hooks() draws have one query, queries that see no row, or fewer rows than
+# are to be chosen; some cut the loss into pieces.
+@pytest.mark.parametrize("seed", range(40))
+def test_each_hook(run, seed):
+    run(1, hooks.hooks, seed, {})
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_each_hook_with_heads_on_two_ranks(run, seed):
+    run(2, hooks.hooks, seed, {"parallel": "tp", "loss_coeff": 0.7, "frozen": ""})
+
+
+def test_a_declined_call_says_why(run):
+    (said,) = run(1, hooks.declines)
+    mask = "attn_mask_type is None: the causal mask is the only one it is told of"
+    values = "each head has values: Winnow attends to latent rows alone (absorbed MLA)"
+    channels = "kv_lora_rank is 256: Winnow has 512 value channels"
+    dtypes = "f32 or f16 or bf16 or f8_e4m3"
+    expected = [
+        ("qk_topk", f"indexer::topk: q: want dtype {dtypes}, got f64"),
+        ("qk_topk", "queries are torch.bfloat16 and keys torch.float32"),
+        ("qk_topk", "supports: device: want cpu, cuda or cuda:INDEX, got meta"),
+        ("qk_topk", "indexer::topk: q: want d = 128 or 64, got d = 96"),
+        ("qk_topk", "without ReLU Winnow takes 64 indexer heads, not 65"),
+        ("qk_topk_with_loss",
+         "keys have 2 heads: Winnow attends to latent rows alone (absorbed MLA)"),
+        ("qk_topk_with_loss",
+         "sparse_mla::forward: q: want dtype f32 or f16 or bf16 or f64, got i32"),
+        ("absorbed_sparse_attention", channels),
+        ("absorbed_sparse_attention",
+         "sparse_mla::forward: q: want d_qk = 576 or 512, got d_qk = 544"),
+        ("absorbed_sparse_attention", "queries are torch.float16 and keys torch.float32"),
+        ("dsa_attention", mask),
+        ("dsa_attention", values),
+        ("dsa_attention", values),
+        ("dsa_attention", channels),
+        ("dsa_attention", channels),
+    ]  # fmt: skip
+    text = "run_fused_{}: megatron-core's own code runs, since {}"
+    levels = ["WARNING"] * len(expected)
+    levels[12] = levels[14] = "DEBUG"  # said before
+    assert said == list(zip(levels, (text.format(*one) for one in expected), strict=True))
+
+
+def test_what_is_registered_and_refused(run):
+    another, *versions = run(1, hooks.registered)[0]
+    assert another == "winnow.megatron: the backend winnow: want winnow.megatron, got another"
+    text = "winnow.megatron: megatron.core.__version__: want 0.19.2, got {}"
+    assert versions == [text.format(v) for v in ("0.19.1", "0.19.2rc0", "0.20.0")]
+
+
+def test_an_older_version_is_refused():
+    pool = Pool(1, beside=[beside.folder("megatron-core", _OLDER)])
+    try:
+        (said,) = pool.run(1, hooks.refused_by_version)
+    finally:
+        pool.close()
+    assert said == f"winnow.megatron: megatron.core.__version__: want {_NEWER}, got {_OLDER}"
+
+
+def test_the_hooks_have_the_arguments_of_megatron(run):
+    (found,) = run(1, hooks.arguments)
+    local = {f"local_packed_cp_{of}" for of in ("rank", "query_start", "query_len")}
+    layout = {"use_local_indexer_varlen", "single_packed_thd_sequence", *local}
+    layout |= {"packed_seq_params", "cp_size"}
+    assert found == {
+        "run_fused_qk_topk": {"config", *layout},
+        "run_fused_qk_topk_with_loss": layout,
+        "run_fused_absorbed_sparse_attention": {"config"},
+        "run_fused_dsa_attention": {"varlen_is_plain_causal", *layout},
+    }
