@@ -69,6 +69,7 @@ def setup(app):
     app.connect("autodoc-process-docstring", literal_formulas, priority=100)  # before napoleon
     import winnow.compat
     import winnow.distributed
+    import winnow.megatron
     import winnow.torch
     import winnow.transformers  # noqa: F401
 
