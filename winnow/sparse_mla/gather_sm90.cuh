@@ -38,23 +38,24 @@ struct GatherView {
   bool causal;
 };
 
-// `problem.topk` must fit in 31 bits.
-inline GatherView gather_view(const Problem& problem) {
+// Of a source of the problem. Its topk must fit in 31 bits.
+inline GatherView gather_view(const Source& source, const Problem& problem) {
   GatherView view;
   // Copies of invalid entries name row 0 and read nothing; without rows, q stands in for kv.
-  view.kv = static_cast<const char*>(problem.s_kv > 0 ? problem.kv.data : problem.q.data);
-  view.kv_stride = problem.kv.stride0 * 2;
-  view.indices = problem.indices.data;
-  view.indices_stride = problem.indices.stride0;
-  view.topk_length = problem.topk_length.data;
-  view.topk_length_stride = problem.topk_length.stride0;
-  view.s_kv = problem.s_kv;
-  view.q_start = problem.q_start;
-  view.k_stride = problem.k_stride;
-  view.topk = static_cast<std::int32_t>(problem.topk);
-  view.causal = problem.causal;
+  view.kv = static_cast<const char*>(source.s_kv > 0 ? source.kv.data : problem.q.data);
+  view.kv_stride = source.kv.stride0 * 2;
+  view.indices = source.indices.data;
+  view.indices_stride = source.indices.stride0;
+  view.topk_length = source.topk_length.data;
+  view.topk_length_stride = source.topk_length.stride0;
+  view.s_kv = source.s_kv;
+  view.q_start = source.q_start;
+  view.k_stride = source.k_stride;
+  view.topk = static_cast<std::int32_t>(source.topk);
+  view.causal = source.causal;
   return view;
 }
+inline GatherView gather_view(const Problem& problem) { return gather_view(problem, problem); }
 
 // Entries of the query that count.
 __device__ __forceinline__ int query_entries(const GatherView& view, std::int64_t query) {
@@ -89,9 +90,9 @@ struct RangeView {
   std::int64_t key_end_stride;
 };
 
-inline RangeView range_view(const Problem& problem) {
-  return {problem.key_start.data, problem.key_start.stride0, problem.key_end.data,
-          problem.key_end.stride0};
+inline RangeView range_view(const Source& source) {
+  return {source.key_start.data, source.key_start.stride0, source.key_end.data,
+          source.key_end.stride0};
 }
 
 // The rows that a query of a dense problem sees.

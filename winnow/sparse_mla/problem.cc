@@ -120,10 +120,16 @@ void check_one_source(const Check& check, Backend backend, const Problem& proble
 void check_sizes_for_sm90(const Check& check, const Problem& problem) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   const std::int64_t heads = std::max<std::int64_t>(problem.h_q, 1);
-  if (problem.topk <= kLimit && heads <= kLimit && problem.s_q <= kLimit / heads) return;
-  check.unsupported("sm90: want topk and s_q * h_q up to 2^30, got topk " +
-                    std::to_string(problem.topk) + ", s_q " + std::to_string(problem.s_q) +
-                    ", h_q " + std::to_string(problem.h_q));
+  const std::int64_t topk = problem.topk, extra_topk = problem.extra.topk;
+  if (topk <= kLimit && extra_topk <= kLimit - topk && heads <= kLimit &&
+      problem.s_q <= kLimit / heads) {
+    return;
+  }
+  const bool two = problem.extra.kv.present();
+  check.unsupported("sm90: want topk" + std::string(two ? " + extra_topk" : "") +
+                    " and s_q * h_q up to 2^30, got topk " + std::to_string(topk) +
+                    (two ? ", extra_topk " + std::to_string(extra_topk) : "") + ", s_q " +
+                    std::to_string(problem.s_q) + ", h_q " + std::to_string(problem.h_q));
 }
 
 }  // namespace winnow::sparse_mla

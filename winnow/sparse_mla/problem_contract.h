@@ -72,8 +72,7 @@ consteval auto extra_rows() {
   using namespace contract;
   return std::tuple(
       optional_input<&Args::extra_kv>("[s_extra, 1, d_qk]", as("q"),
-                                      "a second source of rows, attended in the same softmax; "
-                                      "for the CPU"),
+                                      "a second source of rows, attended in the same softmax"),
       rule<check_extra_source<Args>>,
       optional_input<&Args::extra_indices>("[s_q, 1, extra_topk]", any_of(DType::i32),
                                            "its rows of each query; outside [0, s_extra) means "

@@ -297,6 +297,15 @@ TEST(SizesForSm90, UpToTwoToTheThirty) {
   refused(of_sizes(0, kLimit + 1, 0), "topk 0, s_q 0, h_q 1073741825");
   refused(of_sizes(kInt64Max, kInt64Max, 0),
           "topk 0, s_q 9223372036854775807, h_q 9223372036854775807");
+  const char row = 0;
+  Problem two = of_sizes(1, 1, kLimit - 5);
+  two.extra.kv.data = &row;
+  two.extra.topk = 5;
+  check_sizes_for_sm90(check, two);
+  two.extra.topk = 6;
+  expect_error([&] { check_sizes_for_sm90(check, two); }, ErrorCode::unsupported,
+               "op: sm90: want topk + extra_topk and s_q * h_q up to 2^30, got topk 1073741819, "
+               "extra_topk 6, s_q 1, h_q 1");
 }
 
 // The CPU has no kernels for tensors on a GPU, and a GPU address must not be touched.

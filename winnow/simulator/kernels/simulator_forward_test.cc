@@ -31,6 +31,11 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-later-maxima", {"late", "random:9"}},
     {"bf16-parts", {"late"}},
     {"bf16-parts-ragged", {"random:7"}},
+    {"bf16-extra-list-list", kFew},
+    {"bf16-extra-list-range", {"random:3"}},
+    {"bf16-extra-range-list", {"late", "random:4"}},
+    {"bf16-extra-range-range-all-rules", {"random:5"}},
+    {"bf16-extra-parts", {"late"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -50,6 +55,21 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-dense-ragged-h70-d512", kMany},
     {"bf16-dense-outside", kMany},
     {"bf16-dense-causal", kMany},
+    {"bf16-extra-list-list", kMany},
+    {"bf16-extra-list-list-all-rules", kMany},
+    {"bf16-extra-list-range", kMany},
+    {"bf16-extra-list-range-all-rules", kMany},
+    {"bf16-extra-range-list", kMany},
+    {"bf16-extra-range-list-all-rules", kMany},
+    {"bf16-extra-range-range", kMany},
+    {"bf16-extra-range-range-all-rules", kMany},
+    {"bf16-extra-k0", kMany},
+    {"bf16-extra-rows0", kMany},
+    {"bf16-extra-nothing", kMany},
+    {"bf16-extra-alone", kMany},
+    {"bf16-extra-skv0", kMany},
+    {"bf16-extra-range-empty", kMany},
+    {"bf16-extra-parts", kMany},
 };
 
 // In bf16-k512 every slot is used again; h 3, 8 tiles a query.

@@ -67,7 +67,7 @@ struct ForwardArgs {
 // With extra_kv the entries of a query are those of kv and those of extra_kv: one softmax over
 // both, with one sink. Each source has its own list or range, by the same rules: extra_indices name
 // rows of extra_kv, and a row of it stands for extra_k_stride tokens, with the same q_start. The
-// result is, up to rounding, that of one source with the rows of both. For the CPU: GPUs refuse it.
+// result is, up to rounding, that of one source with the rows of both.
 //
 // Dtypes: f64 is for the CPU; attn_sink, max_logits and lse are f64 then, and so are all sums. f32,
 // f16 and bf16 are summed in f32.
@@ -77,12 +77,12 @@ struct ForwardArgs {
 // interleaves with it is not. The CPU backend allocates scratch memory that grows with
 // num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
 // dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results (on the
-// CPU with the same number of threads). On sm90 q, kv and out are bf16 with rows aligned to 16
-// bytes, and topk (dense: s_kv) and s_q * h_q are up to 2^30; heads are padded to a multiple of 64
-// internally. The call allocates nothing and does not wait, so the stream may be in capture.
-// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
-// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
-// forced one, can run it.
+// CPU with the same number of threads). On sm90 q, kv, extra_kv and out are bf16 with rows
+// aligned to 16 bytes, and topk (dense: s_kv), with extra_topk (s_extra) added, and s_q * h_q are
+// up to 2^30; heads are padded to a multiple of 64 internally. The call allocates nothing and does
+// not wait, so the stream may be in capture. Streams: see Stream. Thread-safe. Returns the backend
+// that ran. Errors: Error (invalid_argument) naming the argument, before anything is written; Error
+// (unsupported) if no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
 // except that the lse of a query without visible entries is -inf here.

@@ -45,6 +45,12 @@ std::vector<testing::Benchmark> forward_benchmarks() {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, shape.d_qk + kValueDim), shape);
   }
+  for (const LayerBenchShape& bench :
+       {LayerBenchShape{64, 4, 512, 0.80}, LayerBenchShape{128, 4, 1024, 0.86},
+        LayerBenchShape{64, 128, 0, {}}, LayerBenchShape{128, 128, 0, {}}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, shape.d_qk + kValueDim), shape);
+  }
   return list;
 }
 

@@ -70,6 +70,11 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
   ragged.topk = 1000;
   ragged.lengths = Lengths::ragged;
   testing::add(shapes, {DType::bf16}, ragged);
+  CaseShape two = whole;
+  two.name = "extra-parts";
+  two.topk = 700;
+  two.extra = ExtraShape{.s_kv = 500, .topk = 400, .lengths = Lengths::ragged};
+  testing::add(shapes, {DType::bf16}, two);
   return shapes;
 }
 

@@ -16,6 +16,7 @@ namespace {
 using forward_sm90_detail::Entries;
 using forward_sm90_detail::flag_bytes;
 using forward_sm90_detail::KernelParams;
+using forward_sm90_detail::ParamsOf;
 
 constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
 
@@ -24,6 +25,7 @@ constexpr device::Runtime kRuntime{"sparse_mla::forward", "sm90"};
 // and 1.38 times as fast with 49,152, 65,536 and 131,072 rows.
 constexpr std::int64_t kRowsInL2 = 40960;
 Entries entries_of(const Problem& problem, std::int64_t head_blocks) {
+  if (problem.extra.kv.present()) return Entries::two;
   if (problem.dense) return Entries::range;
   return head_blocks > 1 || problem.s_kv <= kRowsInL2 ? Entries::listed : Entries::ordered;
 }
@@ -42,16 +44,22 @@ std::int64_t head_blocks_of(const Problem& problem) {
   return (problem.h_q + attention_sm90::kHeads - 1) / attention_sm90::kHeads;
 }
 
+std::int64_t tiles_of(std::int64_t entries) { return (entries + kTileRows - 1) / kTileRows; }
+
 // Where rows are read in their order the items stay whole, since blocks that began with a part
-// would not walk through the cache with the others: 2.6 instead of 2.4 ms with 131,072 rows.
+// would not walk through the cache with the others: 2.6 instead of 2.4 ms with 131,072 rows. So
+// they do where a range stands beside another source, as a window of few rows of many: how many
+// tiles there are shows when the kernel runs.
 forward_sm90_detail::Rounds rounds_of(const Problem& problem, bool may_hand_on) {
   const std::int64_t head_blocks = head_blocks_of(problem);
   const auto items = static_cast<std::uint32_t>(problem.s_q * head_blocks);
   const std::uint32_t blocks =
       std::min(items, static_cast<std::uint32_t>(kRuntime.multiprocessors()));
-  const std::int64_t tiles = (problem.topk + kTileRows - 1) / kTileRows;
-  return forward_sm90_detail::make_rounds(
-      items, blocks, tiles, may_hand_on && entries_of(problem, head_blocks) != Entries::ordered);
+  const Source& extra = problem.extra;
+  const std::int64_t tiles = tiles_of(problem.topk) + tiles_of(extra.topk);
+  const bool whole = entries_of(problem, head_blocks) == Entries::ordered ||
+                     (extra.kv.present() && (problem.dense || extra.dense));
+  return forward_sm90_detail::make_rounds(items, blocks, tiles, may_hand_on && !whole);
 }
 
 KernelParams kernel_params(const ForwardParams& params, void* workspace) {
@@ -85,7 +93,9 @@ KernelParams kernel_params(const ForwardParams& params, void* workspace) {
 }
 
 template <int kDim, Entries kEntries>
-void launch(const KernelParams& kernel, cudaStream_t stream) {
+void launch(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  ParamsOf<kEntries> kernel{kernel_params(params, workspace)};
+  if constexpr (kEntries == Entries::two) kernel.sources = two_sources(params.problem);
   constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim, kEntries>;
   auto* const function = forward_sm90_detail::forward_kernel<kDim, kEntries>;
   kRuntime.allow_shared_memory(function, kBytes);
@@ -97,14 +107,16 @@ void launch(const KernelParams& kernel, cudaStream_t stream) {
 }
 
 template <int kDim>
-void launch(Entries entries, const KernelParams& kernel, cudaStream_t stream) {
-  switch (entries) {
+void launch(const ForwardParams& params, void* workspace, cudaStream_t stream) {
+  switch (entries_of(params.problem, head_blocks_of(params.problem))) {
     case Entries::listed:
-      return launch<kDim, Entries::listed>(kernel, stream);
+      return launch<kDim, Entries::listed>(params, workspace, stream);
     case Entries::ordered:
-      return launch<kDim, Entries::ordered>(kernel, stream);
+      return launch<kDim, Entries::ordered>(params, workspace, stream);
     case Entries::range:
-      return launch<kDim, Entries::range>(kernel, stream);
+      return launch<kDim, Entries::range>(params, workspace, stream);
+    case Entries::two:
+      return launch<kDim, Entries::two>(params, workspace, stream);
   }
 }
 
@@ -116,10 +128,8 @@ std::int64_t forward_sm90_workspace_bytes(const ForwardParams& params) {
 }
 
 void forward_sm90(const ForwardParams& params, void* workspace, void* stream) {
-  const KernelParams kernel = kernel_params(params, workspace);
-  const Entries entries = entries_of(params.problem, head_blocks_of(params.problem));
   const auto function = params.problem.d_qk == 576 ? launch<576> : launch<512>;
-  function(entries, kernel, static_cast<cudaStream_t>(stream));
+  function(params, workspace, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace winnow::sparse_mla

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "winnow/sparse_mla/attention_sm90.cuh"
 #include "winnow/sparse_mla/entry_order_sm90.cuh"
 #include "winnow/sparse_mla/forward/forward_turns_sm90.cuh"
+#include "winnow/sparse_mla/two_sources_sm90.cuh"
 
 namespace winnow::sparse_mla::forward_sm90_detail {
 
@@ -36,8 +38,14 @@ struct KernelParams {
 };
 
 // The entries of a query: those of its list, as they are listed or put in order by ranges of rows,
-// or in a dense problem its range of rows.
-enum class Entries { listed, ordered, range };
+// or in a dense problem its range of rows; or those of two sources.
+enum class Entries { listed, ordered, range, two };
+
+struct TwoParams : KernelParams {
+  TwoSources sources;
+};
+template <Entries kEntries>
+using ParamsOf = std::conditional_t<kEntries == Entries::two, TwoParams, KernelParams>;
 
 // Shared memory: behind what attention_sm90.cuh has, the entries of a query in order. These and a
 // place for P alone are too much for one block.
@@ -53,33 +61,77 @@ inline constexpr int kSharedBytes = kTurns<kDim, kEntries> + static_cast<int>(si
 static_assert(kSharedBytes<576, Entries::listed> <= 232448);
 static_assert(kSharedBytes<576, Entries::ordered> <= 232448);
 
-// Where the entries of a query come from, and how many there are.
+// What is loaded of a query a turn ahead: how many entries it has; of two sources their limits.
 template <Entries kEntries>
-__device__ __forceinline__ auto entry_row(const KernelParams& params, std::int64_t query) {
-  if constexpr (kEntries == Entries::range) {
-    const int begin = query_range(params.kv, params.ranges, query).begin;
-    return RowEntries{begin, begin};
-  } else {
-    return params.kv.indices + query * params.kv.indices_stride;
-  }
-}
-template <Entries kEntries>
-__device__ __forceinline__ int entry_count(const KernelParams& params, std::int64_t query) {
-  if constexpr (kEntries == Entries::range) {
+__device__ __forceinline__ int load_count(const ParamsOf<kEntries>& params, std::int64_t query,
+                                          int lane) {
+  if constexpr (kEntries == Entries::two) {
+    return load_limits(params.sources, query, lane);
+  } else if constexpr (kEntries == Entries::range) {
     const QueryRange range = query_range(params.kv, params.ranges, query);
     return range.end - range.begin;
   } else {
     return query_entries(params.kv, query);
   }
 }
-// Entries that name rows below it are visible.
+
+// The `count` entries of a query: where they come from, and below which row they are visible. The
+// same as QueryEntries, of one source.
 template <Entries kEntries>
-__device__ __forceinline__ std::uint32_t entry_limit(const KernelParams& params,
-                                                     std::int64_t query) {
-  if constexpr (kEntries == Entries::range) {
-    return query_range(params.kv, params.ranges, query).end;
+struct OneSource {
+  using Row = std::conditional_t<kEntries == Entries::range, RowEntries, const std::int32_t*>;
+  static __device__ __forceinline__ Row row_of(const KernelParams& params, std::int64_t query) {
+    if constexpr (kEntries == Entries::range) {
+      const int begin = query_range(params.kv, params.ranges, query).begin;
+      return RowEntries{begin, begin};
+    } else {
+      return params.kv.indices + query * params.kv.indices_stride;
+    }
+  }
+  static __device__ __forceinline__ std::uint32_t visible_of(const KernelParams& params,
+                                                             std::int64_t query) {
+    if constexpr (kEntries == Entries::range) {
+      return query_range(params.kv, params.ranges, query).end;
+    } else {
+      return visible_rows(params.kv, query);
+    }
+  }
+  __device__ __forceinline__ OneSource(const KernelParams& params, std::int64_t query, int count)
+      : params(params),
+        row(row_of(params, query)),
+        limit(visible_of(params, query)),
+        count(count) {}
+
+  __device__ __forceinline__ int tiles() const { return tile_count(count); }
+  __device__ __forceinline__ TileEntries load(int tile, int lane) const {
+    return load_tile(row, tile, count, lane);
+  }
+  __device__ __forceinline__ std::uint32_t visible(int) const { return limit; }
+  __device__ __forceinline__ const GatherView& rows(int) const { return params.kv; }
+
+  const KernelParams& params;
+  Row row;
+  std::uint32_t limit;
+  int count;
+};
+template <Entries kEntries>
+__device__ __forceinline__ auto entries_of_query(const ParamsOf<kEntries>& params,
+                                                 std::int64_t query, int count) {
+  if constexpr (kEntries == Entries::two) {
+    return QueryEntries(params.sources, query, count);
   } else {
-    return visible_rows(params.kv, query);
+    return OneSource<kEntries>(params, query, count);
+  }
+}
+// A tile of them alone.
+template <Entries kEntries>
+__device__ __forceinline__ TileEntries load_tile_of(const ParamsOf<kEntries>& params,
+                                                    std::int64_t query, int count, int tile,
+                                                    int lane) {
+  if constexpr (kEntries == Entries::two) {
+    return QueryEntries(params.sources, query, count).load(tile, lane);
+  } else {
+    return load_tile(OneSource<kEntries>::row_of(params, query), tile, count, lane);
   }
 }
 
@@ -109,7 +161,7 @@ __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
 template <int kDim, Entries kEntries>
-__device__ __forceinline__ void gather_role(const KernelParams& params, const Turns& turns,
+__device__ __forceinline__ void gather_role(const ParamsOf<kEntries>& params, const Turns& turns,
                                             PlanOf<kDim, kEntries> shared) {
   using P = PlanOf<kDim, kEntries>;
   constexpr bool kOrdered = kEntries == Entries::ordered;
@@ -124,37 +176,37 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
   TileEntries next{-1, -1};  // loaded one tile ahead, where they are not ordered
   bool loaded = false;       // `next` is the first tile of the part that begins
   Part part = turns.part(params.rounds, 0);
-  int entries = entry_count<kEntries>(params, part.item / params.head_blocks);
+  int count = load_count<kEntries>(params, part.item / params.head_blocks, lane);
   for (std::uint32_t turn = 0; turn < turns.count(); ++turn) {
     const std::uint32_t item = part.item;
     const std::int64_t query = item / params.head_blocks;
-    const auto row = entry_row<kEntries>(params, query);
-    const std::uint32_t visible = entry_limit<kEntries>(params, query);
-    const int first = part.first, tiles = min(tile_count(entries), part.end);
+    const auto entries = entries_of_query<kEntries>(params, query, count);
+    const int first = part.first, tiles = min(entries.tiles(), part.end);
     // The length of the next item is loaded long before it is needed.
     const bool goes_on = turn + 1 < turns.count();
     if (goes_on) part = turns.part(params.rounds, turn + 1);
     const std::int64_t next_query = part.item / params.head_blocks;
-    const int next_entries = goes_on ? entry_count<kEntries>(params, next_query) : 0;
+    count = goes_on ? load_count<kEntries>(params, next_query, lane) : 0;
+    const bool looks_ahead = kEntries == Entries::two ? goes_on : count > 0;
 
-    if (!kOrdered && !loaded && first < tiles) next = load_tile(row, first, entries, lane);
+    if (!kOrdered && !loaded && first < tiles) next = entries.load(first, lane);
     loaded = false;
     for (int tile = first; tile < tiles; ++tile) {
       if constexpr (kOrdered) {
         const int inside = tile % kSegmentTiles, from = (tile - inside) * kTileRows;
-        const int count = min(entries - from, kSegmentEntries);
+        const int inside_count = min(entries.count - from, kSegmentEntries);
         if (inside == 0) {  // items in order are whole
-          order_segment<kOrderBarrier>(shared.base + kSegment<P>, row + from, count,
+          order_segment<kOrderBarrier>(shared.base + kSegment<P>, entries.row + from, inside_count,
                                        params.order_shift, thread);
         }
-        next = load_ordered_tile(shared.base + kSegment<P>, inside, count, lane);
+        next = load_ordered_tile(shared.base + kSegment<P>, inside, inside_count, lane);
       }
-      const std::uint64_t mask = tile_mask(next, visible);
-      const GatherRows rows = gather_rows(params.kv, next, mask, thread);
+      const std::uint64_t mask = tile_mask(next, entries.visible(tile));
+      const GatherRows rows = gather_rows(entries.rows(tile), next, mask, thread);
       if (!kOrdered && tile + 1 < tiles) {
-        next = load_tile(row, tile + 1, entries, lane);
-      } else if (!kOrdered && next_entries > 0) {
-        next = load_tile(entry_row<kEntries>(params, next_query), part.first, next_entries, lane);
+        next = entries.load(tile + 1, lane);
+      } else if (!kOrdered && looks_ahead) {
+        next = load_tile_of<kEntries>(params, next_query, count, part.first, lane);
         loaded = true;
       }
       if (tile % 2 == 0) {  // the parts of an item begin with even tiles
@@ -180,7 +232,6 @@ __device__ __forceinline__ void gather_role(const KernelParams& params, const Tu
         if (goes_on) prefetch_queries<kDim>(params, part.item, thread);
       }
     }
-    entries = next_entries;
   }
 }
 
@@ -219,14 +270,20 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
 // The turns of the block, as consumer_role() wants them.
 template <Entries kEntries>
 struct Work {
-  const KernelParams& params;
+  const ParamsOf<kEntries>& params;
   const Turns& turns;
 
   __device__ __forceinline__ Part part(std::uint32_t turn) const {
     return turns.part(params.rounds, turn);
   }
-  __device__ __forceinline__ int entries(std::uint32_t turn) const {
-    return entry_count<kEntries>(params, part(turn).item / params.head_blocks);
+  __device__ __forceinline__ int load(std::uint32_t turn, int lane) const {
+    return load_count<kEntries>(params, part(turn).item / params.head_blocks, lane);
+  }
+  // Of the item, of which load() has given `count`; of two sources as many as fill their tiles.
+  __device__ __forceinline__ int entries(std::uint32_t turn, int count) const {
+    if constexpr (kEntries != Entries::two) return count;
+    const std::int64_t query = part(turn).item / params.head_blocks;
+    return entries_of_query<kEntries>(params, query, count).tiles() * kTileRows;
   }
   __device__ __forceinline__ int tiles(std::uint32_t turn, int entries) const {
     const Part mine = part(turn);
@@ -299,11 +356,12 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
     multiply_scores<kGroup>(shared, kConsumer, s);
   };
 
-  int next_entries = work.entries(0);  // loaded a turn ahead
+  int count = work.load(0, lane);  // a turn ahead
   for (std::uint32_t turn = 0; turn < work.turns.count(); ++turn) {
-    const int tiles = work.tiles(turn, next_entries);
-    const bool ends = work.ends(turn, next_entries);
-    if (turn + 1 < work.turns.count()) next_entries = work.entries(turn + 1);
+    const int entries = work.entries(turn, count);
+    const int tiles = work.tiles(turn, entries);
+    const bool ends = work.ends(turn, entries);
+    if (turn + 1 < work.turns.count()) count = work.load(turn + 1, lane);
 
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
@@ -393,7 +451,7 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
 
 template <int kDim, Entries kEntries>
 __global__ void __launch_bounds__(kThreads, 1)
-    forward_kernel(const __grid_constant__ KernelParams params) {
+    forward_kernel(const __grid_constant__ ParamsOf<kEntries> params) {
   using P = PlanOf<kDim, kEntries>;
   std::byte* const memory = dynamic_shared<1024>();
   const P shared{shared_address(memory)};
