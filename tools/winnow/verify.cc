@@ -169,7 +169,9 @@ int run_verify(const VerifyOptions& options) {
       progress.show(operation->name + ": case " + std::to_string(done) + " of " +
                     std::to_string(operation->cases.size()) + ": " + one.name);
       for (const testing::Target& target : targets) {
+        const Backend asked = target.options.backend.value_or(Backend::cpu);
         if (target.device == DeviceType::cuda && !one.on_gpu) continue;
+        if (asked != Backend::cpu && one.only_gpu.value_or(asked) != asked) continue;
         run_case(*operation, one, target, options, launch, table, totals);
         any = true;
       }

@@ -274,8 +274,8 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   kTestRuntime.launch(prepare_kernel<true>, kQueries, kPrepareThreads, 0, nullptr, p);
   launch_rows(kTestRuntime, row_sizes_kernel, p, kRows, nullptr);
   constexpr int kShared = sizeof(ScoresLayout<kColumns>);
-  kTestRuntime.allow_shared_memory(bounds_kernel<kColumns>, kShared);
-  kTestRuntime.launch(bounds_kernel<kColumns>, 2, kScoresThreads, kShared, nullptr, p);
+  kTestRuntime.allow_shared_memory(bounds_kernel<kColumns, Params>, kShared);
+  kTestRuntime.launch(bounds_kernel<kColumns, Params>, 2, kScoresThreads, kShared, nullptr, p);
   for (int row = 0; row < kRows; ++row) {
     const double bound = bounds[std::size_t(row)];
     EXPECT_NEAR(std::bit_cast<float>(p.row_bounds[row]), bound, 1e-4 * bound) << row;

@@ -52,7 +52,7 @@ const std::vector<PassingCase> kQuickCases = {
 const std::vector<PassingCase> kThoroughCases = [] {
   std::vector<PassingCase> all;
   for (const testing::Case& one : backward_operation(64).cases) {
-    if (!one.on_gpu) continue;
+    if (!one.on_gpu || one.only_gpu.value_or(Backend::sm100) != Backend::sm100) continue;
     const bool often = one.name == "bf16-h192" || one.name == "bf16-all-rules-deterministic";
     all.push_back({one.name, often ? kMany : kFew});
   }

@@ -17,6 +17,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-sink-mixed", {"random:3"}},
     {"bf16-sink-mixed-deterministic", kFew},
     {"bf16-skv25000-h128", {"random:4"}},
+    {"bf16-extra-list-list-all-rules", {"random:5"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h96", kMany},
@@ -28,6 +29,9 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-sink-mixed-all-options", kMany},
     {"bf16-sink-mixed-nan-in-dead", kMany},
     {"bf16-sink-mixed-nan-in-dead-deterministic", kMany},
+    {"bf16-extra-list-list-all-rules", kFew},
+    {"bf16-extra-skv25000-h128", kFew},
+    {"bf16-extra-skv25000-h128-deterministic", kFew},
 };
 
 // A few queries of two blocks of heads.

@@ -56,13 +56,27 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
   return 0;
 }
 
-// Both GPU backends want the same.
+// The kernels of sm90 number rows and entries of both sources on, in 32 bits.
+void check_sizes_of_sources(const Check& check, Problem problem) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  if (problem.extra.kv.present() && problem.all_rows() > kLimit) {
+    check.unsupported("sm90: want kv and extra_kv of up to 2^30 rows together, got " +
+                      std::to_string(problem.all_rows()));
+  }
+  problem.topk = problem.all_entries();
+  problem.extra = {};
+  check_sizes_for_sm90(check, problem);
+}
+
+// Both GPU backends want the same, but sm90 alone takes ranges and a second source.
 void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
   const Check check(kOperation);
-  check_one_source(check, backend, params.problem);
-  if (params.problem.dense) {
-    check.unsupported(std::string(to_string(backend)) +
-                      ": want the rows of each query as indices, got a range");
+  if (backend != Backend::sm90) {
+    check_one_source(check, backend, params.problem);
+    if (params.problem.dense) {
+      check.unsupported(std::string(to_string(backend)) +
+                        ": want the rows of each query as indices, got a range");
+    }
   }
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);
@@ -70,7 +84,11 @@ void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, 
   check_for_sm90(check, "d_out", args.d_out);
   check.aligned("dq", args.dq, 16);
   check.aligned("dkv", args.dkv, 16);
-  check_sizes_for_sm90(check, params.problem);
+  if (args.extra_kv.present()) {
+    check_for_sm90(check, "extra_kv", args.extra_kv);
+    check.aligned("dextra_kv", args.dextra_kv, 16);
+  }
+  check_sizes_of_sources(check, params.problem);
 }
 
 Backend run(const BackwardArgs& args, const RunOptions& options) {

@@ -88,9 +88,17 @@ __device__ __forceinline__ uint4 bound_sums(const Params& p, const BoundHeads& h
           __float_as_uint(b[1])};
 }
 
+// The row of an entry, loaded where it is asked for.
+__device__ __forceinline__ std::int32_t row_now(const std::int32_t* list, int entry) {
+  return load_now(list + entry);
+}
+__device__ __forceinline__ std::int32_t row_now(const RangedEntries& rows, int entry) {
+  return rows(entry);
+}
+
 // A warpgroup bounds its tiles, every other one, and counts how often rows are chosen.
-template <class Plan>
-__device__ __forceinline__ void bound_tiles(const Params& p, Plan shared, int warpgroup) {
+template <class Plan, class Kernel>
+__device__ __forceinline__ void bound_tiles(const Kernel& p, Plan shared, int warpgroup) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   // [2 warpgroups, 2 buffers, 4 warps, 64 entries]: the warps' contributions, where the images
   // would be.
@@ -105,10 +113,10 @@ __device__ __forceinline__ void bound_tiles(const Params& p, Plan shared, int wa
     const BoundHeads heads = bound_heads(p, item.query, warp, lane, q);
     // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead and
     // the length of that before the products, among which the compiler would put both otherwise.
-    const std::int32_t* const list = p.rows.indices + item.query * p.rows.indices_stride;
+    const auto list = entries_of(p, item.query);
     const auto row_of = [&](int tile) {
       const int entry = tile * kTileRows + thread;
-      return thread < kTileRows && entry < item.entries ? load_now(list + entry) : -1;
+      return thread < kTileRows && entry < item.entries ? row_now(list, entry) : -1;
     };
     std::int32_t next = row_of(item.first_tile + static_cast<int>((warpgroup + count) % 2));
     for (int tile = item.first_tile; tile < item.end_tile; ++tile, ++count) {
@@ -142,9 +150,10 @@ __device__ __forceinline__ void bound_tiles(const Params& p, Plan shared, int wa
   }
 }
 
-template <int kColumns>
+// Kernel: Params, or WithRanges of them.
+template <int kColumns, class Kernel>
 __global__ void __launch_bounds__(kScoresThreads, 1)
-    bounds_kernel(const __grid_constant__ Params p) {
+    bounds_kernel(const __grid_constant__ Kernel p) {
   using Plan = ScoresPlan<kColumns>;
   const Plan shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {

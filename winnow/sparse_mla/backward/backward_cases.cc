@@ -170,10 +170,14 @@ testing::Operation backward_operation(std::int64_t most_queries) {
       {.suffix = "-nan-in-dead-deterministic", .deterministic = true, .nan_in_dead = true},
   };
   const auto add = [&](const CaseShape& shape, const Variant& variant) {
-    operation.cases.push_back(
-        {shape.name + variant.suffix, describe(shape),
-         [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
-         on_gpu(shape) && shape.ranges == Ranges::absent});
+    testing::Case one{
+        .name = shape.name + variant.suffix,
+        .shape = describe(shape),
+        .run = [shape,
+                variant](const testing::Target& target) { return run(shape, variant, target); },
+        .on_gpu = shape.dtype == DType::bf16};
+    if (shape.extra || shape.ranges != Ranges::absent) one.only_gpu = Backend::sm90;
+    operation.cases.push_back(std::move(one));
   };
   for (CaseShape shape : with_extra_shapes(with_dense_shapes(case_shapes()))) {
     shape.s_q = std::min(shape.s_q, most_queries);
@@ -196,6 +200,23 @@ testing::Operation backward_operation(std::int64_t most_queries) {
   testing::add(
       own, {DType::bf16},
       CaseShape{.name = "skv25000-h128", .s_q = 4, .h_q = 128, .s_kv = 25000, .topk = 200});
+  // The same with two lists, and ranges with more heads than one block of them.
+  testing::add(own, {DType::bf16},
+               CaseShape{.name = "extra-skv25000-h128",
+                         .s_q = 4,
+                         .h_q = 128,
+                         .s_kv = 25000,
+                         .topk = 200,
+                         .extra = ExtraShape{.s_kv = 5000, .topk = 100}});
+  testing::add(own, {DType::bf16},
+               CaseShape{.name = "extra-range-range-h130",
+                         .s_q = 9,
+                         .h_q = 130,
+                         .s_kv = 150,
+                         .topk = 150,
+                         .ranges = Ranges::late,
+                         .sink = Sink::mixed,
+                         .extra = ExtraShape{.s_kv = 300, .topk = 300, .ranges = Ranges::ragged}});
   for (const CaseShape& shape : own) {
     add(shape, {});
     add(shape, {.suffix = "-deterministic", .deterministic = true});

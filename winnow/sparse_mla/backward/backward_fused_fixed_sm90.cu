@@ -1,4 +1,4 @@
-// Top-k sparse MLA attention, backward, sm90, deterministic with up to 64 heads: the launches.
+// Top-k sparse MLA attention, backward, sm90, deterministic, 64 heads at a time: the launches.
 //
 // Integers need the scale of a row before anything is added to it. So the bounds of all addends
 // come first (backward_bounds_sm90.cuh), then the fused kernel adds to rows whose scale is known.
@@ -6,6 +6,7 @@
 // those of the fused design, have one order.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include <cuda_runtime.h>
 
@@ -28,9 +29,9 @@ constexpr device::Runtime kRuntime{"sparse_mla::backward", "sm90"};
 constexpr std::int64_t kRounds = 62;
 
 struct Layout : split::SplitLayout {
-  std::int64_t head_sizes, row_sizes, step, dq_parts;
+  std::int64_t query_ranges, lengths, head_sizes, row_sizes, step, dq_parts;
 
-  Layout(const BackwardParams& params, int multiprocessors) : SplitLayout{} {
+  Layout(const JointParams& params, int multiprocessors) : SplitLayout{} {
     const Problem& problem = params.problem;
     blocks = 1;
     tiles = (problem.topk + kTileRows - 1) / kTileRows;
@@ -41,7 +42,9 @@ struct Layout : split::SplitLayout {
     offsets = place(chunk * (ranges + 1) * 4);
     lse2 = place(problem.s_q * split::kBlockHeads * 4);
     delta = place(problem.s_q * split::kBlockHeads * 4);
-    sums = place(params.dkv_dtype == DType::f32 ? 0 : problem.s_kv * problem.d_qk * 4);
+    query_ranges = place(params.ranges() ? chunk * std::int64_t{sizeof(QueryRanges)} : 0);
+    lengths = place(params.ranges() ? chunk * 4 : 0);
+    sums = place(params.sums_in_dkv() ? 0 : problem.s_kv * problem.d_qk * 4);
     rows = place((problem.s_kv + waste_rows) * split::kRowBytes);
     fixed = place((problem.s_kv + waste_rows) * problem.d_qk * 4);
     head_sizes = place(chunk * split::kBlockHeads * 8);
@@ -54,7 +57,7 @@ struct Layout : split::SplitLayout {
 };
 
 // The fused kernel's view of a chunk of queries.
-fused::KernelParams fused_params(const BackwardParams& params, const split::Params& chunk,
+fused::KernelParams fused_params(const JointParams& params, const split::Params& chunk,
                                  const Layout& layout, char* workspace, int blocks) {
   const Problem& problem = params.problem;
   fused::KernelParams kernel{};
@@ -82,58 +85,105 @@ fused::KernelParams fused_params(const BackwardParams& params, const split::Para
   kernel.head_blocks = 1;
   kernel.items = static_cast<std::uint32_t>(chunk.queries);
   kernel.rounds = kernel.items / blocks;
-  kernel.tiles = chunk.tiles;
+  kernel.tiles = params.ranges() ? fused::kTailShares : chunk.tiles;
   if (fused::keeps_step(kRuntime, problem)) {
     kernel.step = reinterpret_cast<std::uint32_t*>(workspace + layout.step);
   }
   return kernel;
 }
 
-template <int kColumns>
-void launch_bounds(const split::Params& chunk, std::int64_t s_kv, int blocks, cudaStream_t stream) {
+template <int kColumns, class Params>
+void launch_bounds(const Params& chunk, int blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(split::ScoresLayout<kColumns>);
-  kRuntime.allow_shared_memory(split::bounds_kernel<kColumns>, kBytes);
-  kRuntime.launch(split::bounds_kernel<kColumns>, blocks, split::kScoresThreads, kBytes, stream,
-                  chunk);
-  split::launch_rows(kRuntime, split::settle_kernel, chunk, s_kv, stream);
+  auto* const function = split::bounds_kernel<kColumns, Params>;
+  kRuntime.allow_shared_memory(function, kBytes);
+  kRuntime.launch(function, blocks, split::kScoresThreads, kBytes, stream, chunk);
 }
 
-template <int kColumns>
-void run(const BackwardParams& params, const Layout& layout, char* workspace, int blocks,
-         cudaStream_t stream) {
-  const Problem& problem = params.problem;
-  const auto view = [&](std::int64_t first, std::int64_t count) {
-    split::Params chunk = split::kernel_params(params, layout, workspace, first, count);
-    chunk.head_sizes = reinterpret_cast<float2*>(workspace + layout.head_sizes);
-    chunk.row_sizes = reinterpret_cast<float*>(workspace + layout.row_sizes);
-    return chunk;
-  };
-  const split::Params all = view(0, 0);
-  split::clear_sums(kRuntime, params, layout, all, stream);
-  if (problem.h_q > 0) {
-    split::launch_rows(kRuntime, split::row_sizes_kernel, all, problem.s_kv, stream);
+// The kernels' view of queries [first, first + count). Their calls add to the same rows, whose
+// scales must leave room for what comes later, unless all queries and heads are in one.
+split::Params split_params(const JointParams& params, const Layout& layout, char* workspace,
+                           std::int64_t first, std::int64_t count) {
+  split::Params chunk = split::kernel_params(params, layout, workspace, first, count);
+  chunk.head_sizes = reinterpret_cast<float2*>(workspace + layout.head_sizes);
+  chunk.row_sizes = reinterpret_cast<float*>(workspace + layout.row_sizes);
+  if (params.ranges()) {
+    chunk.rows.topk = std::numeric_limits<std::int32_t>::max();
+    chunk.rows.topk_length = reinterpret_cast<std::int32_t*>(workspace + layout.lengths);
+    chunk.rows.topk_length_stride = 1;
   }
-  for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {
-    const split::Params chunk = view(first, std::min(layout.chunk, problem.s_q - first));
-    kRuntime.launch(split::prepare_kernel<true>, chunk.queries, split::kPrepareThreads, 0, stream,
-                    chunk);
-    launch_bounds<kColumns>(chunk, problem.s_kv, blocks, stream);
+  chunk.one_chunk = chunk.one_chunk && params.sources.h_q <= fused::kHeads;
+  return chunk;
+}
+
+// Up to 64 heads of all queries, but for the ends of the rows' sums.
+template <int kColumns>
+void add_heads(const JointParams& params, const Layout& layout, char* workspace, int blocks,
+               cudaStream_t stream) {
+  const Problem& problem = params.problem;
+  QueryRanges* const ranges =
+      params.ranges() ? reinterpret_cast<QueryRanges*>(workspace + layout.query_ranges) : nullptr;
+  auto* const lengths = reinterpret_cast<std::int32_t*>(workspace + layout.lengths);
+  for (std::int64_t first = 0; first < problem.s_q; first += layout.chunk) {
+    const split::Params chunk =
+        split_params(params, layout, workspace, first, std::min(layout.chunk, problem.s_q - first));
+    split::launch_prepare<true>(kRuntime, params, chunk, first, ranges, lengths, stream);
+    if (ranges == nullptr) {
+      launch_bounds<kColumns>(chunk, blocks, stream);
+    } else {
+      launch_bounds<kColumns>(WithRanges<split::Params>{chunk, ranges}, blocks, stream);
+    }
+    split::launch_rows(kRuntime, split::settle_kernel, chunk, problem.s_kv, stream);
     const fused::KernelParams kernel = fused_params(params, chunk, layout, workspace, blocks);
     if (kernel.step != nullptr) {
       kRuntime.check(cudaMemsetAsync(kernel.step, 0, 4, stream), "cudaMemsetAsync");
     }
-    fused::launch_fused<kColumns, fused::FixedDrain>(kRuntime, kernel, blocks, stream);
+    fused::launch_fused<kColumns, fused::FixedDrain>(kRuntime, kernel, ranges, blocks, stream);
   }
-  split::finish(kRuntime, params, all, stream);
+  split::sum_sinks(kRuntime, params, split_params(params, layout, workspace, 0, 0), stream);
+}
+
+// The call with heads [first, first + 64) alone, those that there are.
+JointParams with_heads(const JointParams& params, std::int64_t first) {
+  JointParams some = params;
+  some.problem.h_q = std::min<std::int64_t>(params.problem.h_q - first, fused::kHeads);
+  const auto skip = [first](auto& rows, std::int64_t stride, int bytes) {
+    if (rows.present())
+      rows.data = const_cast<char*>(static_cast<const char*>(rows.data)) + first * stride * bytes;
+  };
+  skip(some.problem.q, params.problem.q.stride1, 2);
+  skip(some.out, params.out.stride1, 2);
+  skip(some.d_out, params.d_out.stride1, 2);
+  skip(some.lse, 1, 4);
+  skip(some.delta, 1, 4);
+  skip(some.attn_sink, params.attn_sink.stride0, 4);
+  skip(some.dq, params.dq.stride1, static_cast<int>(size_of(params.dq_dtype)));
+  skip(some.d_sink, params.d_sink.stride0, 4);
+  return some;
+}
+
+template <int kColumns>
+void run(const JointParams& params, const Layout& layout, char* workspace, int blocks,
+         cudaStream_t stream) {
+  const Problem& problem = params.problem;
+  const split::Params all = split_params(params, layout, workspace, 0, 0);
+  split::clear_sums(kRuntime, params, layout, all, stream);
+  if (problem.h_q > 0) {
+    split::launch_rows(kRuntime, split::row_sizes_kernel, all, problem.s_kv, stream);
+  }
+  for (std::int64_t first = 0; first < problem.h_q; first += fused::kHeads) {
+    add_heads<kColumns>(with_heads(params, first), layout, workspace, blocks, stream);
+  }
+  split::finish_rows(kRuntime, params, all, stream);
 }
 
 }  // namespace
 
-std::int64_t backward_fused_fixed_workspace_bytes(const BackwardParams& params) {
+std::int64_t backward_fused_fixed_workspace_bytes(const JointParams& params) {
   return Layout(params, kRuntime.multiprocessors()).bytes;
 }
 
-void backward_fused_fixed_sm90(const BackwardParams& params, void* workspace, void* stream) {
+void backward_fused_fixed_sm90(const JointParams& params, void* workspace, void* stream) {
   const int blocks = kRuntime.multiprocessors();
   const Layout layout(params, blocks);
   const auto queue = static_cast<cudaStream_t>(stream);

@@ -1,17 +1,17 @@
-// Deterministic backward of top-k sparse MLA attention on sm90 for up to 64 heads: bounds first,
+// Deterministic backward of top-k sparse MLA attention on sm90, 64 heads at a time: bounds first,
 // then the fused kernel. Internal.
 #pragma once
 
 #include <cstdint>
 
-#include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/backward/backward_joint_sm90.h"
 
 namespace winnow::sparse_mla {
 
 // Bytes of device memory that backward_fused_fixed_sm90() works in.
-std::int64_t backward_fused_fixed_workspace_bytes(const BackwardParams& params);
+std::int64_t backward_fused_fixed_workspace_bytes(const JointParams& params);
 
 // `workspace` is aligned to 256 bytes.
-void backward_fused_fixed_sm90(const BackwardParams& params, void* workspace, void* stream);
+void backward_fused_fixed_sm90(const JointParams& params, void* workspace, void* stream);
 
 }  // namespace winnow::sparse_mla

@@ -18,16 +18,27 @@ inline bool keeps_step(const Runtime& runtime, const Problem& problem) {
 }
 
 // dq, the sums of dkv, shares of d_sink.
-template <int kDim, class Drain>
-void launch_fused(const Runtime& runtime, const KernelParams& kernel, int blocks,
-                  cudaStream_t stream) {
+template <int kDim, class Drain, class Params>
+void launch_fused(const Runtime& runtime, const Params& kernel, int blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Layout<kDim>);
-  auto* const function = fused_kernel<kDim, Drain>;
+  auto* const function = fused_kernel<kDim, Drain, Params>;
   runtime.allow_shared_memory(function, kBytes);
   runtime.launch(function, blocks, kThreads, kBytes, stream, kernel);
   const unsigned tail = kernel.items % blocks;
   if (tail > 0 && kernel.tiles > 0) {
     runtime.launch(combine_kernel<kDim>, tail * kHeads, kCombineThreads, 0, stream, kernel, blocks);
+  }
+}
+
+// With `query_ranges` where there are ranges.
+template <int kDim, class Drain>
+void launch_fused(const Runtime& runtime, const KernelParams& kernel,
+                  const QueryRanges* query_ranges, int blocks, cudaStream_t stream) {
+  if (query_ranges == nullptr) {
+    launch_fused<kDim, Drain>(runtime, kernel, blocks, stream);
+  } else {
+    launch_fused<kDim, Drain>(runtime, WithRanges<KernelParams>{kernel, query_ranges}, blocks,
+                              stream);
   }
 }
 

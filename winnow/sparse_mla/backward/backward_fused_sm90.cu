@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include <cuda_runtime.h>
 
@@ -29,16 +30,16 @@ int tiles(const Problem& problem) {
 }
 
 // Whether prepare_kernel computes delta.
-bool has_delta_ahead(const BackwardParams& params) {
-  return !params.delta.present() && tiles(params.problem) < fused::kDeltaSteps;
+bool has_delta_ahead(const JointParams& params) {
+  return !params.delta.present() && (params.ranges() || tiles(params.problem) < fused::kDeltaSteps);
 }
 
 // Where what lies in the workspace of the fused kernel; offsets in bytes, multiples of 256.
 struct Workspace {
   std::int64_t step, accumulator;  // side by side: both begin as zeros
-  std::int64_t ordered, lengths, delta, sink_share, dq_parts, bytes;
+  std::int64_t ordered, lengths, ranges, delta, sink_share, dq_parts, bytes;
 
-  Workspace(const BackwardParams& params, int blocks) {
+  Workspace(const JointParams& params, int blocks) {
     const Problem& problem = params.problem;
     bytes = 0;
     const auto take = [&](std::int64_t size) {
@@ -52,6 +53,7 @@ struct Workspace {
     accumulator = take((problem.s_kv + blocks) * problem.d_qk * 4);
     ordered = take(problem.s_q * problem.topk * 4);
     lengths = take(problem.s_q * 4);
+    ranges = take(params.ranges() ? problem.s_q * std::int64_t{sizeof(QueryRanges)} : 0);
     delta = take(has_delta_ahead(params) ? heads * 4 : 0);
     sink_share = take(params.d_sink.present() ? heads * 4 : 0);
     dq_parts = take(tail ? 2 * blocks * fused::kHeads * problem.d_qk * 4 : 0);
@@ -60,7 +62,7 @@ struct Workspace {
 
 // One call: what every step of it needs.
 struct Call {
-  const BackwardParams& params;
+  const JointParams& params;
   const Problem& problem;
   const Workspace& layout;
   char* workspace;
@@ -71,12 +73,13 @@ struct Call {
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(workspace + offset);
   }
+  QueryRanges* ranges() const { return params.ranges() ? at<QueryRanges>(layout.ranges) : nullptr; }
 };
 
 // The order of the entries, zeros, delta where topk is short.
 void prepare(const Call& call) {
   const Problem& problem = call.problem;
-  const BackwardParams& params = call.params;
+  const JointParams& params = call.params;
   PrepareParams p{};
   p.zeros = call.at<float4>(call.layout.step);
   p.zero_count =
@@ -106,18 +109,25 @@ void prepare(const Call& call) {
     p.delta_blocks = static_cast<unsigned>((call.heads() + kDeltaRows - 1) / kDeltaRows);
   }
   const unsigned blocks = p.order_blocks + p.delta_blocks + p.zero_blocks;
-  kRuntime.launch(prepare_kernel, blocks, kPrepareThreads, 0, call.stream, p);
+  if (!params.joint()) {
+    kRuntime.launch(prepare_kernel, blocks, kPrepareThreads, 0, call.stream, p);
+    return;
+  }
+  SourcesParams sources = sources_params(params.sources, 0);
+  sources.ranges = call.ranges();
+  kRuntime.launch(prepare_sources_kernel, blocks, kPrepareThreads, 0, call.stream, p, sources);
 }
 
 fused::KernelParams kernel_params(const Call& call) {
   const Problem& problem = call.problem;
-  const BackwardParams& params = call.params;
+  const JointParams& params = call.params;
   fused::KernelParams kernel{};
   kernel.kv = gather_view(problem);
   kernel.kv.indices = call.at<std::int32_t>(call.layout.ordered);
   kernel.kv.indices_stride = problem.topk;
   kernel.kv.topk_length = call.at<std::int32_t>(call.layout.lengths);
   kernel.kv.topk_length_stride = 1;
+  if (params.ranges()) kernel.kv.topk = std::numeric_limits<std::int32_t>::max();
   kernel.q_stride0 = 2 * problem.q.stride0;
   kernel.q_stride1 = 2 * problem.q.stride1;
   kernel.q = static_cast<const char*>(problem.q.data);
@@ -148,7 +158,7 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks(problem));
   kernel.items = static_cast<std::uint32_t>(problem.s_q * head_blocks(problem));
   kernel.rounds = kernel.items / call.blocks;
-  kernel.tiles = tiles(problem);
+  kernel.tiles = params.ranges() ? fused::kTailShares : tiles(problem);
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
   if (fused::keeps_step(kRuntime, problem)) {
@@ -157,17 +167,18 @@ fused::KernelParams kernel_params(const Call& call) {
   return kernel;
 }
 
-// dkv and d_sink as the caller wants them.
+// dkv, dextra_kv and d_sink as the caller wants them.
 void finish(const Call& call) {
   const Problem& problem = call.problem;
-  const BackwardParams& params = call.params;
-  if (problem.s_kv > 0) {
+  const JointParams& params = call.params;
+  for (const RowOutput& output : params.outputs()) {
+    if (output.rows == 0) continue;
     FinishParams p;
-    p.accumulator = call.at<float>(call.layout.accumulator);
-    p.dkv = static_cast<char*>(params.dkv.data);
-    p.f32 = params.dkv_dtype == DType::f32;
-    p.dkv_stride = size_of(params.dkv_dtype) * params.dkv.stride0;
-    p.quads = problem.s_kv * problem.d_qk / 4;
+    p.accumulator = call.at<float>(call.layout.accumulator) + output.first * problem.d_qk;
+    p.dkv = static_cast<char*>(output.to.data);
+    p.f32 = output.dtype == DType::f32;
+    p.dkv_stride = size_of(output.dtype) * output.to.stride0;
+    p.quads = output.rows * problem.d_qk / 4;
     p.row_quads = static_cast<int>(problem.d_qk / 4);
     const std::int64_t wanted = (p.quads + kFinishThreads - 1) / kFinishThreads;
     kRuntime.launch(finish_kernel,
@@ -184,11 +195,11 @@ void finish(const Call& call) {
 
 }  // namespace
 
-std::int64_t backward_fused_workspace_bytes(const BackwardParams& params) {
+std::int64_t backward_fused_workspace_bytes(const JointParams& params) {
   return Workspace(params, kRuntime.multiprocessors()).bytes;
 }
 
-void backward_fused_sm90(const BackwardParams& params, void* workspace, void* stream) {
+void backward_fused_sm90(const JointParams& params, void* workspace, void* stream) {
   const int blocks = kRuntime.multiprocessors();
   const Workspace layout(params, blocks);
   const Call call{params, params.problem,
@@ -198,9 +209,11 @@ void backward_fused_sm90(const BackwardParams& params, void* workspace, void* st
   if (call.heads() > 0) {
     const fused::KernelParams kernel = kernel_params(call);
     if (params.problem.d_qk == 576) {
-      fused::launch_fused<576, fused::FloatDrain>(kRuntime, kernel, blocks, call.stream);
+      fused::launch_fused<576, fused::FloatDrain>(kRuntime, kernel, call.ranges(), blocks,
+                                                  call.stream);
     } else {
-      fused::launch_fused<512, fused::FloatDrain>(kRuntime, kernel, blocks, call.stream);
+      fused::launch_fused<512, fused::FloatDrain>(kRuntime, kernel, call.ranges(), blocks,
+                                                  call.stream);
     }
   }
   finish(call);

@@ -23,7 +23,8 @@
 // accumulator's columns are permuted within each 16, so that what a thread holds of a row lies
 // side by side: columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9 of lane q of a quad at 4 q. finish_kernel
 // (backward_fused_steps_sm90.cuh) brings them in order. The entries of each query
-// come ordered by key range and all valid from prepare_kernel.
+// come ordered by key range and all valid from prepare_kernel; before them come the rows of its
+// ranges, where it has some (backward_sources_sm90.cuh).
 //
 // Q, dO and K are copied by cp.async, and between the copies and wgmma stands nothing but the
 // mbarrier on which the copies arrive, as in forward_sm90.cuh: a proxy fence would wait for all the
@@ -32,6 +33,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
@@ -141,8 +143,8 @@ __device__ __forceinline__ void copy_heads(const KernelParams& params, std::uint
 }
 
 // Copies Q and dO of an item; of the item before, `reduce` is done with a chunk when it says so.
-template <int kDim, bool kFixed>
-__device__ __forceinline__ void load_heads(const KernelParams& params, Plan<kDim> shared,
+template <int kDim, bool kFixed, class Params>
+__device__ __forceinline__ void load_heads(const Params& params, Plan<kDim> shared,
                                            std::uint32_t number, std::uint32_t parity, int thread) {
   using P = Plan<kDim>;
   Item item;
@@ -179,9 +181,10 @@ __device__ __forceinline__ Place<float> delta_place(Place<float[kHeads]> deltas,
 }
 
 // Steps [first, first + kSteps) of them, those that there are.
-template <int kDim, int kSteps>
-__device__ __forceinline__ void add_to_delta(const KernelParams& params, Plan<kDim> shared,
+template <int kDim, int kSteps, class Params>
+__device__ __forceinline__ void add_to_delta(const Params& params, Plan<kDim> shared,
                                              std::uint32_t number, int first, int warp, int lane) {
+  if constexpr (kHasRanges<Params>) return;  // delta is always there
   using P = Plan<kDim>;
   Item item;
   if (params.delta != nullptr || !locate(params, shared.tail(), number, item)) return;
@@ -213,12 +216,43 @@ __device__ __forceinline__ void add_to_delta(const KernelParams& params, Plan<kD
   }
 }
 
+// Where the entries of an item's next tile are.
+template <class Params>
+struct ListPlace {
+  const std::int32_t* list;  // the first of them
+
+  __device__ __forceinline__ void begin(const Params& params, const Item& item) {
+    list = params.kv.indices + item.query * params.kv.indices_stride + item.first_tile * kTileRows;
+  }
+  __device__ __forceinline__ void advance() { list += kTileRows; }
+  __device__ __forceinline__ auto entries(const Params&, int) const {
+    return [from = list](int row) { return __ldg(from + row); };
+  }
+};
+// With ranges, which are looked at anew for each tile: registers are scarce.
+template <class Params>
+struct RangePlace {
+  std::uint32_t query;
+
+  __device__ __forceinline__ void begin(const Params&, const Item& item) { query = item.query; }
+  __device__ __forceinline__ void advance() {}
+  // `left` of the query's entries are those from the tile on.
+  __device__ __forceinline__ auto entries(const Params& params, int left) const {
+    const RangedEntries rows(params.query_ranges + query,
+                             params.kv.indices + query * params.kv.indices_stride);
+    return [rows, first = query_entries(params.kv, query) - left](int row) {
+      return rows(first + row);
+    };
+  }
+};
+
 // Copies the rows of one tile after the other, in the order of the products and a tile ahead.
-template <int kDim, bool kFixed>
+template <int kDim, bool kFixed, class Params>
 struct Gather {
   using P = Plan<kDim>;
+  using EntryPlace = std::conditional_t<kHasRanges<Params>, RangePlace<Params>, ListPlace<Params>>;
 
-  const KernelParams& params;
+  const Params& params;
   const P shared;
   const int thread = threadIdx.x & 127;
   // The tile that is copied next.
@@ -226,11 +260,11 @@ struct Gather {
   int left = 0;                      // tiles of the item from this one on; 0: there is none
   int entries = 0;                   // the same of entries
   bool first = true;                 // it is the first of its item
-  const std::int32_t* list;          // its first entry
+  EntryPlace place;                  // of its entries
   std::int32_t next[kGatherPasses];  // the entries that this thread copies; -1: past the last
   GatherRows rows;
 
-  __device__ __forceinline__ Gather(const KernelParams& kernel_params, P shared_memory)
+  __device__ __forceinline__ Gather(const Params& kernel_params, P shared_memory)
       : params(kernel_params), shared(shared_memory) {
     find();
     fetch();
@@ -246,8 +280,7 @@ struct Gather {
         continue;
       }
       entries = item.entries - item.first_tile * kTileRows;
-      list =
-          params.kv.indices + item.query * params.kv.indices_stride + item.first_tile * kTileRows;
+      place.begin(params, item);
       return;
     }
     left = 0;
@@ -255,10 +288,11 @@ struct Gather {
   // Loaded by each thread for itself: between the reductions of `reduce`, shuffles take long.
   __device__ __forceinline__ void fetch() {
     if (left == 0) return;
+    const auto entry = place.entries(params, entries);
 #pragma unroll
     for (int pass = 0; pass < kGatherPasses; ++pass) {
       const int row = 16 * pass + thread / 8;
-      next[pass] = row < entries ? __ldg(list + row) : -1;
+      next[pass] = row < entries ? entry(row) : -1;
     }
   }
   // Counts an item that this block begins or has nothing to do for.
@@ -318,7 +352,7 @@ struct Gather {
   // After the copies of a tile.
   __device__ __forceinline__ void advance() {
     if (left == 0) return;
-    list += kTileRows;
+    place.advance();
     entries -= kTileRows;
     first = --left == 0;
     if (first) {
@@ -487,8 +521,8 @@ __device__ __forceinline__ void clear(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) d[i] = 0.0f;
 }
 
-template <int kDim, bool kFixed>
-__device__ __forceinline__ void score_role(const KernelParams& params, Plan<kDim> shared) {
+template <int kDim, bool kFixed, class Params>
+__device__ __forceinline__ void score_role(const Params& params, Plan<kDim> shared) {
   using P = Plan<kDim>;
   const int warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x & 31;
@@ -497,7 +531,7 @@ __device__ __forceinline__ void score_role(const KernelParams& params, Plan<kDim
   // register.
   constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
   std::uint32_t progress = 0;
-  Gather<kDim, kFixed> gather(params, shared);
+  Gather<kDim, kFixed, Params> gather(params, shared);
   gather.begin(0);
   gather.copy(0, P::kChunks);
   gather.copy_heads(0);
@@ -618,16 +652,16 @@ __device__ __forceinline__ void multiply_chunk(Plan<kDim> shared, std::uint64_t 
   wgmma_commit();
 }
 
-template <int kDim, class Drain>
+template <int kDim, class Drain, class Params>
 struct Reduce {
   using P = Plan<kDim>;
-  const KernelParams& params;
+  const Params& params;
   const P shared;
   const int warp, lane;
   Drain drain;                 // of the tile that is being reduced
   float dq[128], dq_rope[16];  // columns 256 to 511, 544 to 575
 
-  __device__ __forceinline__ Reduce(const KernelParams& kernel_params, P shared_memory)
+  __device__ __forceinline__ Reduce(const Params& kernel_params, P shared_memory)
       : params(kernel_params),
         shared(shared_memory),
         warp(static_cast<int>(threadIdx.x % 128 / 32)),
@@ -726,9 +760,9 @@ struct Reduce {
   }
 };
 
-template <int kDim, class Drain>
-__global__ void __launch_bounds__(kThreads, 1)
-    fused_kernel(const __grid_constant__ KernelParams params) {
+// Params: KernelParams, or WithRanges of them.
+template <int kDim, class Drain, class Params>
+__global__ void __launch_bounds__(kThreads, 1) fused_kernel(const __grid_constant__ Params params) {
   using P = Plan<kDim>;
   std::byte* const memory = dynamic_shared<1024>();
   const P shared{shared_address(memory)};
@@ -751,7 +785,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     score_role<kDim, Drain::kFixed>(params, shared);
   } else {
-    Reduce<kDim, Drain>(params, shared).run();
+    Reduce<kDim, Drain, Params>(params, shared).run();
   }
 }
 

@@ -1,8 +1,8 @@
 // Top-k sparse MLA attention, backward, sm90: the kernels before and after the fused one.
 //
-//   prepare_kernel   the valid entries of every query, ordered by key range; zeros in the
+//   prepare_kernel   the valid entries of every query's lists, ordered by key range; zeros in the
 //                    accumulator; delta = dot(out, d_out) where topk is too short for the
-//                    fused kernel to hide it: three kinds of blocks side by side
+//                    fused kernel to hide it, or unknown: three kinds of blocks side by side
 //   (products)       backward_fused_sm90.cuh: dq, the f32 accumulator of dkv, shares of d_sink
 //   finish_kernel    the accumulator's columns in order, in the dtype of dkv
 //   sink_kernel      d_sink, summed over the queries
@@ -19,6 +19,7 @@
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/sparse_mla/backward/backward_sources_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
@@ -53,7 +54,7 @@ __device__ __forceinline__ void compute_delta(const DeltaParams& p, std::int64_t
 }
 
 struct OrderParams {
-  GatherView rows;
+  GatherView rows;        // of two sources topk alone, the entries of both lists
   std::int32_t* ordered;  // [s_q, topk]
   std::int32_t* lengths;  // [s_q]
   int shift;              // index >> shift is its range, below kRanges
@@ -62,19 +63,18 @@ struct OrderParams {
 inline constexpr int kRanges = kPrepareThreads;
 inline constexpr int kStaged = 4096;  // entries that are put in order in shared memory
 
-// Calls use(index) for the valid ones of the query's entries, each thread for some of them.
-template <class Use>
-__device__ __forceinline__ void for_each_entry(const OrderParams& p, std::int64_t query,
-                                               int entries, const Use& use) {
+// Calls use(row) for the valid ones of the query's entries, each thread for some of them.
+template <class List, class Use>
+__device__ __forceinline__ void for_each_entry(const List& list, int entries, const Use& use) {
   constexpr int kBatch = 8;  // loads under way
-  const std::int32_t* const indices = p.rows.indices + query * p.rows.indices_stride;
-  const std::uint32_t visible = visible_rows(p.rows, query);
+  const auto load = list.loads();
+  const std::uint32_t visible = list.visible();
   for (int first = threadIdx.x; first < entries; first += kBatch * kPrepareThreads) {
     std::int32_t index[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int entry = first + i * kPrepareThreads;
-      index[i] = entry < entries ? __ldg(indices + entry) : -1;
+      index[i] = entry < entries ? load(entry) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -83,16 +83,19 @@ __device__ __forceinline__ void for_each_entry(const OrderParams& p, std::int64_
   }
 }
 
-// Counts the valid entries in every range, then puts each in its place. One block a query.
-__device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t query) {
+// Counts the valid entries in every range, then puts each in its place. One block a query, which
+// has `others` entries beside these.
+template <class List>
+__device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t query,
+                                              const List& list, int others) {
   WINNOW_BLOCK_SHARED(place, int[kRanges]);
   WINNOW_BLOCK_SHARED(warp_totals, int[kPrepareThreads / 32]);
   WINNOW_BLOCK_SHARED(staged, std::int32_t[kStaged]);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int entries = query_entries(p.rows, query);
+  const int entries = list.count();
   place[thread] = 0;
   __syncthreads();
-  for_each_entry(p, query, entries,
+  for_each_entry(list, entries,
                  [&](std::int32_t index) { atomicAdd(&place[index >> p.shift], 1); });
   __syncthreads();
   const int count = place[thread];
@@ -106,16 +109,24 @@ __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t
     total += warp_totals[w];
   }
   place[thread] = sum - count;
-  if (thread == 0) p.lengths[query] = total;
+  if (thread == 0) p.lengths[query] = others + total;
   __syncthreads();
   // Written side by side, where they fit.
   std::int32_t* const ordered = p.ordered + query * p.rows.topk;
   std::int32_t* const to = entries <= kStaged ? staged : ordered;
-  for_each_entry(p, query, entries,
+  for_each_entry(list, entries,
                  [&](std::int32_t index) { to[atomicAdd(&place[index >> p.shift], 1)] = index; });
   if (to == ordered) return;
   __syncthreads();
   for (int i = thread; i < total; i += kPrepareThreads) ordered[i] = staged[i];
+}
+
+// Of two sources or of ranges.
+__device__ __forceinline__ void order_sources(const OrderParams& p, const SourcesParams& sources,
+                                              std::int64_t query) {
+  const QueryRanges ranges = ranges_of(sources, query);
+  if (sources.ranges != nullptr && threadIdx.x == 0) sources.ranges[query] = ranges;
+  order_entries(p, query, ListedEntries{sources, query}, ranges.rows());
 }
 
 struct PrepareParams {
@@ -126,10 +137,10 @@ struct PrepareParams {
   unsigned order_blocks, delta_blocks, zero_blocks;
 };
 
-static __global__ void __launch_bounds__(kPrepareThreads)
-    prepare_kernel(const __grid_constant__ PrepareParams p) {
+template <class Order>
+__device__ __forceinline__ void prepare(const PrepareParams& p, const Order& order) {
   unsigned block = blockIdx.x;
-  if (block < p.order_blocks) return order_entries(p.order, block);
+  if (block < p.order_blocks) return order(block);
   block -= p.order_blocks;
   if (block < p.delta_blocks) return compute_delta(p.delta, block);
   block -= p.delta_blocks;
@@ -137,6 +148,18 @@ static __global__ void __launch_bounds__(kPrepareThreads)
        i += std::int64_t{p.zero_blocks} * kPrepareThreads) {
     p.zeros[i] = {0.0f, 0.0f, 0.0f, 0.0f};
   }
+}
+
+static __global__ void __launch_bounds__(kPrepareThreads)
+    prepare_kernel(const __grid_constant__ PrepareParams p) {
+  prepare(p, [&](std::int64_t query) {
+    order_entries(p.order, query, OneList{p.order.rows, query}, 0);
+  });
+}
+static __global__ void __launch_bounds__(kPrepareThreads)
+    prepare_sources_kernel(const __grid_constant__ PrepareParams p,
+                           const __grid_constant__ SourcesParams sources) {
+  prepare(p, [&](std::int64_t query) { order_sources(p.order, sources, query); });
 }
 
 struct FinishParams {

@@ -9,6 +9,7 @@
 #include "winnow/device/sm90/pipeline.cuh"
 #include "winnow/device/sm90/places.cuh"
 #include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
+#include "winnow/sparse_mla/backward/backward_sources_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
@@ -52,7 +53,7 @@ struct KernelParams {
   int h_q;
   std::uint32_t head_blocks, items;  // items = s_q * head_blocks, at most 2^30
   std::uint32_t rounds;              // in which every block has an item: items / blocks
-  int tiles;                         // of a query: ceil(topk / 64)
+  int tiles;                         // of a query: ceil(topk / 64); with ranges kTailShares
   // A counter, 0 at first, of the items that the blocks have begun. By it they wait for each other,
   // so that they share rows in the L2 cache; null: they do not wait.
   std::uint32_t* step;
@@ -96,8 +97,13 @@ __device__ inline TailItem tail_item(const KernelParams& params, int which) {
   return item;
 }
 
+// Where the tiles of a query are not known before it is looked at, items of the tail are cut into
+// so many shares of them, which KernelParams and TailItem then have in the place of tiles.
+inline constexpr int kTailShares = 32;
+
 // The `number`-th item of this block; false past the last.
-__device__ __forceinline__ bool locate(const KernelParams& params, Place<TailItem[2]> tail,
+template <class Params>
+__device__ __forceinline__ bool locate(const Params& params, Place<TailItem[2]> tail,
                                        std::uint32_t number, Item& item) {
   std::uint32_t index = number * gridDim.x + blockIdx.x;
   item.first_tile = 0;
@@ -116,6 +122,11 @@ __device__ __forceinline__ bool locate(const KernelParams& params, Place<TailIte
   item.query = index / params.head_blocks;
   item.first_head = static_cast<int>(index - item.query * params.head_blocks) * kHeads;
   item.entries = query_entries(params.kv, item.query);
+  if constexpr (kHasRanges<Params>) {
+    const int tiles = tile_count(item.entries);
+    item.first_tile = tiles * item.first_tile / kTailShares;
+    item.end_tile = tiles * item.end_tile / kTailShares;
+  }
   return true;
 }
 

@@ -79,7 +79,7 @@ Sources sources_of(const BackwardParams& params) {
 struct Layout : split::SplitLayout {
   std::int64_t packed[3];  // where the copies of q, d_out and kv begin; -1: read in place
 };
-Layout layout_of(const BackwardParams& params) {
+Layout layout_of(const JointParams& params) {
   Layout layout{split::layout_of(params, kTarget), {}};
   const Sources sources = sources_of(params);
   const MappedRows* const all[] = {&sources.q, &sources.d_out, &sources.kv};
@@ -90,7 +90,7 @@ Layout layout_of(const BackwardParams& params) {
 }
 
 // Copies the sources that cannot be mapped into the workspace. Returns all as the maps read them.
-Sources pack(const BackwardParams& params, const Layout& layout, char* workspace,
+Sources pack(const JointParams& params, const Layout& layout, char* workspace,
              cudaStream_t stream) {
   Sources sources = sources_of(params);
   MappedRows* const all[] = {&sources.q, &sources.d_out, &sources.kv};
@@ -125,7 +125,7 @@ CUtensorMap rows_map(const MappedRows& rows, int columns) {
       swizzle);
 }
 
-Params kernel_params(const BackwardParams& params, const Layout& layout, const Sources& sources,
+Params kernel_params(const JointParams& params, const Layout& layout, const Sources& sources,
                      char* workspace, std::int64_t first, std::int64_t count) {
   Params kernel{
       split::kernel_params(params, layout, workspace, first, count), {}, {}, {}, {}, {}, {}};
@@ -164,7 +164,7 @@ void launch_dkv(const Params& params, std::int64_t s_kv, int pairs, cudaStream_t
 }
 
 template <int kColumns>
-void run(const BackwardParams& params, const Layout& layout, char* workspace, cudaStream_t stream) {
+void run(const JointParams& params, const Layout& layout, char* workspace, cudaStream_t stream) {
   const Problem& problem = params.problem;
   const int pairs = std::max(kRuntime.multiprocessors() / 2, 1);
   const split::Params all = split::kernel_params(params, layout, workspace, 0, 0);
@@ -183,19 +183,21 @@ void run(const BackwardParams& params, const Layout& layout, char* workspace, cu
       launch_dkv<kColumns>(chunk, problem.s_kv, pairs, stream);
     }
   }
-  split::finish(kRuntime, params, all, stream);
+  split::sum_sinks(kRuntime, params, all, stream);
+  split::finish_rows(kRuntime, params, all, stream);
 }
 
 }  // namespace
 
 std::int64_t backward_sm100_workspace_bytes(const BackwardParams& params) {
-  return std::max<std::int64_t>(layout_of(params).bytes, 1);  // so that memory has an address
+  return std::max<std::int64_t>(layout_of({params, params.problem}).bytes, 1);  // has an address
 }
 
-void backward_sm100(const BackwardParams& params, void* workspace, void* stream) {
+void backward_sm100(const BackwardParams& given, void* workspace, void* stream) {
+  const JointParams params{given, given.problem};  // one source, a list
   const Layout layout = layout_of(params);
   const auto queue = static_cast<cudaStream_t>(stream);
-  const device::Scratch scratch(kRuntime, workspace, backward_sm100_workspace_bytes(params), queue);
+  const device::Scratch scratch(kRuntime, workspace, backward_sm100_workspace_bytes(given), queue);
   char* const memory = static_cast<char*>(scratch.data());
   if (params.problem.d_qk == 576) {
     run<576>(params, layout, memory, queue);

@@ -8,6 +8,8 @@
 #include "winnow/sparse_mla/backward/backward_fused_fixed_sm90.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/backward/backward_joint_sm90.h"
+#include "winnow/sparse_mla/backward/backward_sources_sm90.cuh"
 #include "winnow/sparse_mla/backward/backward_split_sm90.h"
 
 namespace winnow::sparse_mla {
@@ -21,14 +23,19 @@ namespace {
 //
 // Deterministic, the fused kernel needs the bounds of its addends first, which takes the longer the
 // more rows of the cache come from memory.
+//
+// With ranges of rows the fused design takes all calls. Split, P and dS have places for as many
+// tiles as a query may have, which is known before the launch where there are lists alone; a range
+// may be of all rows.
 struct Design {
-  std::int64_t (*workspace_bytes)(const BackwardParams&);
-  void (*run)(const BackwardParams&, void* workspace, void* stream);
+  std::int64_t (*workspace_bytes)(const JointParams&);
+  void (*run)(const JointParams&, void* workspace, void* stream);
 };
 
-Design design_of(const BackwardParams& params) {
+Design design_of(const JointParams& params) {
   const Problem& problem = params.problem;
-  if (problem.h_q > 64 || problem.s_kv > (params.deterministic ? 65536 : 262144)) {
+  const bool many = problem.h_q > 64 || problem.s_kv > (params.deterministic ? 65536 : 262144);
+  if (many && !params.ranges()) {
     return {backward_split_workspace_bytes, backward_split_sm90};
   }
   if (params.deterministic) {
@@ -37,18 +44,37 @@ Design design_of(const BackwardParams& params) {
   return {backward_fused_workspace_bytes, backward_fused_sm90};
 }
 
+constexpr device::Runtime kRuntime{"sparse_mla::backward", "sm90"};
+
+// The rows of both sources come first in the workspace.
+std::int64_t rows_bytes(const BackwardParams& params) {
+  return device::scratch_bytes(joint_rows_bytes(params.problem));
+}
+
+void copy_sources(const Problem& problem, void* to, cudaStream_t stream) {
+  const std::int64_t bytes = 2 * problem.d_qk;
+  const auto copy = [&](const Source& source, std::int64_t first) {
+    copy_rows(kRuntime, source.kv.data, 2 * source.kv.stride0,
+              static_cast<char*>(to) + first * bytes, bytes, source.s_kv, bytes, stream);
+  };
+  copy(problem, 0);
+  copy(problem.extra, problem.s_kv);
+}
+
 }  // namespace
 
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params) {
-  const std::int64_t bytes = design_of(params).workspace_bytes(params);
+  const JointParams joint = joint_params(params, nullptr);
+  const std::int64_t bytes = rows_bytes(params) + design_of(joint).workspace_bytes(joint);
   return std::max<std::int64_t>(bytes, 1);  // there always is an address
 }
 
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream) {
-  const device::Scratch scratch({"sparse_mla::backward", "sm90"}, workspace,
-                                backward_sm90_workspace_bytes(params),
-                                static_cast<cudaStream_t>(stream));
-  design_of(params).run(params, scratch.data(), stream);
+  const auto queue = static_cast<cudaStream_t>(stream);
+  const device::Scratch scratch(kRuntime, workspace, backward_sm90_workspace_bytes(params), queue);
+  const JointParams joint = joint_params(params, scratch.data());
+  if (params.problem.extra.kv.present()) copy_sources(params.problem, scratch.data(), queue);
+  design_of(joint).run(joint, static_cast<char*>(scratch.data()) + rows_bytes(params), stream);
 }
 
 }  // namespace winnow::sparse_mla

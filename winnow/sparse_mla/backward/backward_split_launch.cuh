@@ -12,7 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
-#include "winnow/sparse_mla/backward/backward_impl.h"
+#include "winnow/sparse_mla/backward/backward_joint_sm90.h"
 #include "winnow/sparse_mla/backward/backward_split_products_sm90.cuh"
 
 namespace winnow::sparse_mla::backward_split_detail {
@@ -60,7 +60,7 @@ struct SplitLayout {
   }
 };
 
-inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& target) {
+inline SplitLayout layout_of(const JointParams& params, const SplitTarget& target) {
   const Problem& problem = params.problem;
   SplitLayout layout{};
   layout.blocks = (problem.h_q + kBlockHeads - 1) / kBlockHeads;
@@ -81,7 +81,7 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
   layout.lse2 = place(problem.s_q * heads * 4);
   layout.delta = place(problem.s_q * heads * 4);
   layout.taken = place(4);
-  layout.sums = place(params.dkv_dtype == DType::f32 ? 0 : problem.s_kv * problem.d_qk * 4);
+  layout.sums = place(params.sums_in_dkv() ? 0 : problem.s_kv * problem.d_qk * 4);
   if (params.deterministic) {
     layout.head_norms = place(layout.chunk * layout.blocks * 32);
     layout.tile_norms = place(layout.chunk * layout.blocks * layout.tiles * 32);
@@ -92,8 +92,8 @@ inline SplitLayout layout_of(const BackwardParams& params, const SplitTarget& ta
 }
 
 // The kernels' view of queries [first, first + count).
-inline Params kernel_params(const BackwardParams& params, const SplitLayout& layout,
-                            char* workspace, std::int64_t first, std::int64_t count) {
+inline Params kernel_params(const JointParams& params, const SplitLayout& layout, char* workspace,
+                            std::int64_t first, std::int64_t count) {
   const Problem& problem = params.problem;
   Params kernel{};
   kernel.chosen = gather_view(problem);
@@ -141,7 +141,7 @@ inline Params kernel_params(const BackwardParams& params, const SplitLayout& lay
       static_cast<char*>(params.dq.data) + (kernel.dq_f32 ? 4 : 2) * params.dq.offset(first);
   kernel.dq_stride0 = params.dq.stride0;
   kernel.dq_stride1 = params.dq.stride1;
-  if (params.dkv_dtype == DType::f32) {
+  if (params.sums_in_dkv()) {
     kernel.dkv = static_cast<float*>(params.dkv.data);
     kernel.dkv_stride = params.dkv.stride0;
   } else {
@@ -187,6 +187,23 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
                  kRowThreads, 0, stream, params, s_kv);
 }
 
+// Launches what comes before a chunk of queries. With ranges, theirs and the number of all entries
+// of each query go to `ranges` and `lengths`.
+template <bool kForBounds>
+void launch_prepare(const Runtime& runtime, const JointParams& params, const Params& chunk,
+                    std::int64_t first, QueryRanges* ranges, std::int32_t* lengths,
+                    cudaStream_t stream) {
+  if (!params.joint()) {
+    runtime.launch(prepare_kernel<kForBounds>, chunk.queries, kPrepareThreads, 0, stream, chunk);
+    return;
+  }
+  SourcesParams sources = sources_params(params.sources, first);
+  sources.ranges = ranges;
+  sources.lengths = lengths;
+  runtime.launch(prepare_sources_kernel<kForBounds>, chunk.queries, kPrepareThreads, 0, stream,
+                 chunk, sources);
+}
+
 // Launches what comes before the fixed-point additions of a chunk of queries.
 [[maybe_unused]] static void launch_settle(const Runtime& runtime, const Params& params,
                                            std::int64_t s_kv, cudaStream_t stream) {
@@ -195,8 +212,8 @@ inline void launch_rows(const Runtime& runtime, void (*kernel)(Params, std::int6
   launch_rows(runtime, settle_kernel, params, s_kv, stream);
 }
 
-inline void clear_sums(const Runtime& runtime, const BackwardParams& params,
-                       const SplitLayout& layout, const Params& kernel, cudaStream_t stream) {
+inline void clear_sums(const Runtime& runtime, const JointParams& params, const SplitLayout& layout,
+                       const Params& kernel, cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_kv == 0) return;
   if (kernel.fixed == nullptr || !kernel.one_chunk) {  // else fold_kernel writes every row
@@ -212,9 +229,9 @@ inline void clear_sums(const Runtime& runtime, const BackwardParams& params,
                 "cudaMemsetAsync");
 }
 
-// Completes the sums, rounds them where dkv is bf16, and adds up d_sink. `all` begins at query 0.
-static void finish(const Runtime& runtime, const BackwardParams& params, const Params& all,
-                   cudaStream_t stream) {
+// Adds up d_sink. `all` begins at query 0.
+[[maybe_unused]] static void sum_sinks(const Runtime& runtime, const BackwardParams& params,
+                                       const Params& all, cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (params.d_sink.present() && problem.h_q > 0) {
     const int heads = all.blocks * kBlockHeads;
@@ -222,11 +239,25 @@ static void finish(const Runtime& runtime, const BackwardParams& params, const P
                    problem.s_q, heads, all.h_q, all.attn_sink, all.attn_sink_stride,
                    params.d_sink.as<float>().data, params.d_sink.stride0);
   }
+}
+
+// Completes the sums of rows, and rounds or copies them where they are not in dkv.
+[[maybe_unused]] static void finish_rows(const Runtime& runtime, const JointParams& params,
+                                         const Params& all, cudaStream_t stream) {
+  const Problem& problem = params.problem;
   if (all.fixed != nullptr) launch_rows(runtime, fold_kernel, all, problem.s_kv, stream);
-  if (params.dkv_dtype != DType::f32 && problem.s_kv > 0) {
-    launch_flat(runtime, round_kernel, problem.s_kv * problem.d_qk / 8, stream, all.dkv,
-                problem.s_kv, static_cast<int>(problem.d_qk), static_cast<char*>(params.dkv.data),
-                params.dkv.stride0);
+  if (params.sums_in_dkv()) return;
+  const int columns = static_cast<int>(problem.d_qk);
+  for (const RowOutput& output : params.outputs()) {
+    const float* const sums = all.dkv + output.first * columns;
+    auto* const to = static_cast<char*>(output.to.data);
+    if (output.dtype == DType::f32) {
+      copy_rows(runtime, sums, 4 * columns, to, 4 * output.to.stride0, output.rows, 4 * columns,
+                stream);
+    } else {
+      launch_flat(runtime, round_kernel, output.rows * columns / 8, stream, sums, output.rows,
+                  columns, to, output.to.stride0);
+    }
   }
 }
 

@@ -26,10 +26,6 @@ void launch(Kernel* kernel, int blocks, int threads, int shared, const Params& p
   kRuntime.launch(kernel, blocks, threads, shared, stream, params);
 }
 
-void launch_prepare(const Params& params, cudaStream_t stream) {
-  launch(detail::prepare_kernel<false>, params.queries, detail::kPrepareThreads, 0, params, stream);
-}
-
 template <int kColumns>
 void launch_scores(const Params& params, int blocks, cudaStream_t stream) {
   auto* const kernel = params.fixed == nullptr ? detail::scores_kernel<kColumns, false>
@@ -73,7 +69,7 @@ void launch_dkv(Params params, std::int64_t s_kv, int blocks, cudaStream_t strea
 }
 
 template <int kColumns>
-void run(const BackwardParams& params, const detail::SplitLayout& layout, char* workspace,
+void run(const JointParams& params, const detail::SplitLayout& layout, char* workspace,
          cudaStream_t stream) {
   const Problem& problem = params.problem;
   const int blocks = kRuntime.multiprocessors();
@@ -82,21 +78,22 @@ void run(const BackwardParams& params, const detail::SplitLayout& layout, char* 
   for (std::int64_t first = 0; first < problem.s_q && problem.h_q > 0; first += layout.chunk) {
     const Params chunk = detail::kernel_params(params, layout, workspace, first,
                                                std::min(layout.chunk, problem.s_q - first));
-    launch_prepare(chunk, stream);
+    detail::launch_prepare<false>(kRuntime, params, chunk, first, nullptr, nullptr, stream);
     launch_scores<kColumns>(chunk, blocks, stream);
     launch_dq<kColumns>(chunk, blocks, stream);
     launch_dkv<kColumns>(chunk, problem.s_kv, blocks, stream);
   }
-  detail::finish(kRuntime, params, all, stream);
+  detail::sum_sinks(kRuntime, params, all, stream);
+  detail::finish_rows(kRuntime, params, all, stream);
 }
 
 }  // namespace
 
-std::int64_t backward_split_workspace_bytes(const BackwardParams& params) {
+std::int64_t backward_split_workspace_bytes(const JointParams& params) {
   return detail::layout_of(params, kTarget).bytes;
 }
 
-void backward_split_sm90(const BackwardParams& params, void* workspace, void* stream) {
+void backward_split_sm90(const JointParams& params, void* workspace, void* stream) {
   const Problem& problem = params.problem;
   const detail::SplitLayout layout = detail::layout_of(params, kTarget);
   const auto queue = static_cast<cudaStream_t>(stream);

@@ -6,7 +6,7 @@
 // as bf16 matrices: after that a block can hold the heads of a whole group of 128, sum over them in
 // the tensor core, and reduce once.
 //
-//   prepare  per query: the visible entries, in order of key ranges; lse of its heads
+//   prepare  per query: the visible entries of its lists, in order of key ranges; lse of its heads
 //   scores   delta = d_out.out, unless it is given
 //            P = exp(scale q.k - lse), dS = scale P (d_out.k - delta)             -> scratch
 //   dq       dq = dS K                                  (backward_split_products_sm90.cuh)
@@ -29,6 +29,7 @@
 #include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/sparse_mla/backward/backward_fixed_sm90.cuh"
+#include "winnow/sparse_mla/backward/backward_sources_sm90.cuh"
 #include "winnow/sparse_mla/entry_order_sm90.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -143,12 +144,13 @@ inline constexpr int kPrepareThreads = 256;
 inline constexpr int kPrepareWarps = kPrepareThreads / 32;
 
 // The visible entries of a query, stably ordered by key range, and where each range begins.
-__device__ inline void select_entries(const Params& p, int query) {
+template <class List>
+__device__ __forceinline__ void select_entries(const Params& p, int query, const List& source) {
   WINNOW_BLOCK_SHARED(counts, int[kMaxRanges][kPrepareWarps]);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int entries = query_entries(p.chosen, query);
-  const std::uint32_t visible = visible_rows(p.chosen, query);
-  const std::int32_t* indices = p.chosen.indices + query * p.chosen.indices_stride;
+  const int entries = source.count();
+  const std::uint32_t visible = source.visible();
+  const auto load = source.loads();
   std::int32_t* list = p.lists + static_cast<std::int64_t>(query) * p.tiles * kTileRows;
   // Each warp has a part of the entries, the same in both passes.
   const int part = ceil_div(ceil_div(entries, kPrepareWarps), 32) * 32;
@@ -158,7 +160,7 @@ __device__ inline void select_entries(const Params& p, int query) {
   __syncthreads();
   const auto walk = [&](auto&& visit) {
     for (int first = begin; first < end; first += 32) {
-      const std::int32_t index = first + lane < end ? __ldg(indices + first + lane) : -1;
+      const std::int32_t index = first + lane < end ? load(first + lane) : -1;
       const bool counted = static_cast<std::uint32_t>(index) < visible;
       const LanesByRange lanes(index, counted, p.range_shift);
       visit(index, counted ? lanes.range() : -1, lanes.with(lanes.range()));
@@ -220,16 +222,11 @@ __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) 
   return {largest, sqrtf(warp_sum(sum)) / unit};
 }
 
-// One block a query. A given delta is taken over; others are formed by the scores. With kForBounds,
-// which come before the fused kernel, they are formed here, and head_sizes too.
+// A given delta is taken over; others are formed by the scores. With kForBounds, which come before
+// the fused kernel, they are formed here, and head_sizes too. `any`: the query sees something.
 template <bool kForBounds>
-__global__ void __launch_bounds__(kPrepareThreads)
-    prepare_kernel(const __grid_constant__ Params p) {
-  const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (!kForBounds && query == 0 && threadIdx.x == 0) *p.dkv_taken = 0;
-  select_entries(p, query);
-  __syncthreads();
-  const bool any = p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges] > 0;
+__device__ __forceinline__ void prepare_heads(const Params& p, int query, bool any) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int heads = p.blocks * kBlockHeads;
   for (int head = warp; head < heads; head += kPrepareWarps) {
     float delta = 0, lse2 = infinity();
@@ -266,6 +263,39 @@ __global__ void __launch_bounds__(kPrepareThreads)
       if constexpr (kForBounds) p.head_sizes[at] = sizes;
     }
   }
+}
+
+__device__ __forceinline__ bool any_listed(const Params& p, int query) {
+  return p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges] > 0;
+}
+
+// One block a query.
+template <bool kForBounds>
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_kernel(const __grid_constant__ Params p) {
+  const int query = blockIdx.x;
+  if (!kForBounds && query == 0 && threadIdx.x == 0) *p.dkv_taken = 0;
+  select_entries(p, query, OneList{p.chosen, query});
+  __syncthreads();
+  prepare_heads<kForBounds>(p, query, any_listed(p, query));
+}
+
+// The same of two sources or of ranges.
+template <bool kForBounds>
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_sources_kernel(const __grid_constant__ Params p,
+                           const __grid_constant__ SourcesParams sources) {
+  const int query = blockIdx.x;
+  if (!kForBounds && query == 0 && threadIdx.x == 0) *p.dkv_taken = 0;
+  select_entries(p, query, ListedEntries{sources, query});
+  __syncthreads();
+  const QueryRanges ranges = ranges_of(sources, query);
+  if (sources.ranges != nullptr && threadIdx.x == 0) {
+    sources.ranges[query] = ranges;
+    sources.lengths[query] =
+        ranges.rows() + p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges];
+  }
+  prepare_heads<kForBounds>(p, query, ranges.rows() > 0 || any_listed(p, query));
 }
 
 // ---- Scores ------------------------------------------------------------------------------------
@@ -377,16 +407,24 @@ __device__ __forceinline__ void scores_copy(Plan shared, PipelineState<Plan::kSt
   }
 }
 
-// q, with kDOut d_out, and the rows of each item.
-template <bool kDOut = true, class Plan>
-__device__ __forceinline__ void scores_gather(const Params& p, Plan shared) {
+// The entries of a query, for load_tile() and row_now().
+__device__ __forceinline__ const std::int32_t* entries_of(const Params& p, int query) {
+  return p.rows.indices + query * p.rows.indices_stride;
+}
+__device__ __forceinline__ RangedEntries entries_of(const WithRanges<Params>& p, int query) {
+  return {p.query_ranges + query, p.rows.indices + query * p.rows.indices_stride};
+}
+
+// q, with kDOut d_out, and the rows of each item. Kernel: Params, or WithRanges of them.
+template <bool kDOut = true, class Plan, class Kernel>
+__device__ __forceinline__ void scores_gather(const Kernel& p, Plan shared) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const std::uint64_t once = policy_evict_first(), keep = policy_evict_last();
   PipelineState<Plan::kStages> ring;
   ScoresItem item;
   for (int number = 0; scores_item(p, number, item); ++number) {
     if (item.first_tile == item.end_tile) continue;
-    const std::int32_t* list = p.rows.indices + item.query * p.rows.indices_stride;
+    const auto list = entries_of(p, item.query);
     TileEntries next = load_tile(list, item.first_tile, item.entries, lane);
     const int first_head = item.block * kBlockHeads;
     const float* lse2 = block_lse2(p, item.query, item.block);
