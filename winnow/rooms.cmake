@@ -58,7 +58,7 @@ winnow_room(indexer/backward  backward.cc  CPU backward_cpu.cc  SM90 backward_sm
 winnow_room(indexer/quantize  quantize.cc  CPU quantize_cpu.cc  CUDA quantize_cuda.cu)
 winnow_room(indexer/scores  scores.cc  CPU scores_cpu.cc  SM90 scores_sm90.cu)
 winnow_room(indexer/topk  topk.cc  CPU topk_cpu.cc  SM90 topk_sm90.cu)
-winnow_room(indexer/topk_paged  topk_paged.cc  CPU topk_paged_cpu.cc  SM90 topk_paged_sm90.cu)
+winnow_room(indexer/topk_paged  paged_problem.cc topk_paged.cc  CPU topk_paged_cpu.cc  SM90 topk_paged_sm90.cu)
 winnow_room(paged_xl  problem.cc split.cc)
 winnow_room(paged_xl/attention  attention.cc  CPU attention_cpu.cc  CUDA attention_cuda.cu)
 winnow_room(paged_xl/cache  append.cc  CPU append_cpu.cc  CUDA append_cuda.cu)

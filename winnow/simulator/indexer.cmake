@@ -26,6 +26,7 @@ winnow_simulated_kernels(simulated_indexer
   indexer/topk/topk.cc
   indexer/topk/topk_cases.cc
   indexer/topk/topk_sm90.cu
+  indexer/topk_paged/paged_problem.cc
   indexer/topk_paged/topk_paged.cc
   indexer/topk_paged/topk_paged_cases.cc
   indexer/topk_paged/topk_paged_sm90.cu
