@@ -36,6 +36,7 @@ from winnow.indexer_operators import (
     indexer_quantize,
     indexer_quantize_pages,
     indexer_scores,
+    indexer_scores_paged,
     indexer_topk,
     indexer_topk_paged,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "indexer_quantize",
     "indexer_quantize_pages",
     "indexer_scores",
+    "indexer_scores_paged",
     "indexer_topk",
     "indexer_topk_paged",
     "paged_xl_append",
