@@ -307,7 +307,7 @@ def fp8_fp4_paged_mqa_logits(
     max_context_len: int,
     clean_logits: Any = False,
     logits_dtype: Optional[torch.dtype] = None,
-    indices: None = None,
+    indices: Any = None,
 ) -> Tensor:
     """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 has
     indices in the place of clean_logits: None there is taken for them."""

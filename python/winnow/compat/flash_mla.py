@@ -9,6 +9,7 @@ Arguments that only SGLang's build of FlashMLA has, or its branch nv_dev, are ta
 import dataclasses
 import math
 import operator
+import sys
 from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
@@ -29,6 +30,8 @@ __all__ = [
 
 __version__ = "1.0.0"
 """The version of flash_mla whose functions these are."""
+
+flash_mla_interface = sys.modules[__name__]  # the submodule that has the functions in FlashMLA
 
 # The arguments of winnow.sparse_mla whose names here are others.
 _NAMES_OF_DECODE = {
