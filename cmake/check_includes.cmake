@@ -15,7 +15,7 @@ set(levels
   "expert_parallel/queue_buffers expert_parallel/routing"
   "expert_parallel/transport indexer/topk sparse_mla/backward sparse_mla/distribution"
   "expert_parallel/memory expert_parallel/rendezvous indexer/topk_paged"
-  "expert_parallel/cuda expert_parallel/transport/mapped"
+  "expert_parallel/cuda expert_parallel/transport/mapped indexer/scores_paged"
   "expert_parallel/exchange"
   "expert_parallel/layer expert_parallel/transport/in_process expert_parallel/transport/nvshmem expert_parallel/transport/shared_memory"
   "expert_parallel/combine expert_parallel/dispatch expert_parallel/layout expert_parallel/notify"

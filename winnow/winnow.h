@@ -36,6 +36,7 @@
 #include "winnow/indexer/backward/backward.h"
 #include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/scores_paged/scores_paged.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/paged_xl/attention/attention.h"

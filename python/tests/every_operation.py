@@ -295,7 +295,13 @@ def _indexer():
             },
         ),
     )
-    pages = rng.integers(0, 100, (3, 64 * 68)).astype(np.uint8)
+    paged = {
+        "q": (rng.integers(0, 100, (2, 1, 3, 64)).astype(np.uint8), "f8_e4m3"),
+        "pages": (rng.integers(0, 100, (3, 64 * 68)).astype(np.uint8), "u8"),
+        "weights": (_normal(2, 1, 3), "f32 or bf16"),
+        "block_tables": (np.array([[0, 1], [2, 0]], np.int32), "i32"),
+        "context_lens": (np.array([70, 3], np.int32), "i32"),
+    }
     yield (
         "indexer::topk_paged",
         _operation(
@@ -305,18 +311,25 @@ def _indexer():
                 ),
                 q=(torch.float8_e4m3fn, "uint8"),
             ),
-            {
-                "q": (rng.integers(0, 100, (2, 1, 3, 64)).astype(np.uint8), "f8_e4m3"),
-                "pages": (pages, "u8"),
-                "weights": (_normal(2, 1, 3), "f32 or bf16"),
-                "block_tables": (np.array([[0, 1], [2, 0]], np.int32), "i32"),
-                "context_lens": (np.array([70, 3], np.int32), "i32"),
-            },
+            paged,
             {
                 "indices": (np.zeros((2, 1, 5), np.int32), "i32"),
                 "length": (np.zeros((2, 1), np.int32), "i32"),
                 "scores": (np.zeros((2, 1, 5), np.float32), "f32"),
             },
+        ),
+    )
+    yield (
+        "indexer::scores_paged",
+        _operation(
+            _as_torch(
+                lambda scores, **inputs: indexer.scores_paged(
+                    **inputs, max_context=100, out=scores
+                ),
+                q=(torch.float8_e4m3fn, "uint8"),
+            ),
+            paged,
+            {"scores": (np.zeros((2, 1, 100), np.float32), "f32")},
         ),
     )
     yield (

@@ -14,9 +14,10 @@ from winnow import compat, paged_xl, sparse_mla
 def test_flash_mla_signature():
     parameters = inspect.signature(compat.flash_mla_sparse_fwd).parameters
     assert list(parameters) == [
-        "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "indexer_topk",
+        "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "indexer_topk", "out",
+        "use_legacy", "return_log2_lse",
     ]  # fmt: skip
-    assert [p.default for p in parameters.values()][4:] == [512, None, None, 0]
+    assert [p.default for p in parameters.values()][4:] == [512, None, None, 0, None, None, None]
 
 
 @pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
@@ -44,8 +45,8 @@ def test_flash_mla_options_reach_the_library():
 
 def test_flash_mla_refuses_what_it_does_not_do():
     q, kv, indices, _ = problems.sparse_mla()
-    for argument, value, want in (("indexer_topk", 64, 0), ("d_v", 256, 512)):
-        with pytest.raises(ValueError, match=f"{argument}: want {want}, got {value}") as caught:
+    for argument, value, want in (("indexer_topk", -1, "0 or"), ("d_v", 256, 512)):
+        with pytest.raises(ValueError, match=f"{argument}: want {want}.*, got {value}") as caught:
             compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, **{argument: value})
         error = caught.value
         assert isinstance(error, winnow.Error) and error.code == "invalid_argument"

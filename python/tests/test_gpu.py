@@ -86,6 +86,7 @@ def _calls():
         "store": (lambda **o: sparse_mla.store(*stored, **o), 0),
         # the results and the workspace
         "topk_paged": (lambda **o: indexer.topk_paged(*choice, **o), 3),
+        "scores_paged": (lambda **o: indexer.scores_paged(*choice, **o), 1),
         # one tile of entries: no workspace
         "decode": (lambda **o: sparse_mla.decode(*decoded, **lengths, **o), 2),
         "append": (lambda **o: paged_xl.append(*append, **o), 0),
@@ -98,7 +99,7 @@ def _calls():
 
 NAMES = ["forward", "distribution", "backward", "append", "position_term", "attention"]
 NAMES += ["attention_fused", "indexer_scores", "indexer_backward"]
-NAMES += ["store", "topk_paged", "decode"]
+NAMES += ["store", "topk_paged", "scores_paged", "decode"]
 
 
 def _tensors(results):
@@ -354,7 +355,8 @@ def test_supports_knows_the_kernels():
         assert winnow.supports("sparse_mla.store", n=n, **bf16).backend == "cuda"
     assert winnow.supports("sparse_mla.decode", **bf16).backend == "sm90"
     f8 = {"device": "cuda", "dtype": "float8_e4m3fn"}
-    assert winnow.supports("indexer.topk_paged", **f8).backend == "sm90"
+    for op in ("topk_paged", "scores_paged"):
+        assert winnow.supports(f"indexer.{op}", **f8).backend == "sm90"
     for op in ("append", "attention", "attention_fused", "position_term"):
         assert winnow.supports(f"paged_xl.{op}", device="cuda").backend == "cuda", op
     for op in ("attention", "attention_fused"):

@@ -91,16 +91,23 @@ def _topk(rows):
     return make
 
 
-def _topk_paged():
+def _paged():
     q = _rows(1, 1, 64, 128, dtype=torch.float8_e4m3fn)
     pages = torch.zeros(1, 64 * 132, dtype=torch.uint8)
     tables = torch.zeros(1, 1 << 18, dtype=torch.int32)
     length = torch.full((1,), 64 << 18, dtype=torch.int32)
+    return q, pages, _rows(1, 1, 64), tables, length
+
+
+def _topk_paged():
+    step = _paged()
     out = torch.zeros(1, 1, 64, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    weights = _rows(1, 1, 64)
-    return (
-        lambda: indexer.topk_paged(q, pages, weights, tables, length, 64, out=(*out, None))
-    ), list(out)
+    return (lambda: indexer.topk_paged(*step, 64, out=(*out, None))), list(out)
+
+
+def _scores_paged():
+    step, out = _paged(), torch.zeros(1, 1, 64 << 18)
+    return (lambda: indexer.scores_paged(*step, 64 << 18, out=out)), [out]
 
 
 def _indexer_backward():
@@ -148,6 +155,7 @@ _CALLS = {
     "topk": _topk(2048),
     "topk by passes": _topk(40_000),
     "topk_paged": _topk_paged,
+    "scores_paged": _scores_paged,
     "indexer backward": _indexer_backward,
     "paged attention": _attention,
     "a torch operator": _operator,

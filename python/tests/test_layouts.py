@@ -13,7 +13,8 @@ from ranks import Ranks
 DENSE = {"key_cache": 3, "value_cache": 2}  # inner dimensions without gaps; of others one
 # What the table makes a tensor of torch of, which has no negative strides.
 IN_TORCH = {("sparse_mla::decode", "q"), ("sparse_mla::decode", "out"),
-            ("sparse_mla::store", "rows"), ("indexer::topk_paged", "q")}  # fmt: skip
+            ("sparse_mla::store", "rows"), ("indexer::topk_paged", "q"),
+            ("indexer::scores_paged", "q")}  # fmt: skip
 
 KINDS = [
     pytest.param(kind, layout, id=f"{module}-{layout}")

@@ -25,6 +25,7 @@ from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 from winnow.torch import (
     paged_xl_attention, paged_xl_attention_fused, sparse_mla_attention, sparse_mla_backward,
     sparse_mla_decode, sparse_mla_distribution, sparse_mla_store, indexer_topk_paged,
+    indexer_scores_paged,
 )
 
 version: str = winnow.__version__
@@ -52,7 +53,7 @@ def of_torch(q: Tensor, kv: Tensor, i: Tensor, wanted: bool, sink: Optional[Tens
     out, lse = sparse_mla_decode(q, kv, i, topk_length=i)
     chosen, length = indexer_topk_paged(q, kv, q, i, i, 8)
     chosen, length, scores = indexer_topk_paged(q, kv, q, i, i, 8, return_scores=True)
-    total += scores.sum()
+    total += scores.sum() + indexer_scores_paged(q, kv, q, i, i, 8, clean=False).sum()
     return total + lse.sum()
 
 

@@ -70,7 +70,7 @@ def _topk_paged(q, *others, return_scores=False, **options):
     return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
 
 
-def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, **options):
+def _paged_flops(q, pages, weights, block_tables, *others, out_shape=None, **options):
     b, s_q, heads, d = q
     return 2 * b * s_q * heads * d * 64 * block_tables[1]
 
@@ -80,7 +80,7 @@ def _topk_paged_flops(q, pages, weights, block_tables, *others, out_shape=None, 
     _operators.signature_of(_indexer.topk_paged),
     results=3,
     after=_scores_if_wanted,
-    flops=_topk_paged_flops,
+    flops=_paged_flops,
 )
 def indexer_topk_paged(
     q, pages, weights, block_tables, context_lens, topk, *, positions=False, ties="smaller",
@@ -93,6 +93,18 @@ def indexer_topk_paged(
     indices = q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
     scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
     return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
+
+
+@_operators.operator(
+    _indexer.scores_paged,
+    results=1,
+    flops=_paged_flops,
+)
+def indexer_scores_paged(
+    q, pages, weights, block_tables, context_lens, max_context, *, clean=True,
+):  # fmt: skip
+    """winnow.indexer.scores_paged() as an operator. It has no gradient."""
+    return q.new_empty((*q.shape[:2], max_context), dtype=torch.float32)
 
 
 # ---- scores and their gradient

@@ -38,6 +38,7 @@ from winnow.indexer_operators import (
     indexer_quantize,
     indexer_quantize_pages,
     indexer_scores,
+    indexer_scores_paged,
     indexer_topk,
     indexer_topk_paged,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "indexer_quantize",
     "indexer_quantize_pages",
     "indexer_scores",
+    "indexer_scores_paged",
     "indexer_topk",
     "indexer_topk_paged",
     "paged_xl_append",

@@ -20,6 +20,7 @@ namespace winnow {
   X(indexer, topk, TopkParams)                    \
   X(indexer, topk_paged, TopkPagedParams)         \
   X(indexer, scores, ScoresParams)                \
+  X(indexer, scores_paged, ScoresPagedParams)     \
   X(indexer, backward, BackwardParams)            \
   X(indexer, quantize, QuantizeParams)            \
   X(sparse_mla, forward, ForwardParams)           \

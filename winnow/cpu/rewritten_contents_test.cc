@@ -16,6 +16,7 @@
 #include "winnow/indexer/backward/backward.h"
 #include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/scores_paged/scores_paged.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/paged_xl/attention/attention_impl.h"
@@ -288,7 +289,18 @@ TEST(RewrittenContents, SparseDecodeSurvivesAnotherThread) {
       EXPECT_TRUE(slot >= -1 && slot < 3 * 64) << slot;
     }
   };
+  Tensor scores(DType::f32, {2, 1, 500});
+  const auto score = [&] {
+    indexer::scores_paged({.q = index_q,
+                           .pages = pages,
+                           .weights = weights,
+                           .block_tables = tables,
+                           .context_lens = lengths,
+                           .scores = scores});
+  };
   for (const std::int32_t odd : {kMost, kLeast}) {
+    rewrite_during(tables, odd, score);
+    rewrite_during(lengths, odd, score);
     rewrite_during(slots, odd, fill_cache);
     rewrite_during(indices, odd, attend);
     rewrite_during(length, odd, attend);

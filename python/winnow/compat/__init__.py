@@ -2,11 +2,13 @@
 
 Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
 ``winnow.compat.flash_mla`` is a module that replaces ``flash_mla``, and
-``winnow.compat.deep_ep``, which needs torch, one for ``deep_ep``; ``install()`` puts it in that
-place for code that cannot be edited. So does the folder ``path()`` on PYTHONPATH, also in the
-processes that a server starts.
+``winnow.compat.deep_ep`` and ``winnow.compat.deep_gemm``, which need torch, those of their names;
+``install()`` puts one in that place for code that cannot be edited. So does what ``path()`` returns
+on PYTHONPATH, also in the processes that a server starts. ``python -m winnow.compat check FOLDER``
+lists which calls of a package they take.
 """
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -35,9 +37,11 @@ _MODULES: Dict[str, Dict[str, str]] = {
         "deep_ep.hybrid_ep_buffer": f"{_DEEP_EP}.hybrid_ep_buffer",
         "deep_ep.utils": f"{_DEEP_EP}.utils",
     },
+    "deep_gemm": {"deep_gemm": "winnow.compat.deep_gemm"},
     "flash_mla": {
         "flash_mla": "winnow.compat.flash_mla",
         "flash_mla.flash_mla_interface": "winnow.compat.flash_mla",
+        "flash_mla.fused_norm_rope_attn_rope_cast": "winnow.compat.fused_norm_rope_attn_rope_cast",
     },
 }
 
@@ -46,7 +50,7 @@ def install(name: str) -> ModuleType:
     """Makes later imports of another library find the module here that replaces it.
 
     Args:
-        name: "deep_ep" or "flash_mla".
+        name: "deep_ep", "deep_gemm" or "flash_mla".
 
     Returns:
         The module, which sys.modules has under the library's name from now on.
@@ -55,8 +59,7 @@ def install(name: str) -> ModuleType:
         ValueError: there is no such module here, or the library itself has been imported already,
             whose functions other modules may hold.
     """
-    if not isinstance(name, str) or name not in _MODULES:
-        refuse("compat.install", "name", " or ".join(_MODULES), name)
+    _check_name("compat.install", name)
     modules = {target: import_module(source) for target, source in _MODULES[name].items()}
     for target, module in modules.items():
         if sys.modules.get(target, module) is not module:
@@ -65,9 +68,22 @@ def install(name: str) -> ModuleType:
     return modules[name]
 
 
-def path() -> Path:
-    """A folder for PYTHONPATH where ``import deep_ep`` finds the module that replaces it."""
-    return Path(__file__).parent / "path"
+def path(*names: str) -> str:
+    """Folders for PYTHONPATH where imports of these libraries, and of no others, find the modules
+    that replace them, deep_ep if none is named; several are joined as PYTHONPATH wants them.
+
+    Raises:
+        ValueError: there is no such module here.
+    """
+    names = names or ("deep_ep",)
+    for name in names:
+        _check_name("compat.path", name)
+    return os.pathsep.join(str(Path(__file__).parent / "path" / name) for name in names)
+
+
+def _check_name(operation: str, name: Any) -> None:
+    if not isinstance(name, str) or name not in _MODULES:
+        refuse(operation, "name", " or ".join(_MODULES), name)
 
 
 def xl_single_query_cached_kv_attention(

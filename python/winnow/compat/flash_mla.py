@@ -3,25 +3,35 @@
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
 may change between calls, and every number of heads is taken. Dense attention is refused by name.
+Arguments that only SGLang's build of FlashMLA has, or its branch nv_dev, are taken by keyword.
 """
 
 import dataclasses
+import math
+import operator
+import sys
 from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
+from winnow.compat import fused_norm_rope_attn_rope_cast
 from winnow.compat._refusal import check_value, flag, refuse, refuse_call, renamed, shape_of
 
 __all__ = [
+    "FlashMLASchedMeta",
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
+    "fused_norm_rope_attn_rope_cast",
+    "get_mla_decoding_metadata",
     "get_mla_metadata",
 ]
 
 __version__ = "1.0.0"
 """The version of flash_mla whose functions these are."""
+
+flash_mla_interface = sys.modules[__name__]  # the submodule that has the functions in FlashMLA
 
 # The arguments of winnow.sparse_mla whose names here are others.
 _NAMES_OF_DECODE = {
@@ -32,8 +42,10 @@ _NAMES_OF_DECODE = {
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
-# Bytes of a cached row, and what holds such rows.
+# Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
+_KV_FORMATS = {"V32": 656, "V4": 584}
+_NOT_READ = {528: "V4.1, or V3.2 without rotated columns", 352: "NVFP4", 288: "V4.1 in 4 bits"}
 
 
 @dataclasses.dataclass
@@ -49,6 +61,25 @@ class FlashMLASchedMeta:
 def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
     """A stand-in for FlashMLA's plan of a call, of any arguments: (metadata, None)."""
     return FlashMLASchedMeta(), None
+
+
+def get_mla_decoding_metadata(
+    cache_seqlens: Any,
+    num_q_tokens_per_head_k: int,
+    num_heads_k: int,
+    num_heads_q: Optional[int] = None,
+    is_fp8_kvcache: bool = False,
+    topk: Optional[int] = None,
+    *,
+    use_legacy: bool = True,
+) -> Tuple[Any, Any]:
+    """A stand-in for the plan of SGLang's build, as the tensors that its engine copies:
+    (metadata [1, 8], splits [b + 1]), int32. Both are 0, and nothing here reads them."""
+    import torch
+
+    (b,) = shape_of("get_mla_decoding_metadata", "cache_seqlens", cache_seqlens)
+    plan = torch.zeros((1, 8), dtype=torch.int32, device=cache_seqlens.device)
+    return plan, plan.new_zeros(b + 1)
 
 
 def _nothing_is_plus_inf(lse: Any) -> None:
@@ -69,6 +100,15 @@ def _bytes(cache: Any) -> Any:
     return cache
 
 
+def _format_of(operation: str, argument: str, cache: Any) -> int:
+    """Bytes of the cache's rows, of which there is a format."""
+    row = (shape_of(operation, argument, cache) or ("one number",))[-1]
+    if row not in _FORMATS:
+        known = f" ({_NOT_READ[row]})" if row in _NOT_READ else ""
+        refuse(operation, argument, "rows of 656 bytes (V3.2) or 584 bytes (V4)", f"{row}{known}")
+    return row
+
+
 def flash_mla_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -86,6 +126,13 @@ def flash_mla_with_kvcache(
     extra_indices_in_kvcache: Optional[Any] = None,
     topk_length: Optional[Any] = None,
     extra_topk_length: Optional[Any] = None,
+    out: Optional[Any] = None,
+    enable_batch_invariant: bool = False,
+    *,
+    use_legacy: Optional[bool] = None,
+    kv_format: Optional[str] = None,
+    descale_q: None = None,
+    descale_k: None = None,
 ) -> Tuple[Any, Any]:
     """Sparse MLA decode over an f8 cache as FlashMLA's function of this name.
 
@@ -102,11 +149,16 @@ def flash_mla_with_kvcache(
         attn_sink: [h_q], float32.
         extra_k_cache, extra_indices_in_kvcache: a second cache and its indices.
         topk_length, extra_topk_length: [b], int32; [b, s_q] is taken, too.
+        out: [b, s_q, h_q, 512], bfloat16, to write into; new if None.
+        enable_batch_invariant: the last bits do not depend on the batch.
+        use_legacy: a choice between kernels of SGLang's build; not read.
+        kv_format: "V32" or "V4": what the rows of k_cache say as well.
+        descale_q, descale_k: None: scales of queries and of caches in 8 bits without scales.
 
     Returns:
         (out [b, s_q, h_q, 512], lse [b, h_q, s_q]); natural logarithms without the sink, +inf for a
         query with nothing visible, where winnow.sparse_mla.decode() gives -inf. As with FlashMLA
-        the last bits depend on the batch; those of winnow.sparse_mla.decode() do not by default.
+        the last bits depend on the batch by default; those of winnow.sparse_mla.decode() do not.
 
     Raises:
         ValueError: head_dim_v is not 512, causal, not is_fp8_kvcache, a cache of another format, or
@@ -121,9 +173,15 @@ def flash_mla_with_kvcache(
         refuse(name, "causal", "False beside indices", causal)
     if not flag(name, "is_fp8_kvcache", is_fp8_kvcache):
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
-    row = (shape_of(name, "k_cache", k_cache) or ("one number",))[-1]
-    if row not in _FORMATS:
-        refuse(name, "k_cache", "rows of 656 bytes (V3.2) or 584 bytes (V4)", row)
+    for argument, value in (("descale_q", descale_q), ("descale_k", descale_k)):
+        if value is not None:
+            refuse(name, argument, "None beside indices", type(value).__name__)
+    row = _format_of(name, "k_cache", k_cache)
+    if kv_format is not None and _KV_FORMATS.get(str(kv_format)) != row:
+        wanted = next(known for known, of in _KV_FORMATS.items() if of == row)
+        refuse(name, "kv_format", f"{wanted} for rows of {row} bytes", kv_format)
+    if extra_k_cache is not None and shape_of(name, "extra_k_cache", extra_k_cache)[-1:] != (row,):
+        _format_of(name, "extra_k_cache", extra_k_cache)
     out, lse = renamed(
         name,
         _NAMES_OF_DECODE,
@@ -138,7 +196,8 @@ def flash_mla_with_kvcache(
         extra_cache=_bytes(extra_k_cache),
         extra_indices=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
-        batch_invariant=False,  # FlashMLA's results depend on the batch, too
+        batch_invariant=flag(name, "enable_batch_invariant", enable_batch_invariant),
+        out=out,
     )
     _nothing_is_plus_inf(lse)
     return out, lse.swapaxes(1, 2)
@@ -153,7 +212,11 @@ def flash_mla_sparse_fwd(
     attn_sink: Optional[Any] = None,
     topk_length: Optional[Any] = None,
     indexer_topk: int = 0,
-) -> Tuple[Any, Any, Any]:
+    *,
+    out: Optional[Any] = None,
+    use_legacy: Optional[bool] = None,
+    return_log2_lse: Optional[bool] = None,
+) -> Tuple[Any, ...]:
     """Sparse MLA prefill as FlashMLA's function of this name.
 
     Args:
@@ -161,32 +224,51 @@ def flash_mla_sparse_fwd(
         sm_scale: of the logits.
         d_v: 512.
         attn_sink: [h_q], float32. topk_length: [s_q], int32.
-        indexer_topk: 0.
+        indexer_topk: N: a further result, the lse over the first N entries of indices; 0: none. The
+            argument of nv_dev, which stands before the others; at a price of a second call.
+        out: [s_q, h_q, 512], as q, to write into; new if None.
+        use_legacy: a choice between kernels of SGLang's build; not read.
+        return_log2_lse: max_logits and lse are logarithms of base 2.
 
     Returns:
-        (out [s_q, h_q, 512], max_logits [s_q, h_q], lse [s_q, h_q]); natural logarithms without
-        the sink. A query with nothing visible has max_logits = -inf and lse = +inf: FlashMLA's
-        convention, where winnow.sparse_mla.forward() gives -inf.
+        (out [s_q, h_q, 512], max_logits [s_q, h_q], lse [s_q, h_q]), and with indexer_topk the
+        other lse; natural logarithms without the sink. A query with nothing visible has max_logits
+        = -inf and lse = +inf: FlashMLA's convention, where winnow.sparse_mla.forward() gives -inf.
 
     Raises:
-        ValueError: d_v is not 512, indexer_topk is not 0, or as winnow.sparse_mla.forward().
+        ValueError: d_v is not 512, indexer_topk is no number of entries, or as
+            winnow.sparse_mla.forward().
     """
     name = "flash_mla_sparse_fwd"
     check_value(name, "d_v", 512, d_v)
-    check_value(name, "indexer_topk", 0, indexer_topk)
-    out, max_logits, lse = renamed(
-        name,
-        _NAMES_OF_FORWARD,
-        sparse_mla.forward,
-        q,
-        kv,
-        indices,
-        scale=sm_scale,
-        attn_sink=attn_sink,
-        topk_length=topk_length,
-    )
-    _nothing_is_plus_inf(lse)
-    return out, max_logits, lse
+    try:
+        first = operator.index(indexer_topk)
+    except TypeError:
+        first = -1
+    if first < 0:
+        refuse(name, "indexer_topk", "0 or a number of entries", indexer_topk)
+    log2 = return_log2_lse is not None and flag(name, "return_log2_lse", return_log2_lse)
+
+    def forward(chosen: Any, **options: Any) -> Tuple[Any, Any, Any]:
+        out, max_logits, lse = renamed(
+            name,
+            _NAMES_OF_FORWARD,
+            sparse_mla.forward,
+            q,
+            kv,
+            chosen,
+            scale=sm_scale,
+            topk_length=topk_length,
+            **options,
+        )
+        _nothing_is_plus_inf(lse)
+        if log2:
+            max_logits *= math.log2(math.e)
+            lse *= math.log2(math.e)
+        return out, max_logits, lse
+
+    results = forward(indices, attn_sink=attn_sink, out=out)
+    return (*results, forward(indices[..., :first])[2]) if first else results
 
 
 def _dense(name: str) -> NoReturn:

@@ -57,6 +57,16 @@ void fuzz_paged_cache(Bytes& bytes) {
   });
   const std::int64_t d = bytes.flag() ? 128 : 64;
   attempt([&] {
+    winnow::indexer::scores_paged(
+        {.q = tensor(DType::f8_e4m3, {b, s_q, h, d}),
+         .pages = tensor(DType::u8, {blocks, 64 * (d + 4)}),
+         .weights = tensor(DType::f32, {b, s_q, h}),
+         .block_tables = tensor(DType::i32, {b, block_size}),
+         .context_lens = bytes.flag() ? tensor(DType::i32, {b, s_q}) : tensor(DType::i32, {b}),
+         .clean = bytes.flag(),
+         .scores = tensor(DType::f32, {b, s_q, topk})});
+  });
+  attempt([&] {
     winnow::indexer::topk_paged(
         {.q = tensor(DType::f8_e4m3, {b, s_q, h, d}),
          .pages = tensor(DType::u8, {blocks, 64 * (d + 4)}),

@@ -14,11 +14,8 @@ namespace winnow::indexer {
 std::vector<testing::Benchmark> topk_paged_benchmarks();
 testing::Operation topk_paged_operation();
 
-namespace {
-
-using testing::numbered;
-
-std::vector<PagedCase> make_cases() {
+std::vector<PagedCase> paged_cases() {
+  using testing::numbered;
   const std::vector<std::int32_t> ragged = {300, 1, 511, 64, 65};
   std::vector<PagedCase> list;
   for (const std::int64_t d : {64, 128}) {
@@ -125,6 +122,8 @@ std::vector<PagedCase> make_cases() {
   return list;
 }
 
+namespace {
+
 struct Outputs {
   StridedTensor indices, length, scores;
   Outputs(const PagedStep& step, std::int64_t topk, Device device) {
@@ -151,23 +150,6 @@ Backend call(TopkPagedArgs args, Outputs& outputs, const RunOptions& options, De
   outputs.fetch();
   return backend;
 }
-
-// The rows of a sequence, gathered for the oracle.
-struct Gathered {
-  Tensor k, k_scale;
-  Gathered(const PagedStep& step, std::int64_t i, std::int64_t rows)
-      : k(DType::f8_e4m3, {rows, step.shape.d}), k_scale(DType::f32, {rows}) {
-    const std::int64_t d = step.shape.d;
-    for (std::int64_t t = 0; t < rows; ++t) {
-      const std::int64_t page = step.page(i, t), place = t % 64;
-      if (page < 0) continue;
-      const auto* bytes = &step.pages.view.at<std::uint8_t>(page, 0);
-      for (std::int64_t c = 0; c < d; ++c)
-        k.view().at<Float8E4M3>(t, c).bits = bytes[place * d + c];
-      std::memcpy(&k_scale.view().at<float>(t), bytes + 64 * d + 4 * place, 4);
-    }
-  }
-};
 
 void fail(testing::Comparison& comparison, std::int64_t i, std::int64_t j,
           const std::string& detail) {
@@ -196,22 +178,8 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
   std::vector<double> allowed(static_cast<std::size_t>(all.scores.view.numel()));
   for (std::int64_t i = 0; i < step.b(); ++i) {
     for (std::int64_t j = 0; j < shape.s_q; ++j) {
-      std::vector<std::int64_t> rows;
-      for (std::int64_t t = 0; t < step.visible(i, j); ++t) {
-        if (step.page(i, t) >= 0) rows.push_back(t);
-      }
+      const auto [rows, want] = step.wanted(i, j);
       const auto seen = static_cast<std::int64_t>(rows.size());
-      const Gathered gathered(step, i, step.visible(i, j));
-      const oracle::Inputs in{
-          .q = ConstTensorView(&step.q.view.at<Float8E4M3>(i, j, 0, 0), DType::f8_e4m3,
-                               {1, shape.h, shape.d}, {0, step.q.view.stride(2), 1}),
-          .k = gathered.k,
-          .weights = step.weights.view.slice(0, i, i + 1).slice(1, j, j + 1),
-          .k_scale = gathered.k_scale};
-      // oracle::scores() wants weights [s_q, h].
-      oracle::Inputs flat = in;
-      flat.weights = ConstTensorView(in.weights.data(), shape.weights_dtype, {1, shape.h});
-      const std::vector<oracle::Score> want = oracle::scores(flat, 0, rows);
       std::vector<oracle::Scored> scored;
       for (std::int64_t n = 0; n < seen; ++n) {
         if (all.indices.view.at<std::int32_t>(i, j, n) != rows[n]) {
@@ -268,7 +236,7 @@ testing::CaseOutcome run(const PagedCase& shape, const testing::Target& target) 
 testing::Operation topk_paged_operation() {
   const auto on_gpu = [](const PagedCase&) { return true; };
   return {"indexer::topk_paged", "the lightning indexer's choice of rows from a paged cache",
-          testing::cases_of<PagedCase>(make_cases(), run, on_gpu), topk_paged_benchmarks(),
+          testing::cases_of<PagedCase>(paged_cases(), run, on_gpu), topk_paged_benchmarks(),
           testing::repeated(kTopkPaged, topk_paged)};
 }
 

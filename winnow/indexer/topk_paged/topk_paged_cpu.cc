@@ -1,53 +1,15 @@
 // The choice of rows from a paged cache on the CPU: blocks of kPages pages are scored whole, and
 // their visible rows are offered to a selection for each query.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "winnow/indexer/quantize/quantize.h"
-#include "winnow/indexer/score_cpu.h"
 #include "winnow/indexer/topk/selection_cpu.h"
+#include "winnow/indexer/topk_paged/paged_score_cpu.h"
 #include "winnow/indexer/topk_paged/topk_paged_impl.h"
 
 namespace winnow::indexer {
 namespace {
-
-constexpr std::int64_t kPages = kBlock / kPageRows;  // of a block
-static_assert(kBlock % kPageRows == 0);
-
-// The queries of one sequence as a problem of their own, without keys.
-Problem sequence_of(const TopkPagedParams& params, std::int64_t i) {
-  Problem problem;
-  problem.dtype = DType::f8_e4m3;
-  problem.s_q = params.s_q;
-  problem.h = params.h;
-  problem.d = params.d;
-  problem.q = {static_cast<const std::uint8_t*>(params.q.data) + params.q.offset(i),
-               params.q.stride1, params.q_head_stride};
-  problem.weights_dtype = params.weights_dtype;
-  problem.weights = {static_cast<const std::uint8_t*>(params.weights.data) +
-                         params.weights.offset(i) * size_of(params.weights_dtype),
-                     params.weights.stride1, 0};
-  return problem;
-}
-
-// The page of entry `place` of a sequence's table; null: absent. Reads the entry once, since
-// another thread may change it after the check.
-const std::uint8_t* page_at(const TopkPagedParams& params, std::int64_t i, std::int64_t place) {
-  if (place >= params.table) return nullptr;
-  const std::int64_t page =
-      read_once(params.block_tables.data + params.block_tables.offset(i) + place);
-  if (page < 0 || page >= params.num_pages) return nullptr;
-  return params.pages.data + params.pages.offset(page);
-}
-
-Scorer::Key key_in(const std::uint8_t* page, std::int64_t row, std::int64_t d) {
-  if (page == nullptr) return {};
-  float scale = 0;  // copied, since pages need not be aligned to 4 bytes
-  std::memcpy(&scale, page + kPageRows * d + row * std::int64_t{sizeof scale}, sizeof scale);
-  return {page, row * d, scale};
-}
 
 constexpr std::int64_t kMostTogether = 8;  // queries of an item
 
@@ -70,17 +32,8 @@ void choose(const TopkPagedParams& params, const Item& item, Scorer& scorer,
   const Problem problem = sequence_of(params, item.i);
   scorer.load_queries(problem, item.first, item.count);
   for (std::int64_t block = begin; block < end && !executor.stopped(); ++block) {
-    const std::uint8_t* pages[kPages];
-    for (std::int64_t p = 0; p < kPages; ++p) {
-      // Entries of the table after the last visible row are not read: they may hold anything.
-      const std::int64_t place = block * kPages + p;
-      pages[p] = place * kPageRows < rows ? page_at(params, item.i, place) : nullptr;
-    }
-    // Nor are rows read that no query sees.
-    scorer.load_keys_at(DType::f8_e4m3, [&](std::int64_t r) {
-      return block * kBlock + r < rows ? key_in(pages[r / kPageRows], r % kPageRows, params.d)
-                                       : Scorer::Key{};
-    });
+    PagesOfBlock pages;
+    load_pages(params, item.i, block, rows, scorer, pages);
     for (std::int64_t n = 0; n < item.count; ++n) {
       const std::int64_t seen = visible[n] - block * kBlock;
       if (seen <= 0) continue;

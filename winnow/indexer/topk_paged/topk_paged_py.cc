@@ -1,9 +1,9 @@
 // Python binding of indexer::topk_paged.
 
 #include "winnow/indexer/ties_py.h"
+#include "winnow/indexer/topk_paged/pages_py.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
 #include "winnow/indexer/topk_paged/topk_paged_contract.h"
-#include "winnow/python/operation.h"
 
 namespace winnow::python {
 namespace {
@@ -65,12 +65,6 @@ Returns:
 Raises:
     ValueError: an argument is not as described; nothing was written.
     winnow.Error: no backend can run it here.)";
-
-// Sets the pages, which hold keys and their scales, in the call that winnow.supports() asks about.
-constexpr auto pages_for_supports = [](Shape& shape, indexer::TopkPagedArgs& args) {
-  const std::int64_t bytes = indexer::page_bytes(shape.size("d"));
-  args.pages = shape.view(DType::u8, {shape.size("num_pages"), bytes});
-};
 
 const Operation<kTopkPaged, topk_paged, kDoc, indexer::topk_paged, pages_for_supports> kRegistered;
 

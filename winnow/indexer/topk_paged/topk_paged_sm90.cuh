@@ -1,18 +1,20 @@
-// The scores of rows of a paged cache of f8_e4m3 keys, sm90, from which choose_paged_sm90.cuh
-// chooses. A persistent block scores its range of the line of pages (page_line_sm90.cuh), and
-// stores the key of every query and row.
+// The scores of rows of a paged cache of f8_e4m3 keys, sm90. A persistent block scores its range of
+// the line of pages (page_line_sm90.cuh), and stores for every query and row the key of the score,
+// from which choose_paged_sm90.cuh chooses, or, for scores_paged, the score.
 //
 //   pages     warps 12 and 13  tiles of two pages into a ring, a page each
 //   heads     warp 14          the heads and weights of a piece
 //   multiply  warpgroups 0-2   tiles in turn: 64 rows by up to 128 columns at a time, the heads of
 //                              queries of the group, the weighted sums over the heads, and the
 //                              keys of the scores, while the other warpgroups multiply
+//   rest      warp 15          for scores_paged: -inf behind the tiles
 //
 //   pages --pages--> keys, scales (full, empty) --multiply--> stored
 //   heads --heads--> heads, weights (heads_full, heads_empty) --multiply
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "winnow/device/common/registers.cuh"
 #include "winnow/indexer/score_tiles_sm90.cuh"
@@ -46,7 +48,14 @@ struct PagedShape {
   static constexpr int kProductColumns = kColumnsOfSide;
 };
 
+// What scores_paged keeps beside the heads of a piece: the rows that each of its queries sees.
+struct NoPagedSeen {};
 template <class Shape>
+struct PagedSeen {
+  std::int32_t rows[2][Shape::kQueries];
+};
+
+template <class Shape, bool kDense>
 struct PagedLayout {
   static constexpr int kStages = 6;
   // A stage is the same warpgroup's in every lap of the ring. Otherwise one that is ahead could
@@ -65,13 +74,14 @@ struct PagedLayout {
   alignas(16) float4 weights[kPlaces][kSideColumns / 4];
   LineShared line;
   std::uint32_t present[kStages][2];  // whether the page is there
+  [[no_unique_address]] std::conditional_t<kDense, PagedSeen<Shape>, NoPagedSeen> seen;
   device::Barrier full[kStages], empty[kStages];
   device::Barrier heads_full[2], heads_empty[2];
 };
 
-template <class Shape>
-struct PagedPlan : device::Shared<PagedLayout<Shape>> {
-  using Memory = PagedLayout<Shape>;
+template <class Shape, bool kDense>
+struct PagedPlan : device::Shared<PagedLayout<Shape, kDense>> {
+  using Memory = PagedLayout<Shape, kDense>;
   static constexpr int kStages = Memory::kStages;
   static_assert(sizeof(Memory) <= 232448);
 
@@ -83,7 +93,7 @@ struct PagedPlan : device::Shared<PagedLayout<Shape>> {
   WINNOW_PLACE(heads_empty)
   WINNOW_PLACE(present)
   struct Page : device::Shared<typename Memory::Page> {
-    using Memory = typename PagedLayout<Shape>::Page;
+    using Memory = typename PagedLayout<Shape, kDense>::Page;
     WINNOW_PLACE(scales)
   };
   __device__ Page page(int stage, int which) const { return {pages()[stage][which].address}; }
@@ -110,7 +120,11 @@ inline constexpr int kPagedEmptyArrivals = 4 * device::kWarpArrival;
 inline constexpr int kPagedHeadsEmptyArrivals = kPagedMultiplyWarpgroups * kPagedEmptyArrivals;
 inline constexpr int kPagedHeadsFullArrivals = 32 + device::kWarpArrival;
 
+// What a launch stores of the scores: PagedKeys, or PagedScores of scores_paged_sm90.cuh.
+template <class Stored>
 struct PagedParams {
+  static constexpr bool kDense = Stored::kDense;
+
   CUtensorMap pages;  // [pages, 64 + 256 / d, d]: the rows of keys, and the scales as such rows
   int loaded_bytes;   // of a page, in shared memory
   // The map counts pages of negative stride from the other end, and has one if the stride is 0.
@@ -124,18 +138,32 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
-  // [group of the launch][stored_queries][stored_stride]: what is absent is marked so, and what no
-  // query of the group sees.
-  std::uint32_t* stored;
-  std::uint32_t stored_stride;  // a multiple of kTileRows
-  int stored_queries;           // of a group at most
+  Stored stored;
+};
+
+// [group of the launch][queries][stride]: what is absent is marked so, and what no query of the
+// group sees.
+struct PagedKeys {
+  static constexpr bool kDense = false;
+  std::uint32_t* keys;
+  std::uint32_t stride;  // a multiple of kTileRows
+  int queries;           // of a group at most
+
+  __device__ std::uint32_t* of_group(const PageLine&, int group) const {
+    return keys + std::int64_t{group} * queries * stride;
+  }
+  __device__ void store(std::uint32_t* of_group, int query, int row, bool visible,
+                        float score) const {
+    const std::uint64_t behind = std::uint64_t{stride} * static_cast<unsigned>(query);
+    of_group[behind + row] = !visible ? kAbsentKey : score != score ? kNanKey : key_of(score);
+  }
 };
 
 // ---- Load --------------------------------------------------------------------------------------
 
 // Page `which`, 0 or 1, of each tile, by a warp.
-template <class Plan>
-__device__ __forceinline__ void load_pages(const PagedParams& p, Plan shared, LineRange range,
+template <class Params, class Plan>
+__device__ __forceinline__ void load_pages(const Params& p, Plan shared, LineRange range,
                                            int which) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::uint64_t policy =
@@ -177,8 +205,8 @@ __device__ __forceinline__ void load_pages(const PagedParams& p, Plan shared, Li
 }
 
 // The heads of each piece and their weights, by a warp.
-template <class Shape, class Plan>
-__device__ __forceinline__ void load_heads(const PagedParams& p, Plan shared, LineRange range) {
+template <class Shape, class Params, class Plan>
+__device__ __forceinline__ void load_heads(const Params& p, Plan shared, LineRange range) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const std::uint64_t once = device::policy_evict_first();
   device::PipelineState<2> heads;
@@ -186,6 +214,12 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, Plan shared, Li
   while (range.next(piece)) {
     const QueryGroup group = query_group(p.line, piece.group);
     shared.heads_empty()[heads.stage].wait(heads.parity ^ 1, "heads", heads.stage);
+    if constexpr (Params::kDense) {
+      if (lane < group.count) {
+        shared.memory->seen.rows[heads.stage][lane] =
+            rows_of_query(p.line, group.sequence, group.first + lane);
+      }
+    }
 #pragma unroll 1
     for (int side = 0; side < Shape::kSides; ++side) {
       const int place = heads.stage * Shape::kSides + side;
@@ -231,8 +265,8 @@ __device__ __forceinline__ void load_heads(const PagedParams& p, Plan shared, Li
 // ---- Multiply ----------------------------------------------------------------------------------
 
 // Warpgroup w takes tiles w, w + 3 and so on of the block's range.
-template <class Shape, class Plan>
-__device__ __forceinline__ void multiply_tiles(const PagedParams& p, Plan shared, LineRange range,
+template <class Shape, class Params, class Plan>
+__device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, LineRange range,
                                                int warpgroup) {
   const std::uint64_t pages = device::descriptor_k_major(shared.pages().address);
   const std::uint64_t all_heads = device::descriptor_k_major(shared.heads().address);
@@ -254,8 +288,7 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, Plan shared
   Piece piece;
   while (range.next(piece)) {
     const int count = query_group(p.line, piece.group).count, rows = range.rows(piece);
-    std::uint32_t* const stored =
-        p.stored + std::int64_t{piece.group} * p.stored_queries * p.stored_stride;
+    auto* const stored = p.stored.of_group(p.line, piece.group);
     shared.heads_full()[heads.stage].wait(heads.parity, "heads", heads.stage);
     const int place = heads.stage * Shape::kSides;
     const std::uint64_t columns =
@@ -301,9 +334,12 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, Plan shared
                            (r == 0 ? row[0] : row[1]);
             const bool visible = present && at < rows;
             const float score = total * (r == 0 ? scale[0] : scale[1]);
-            const std::uint64_t behind =
-                std::uint64_t{p.stored_stride} * static_cast<unsigned>(query);
-            stored[behind + at] = !visible ? kAbsentKey : score != score ? kNanKey : key_of(score);
+            if constexpr (Params::kDense) {
+              const int seen = shared.memory->seen.rows[heads.stage][query];
+              p.stored.store(stored, query, at, visible, score, seen);
+            } else {
+              p.stored.store(stored, query, at, visible, score);
+            }
           });
         }
       }
@@ -317,10 +353,10 @@ __device__ __forceinline__ void multiply_tiles(const PagedParams& p, Plan shared
 
 // ---- The block ---------------------------------------------------------------------------------
 
-template <class Shape>
+template <class Shape, class Params>
 __global__ void __launch_bounds__(kPagedThreads, 1)
-    paged_scores_kernel(const __grid_constant__ PagedParams p) {
-  using Plan = PagedPlan<Shape>;
+    paged_scores_kernel(const __grid_constant__ Params p) {
+  using Plan = PagedPlan<Shape, Params::kDense>;
   auto* const memory = reinterpret_cast<typename Plan::Memory*>(device::dynamic_shared<1024>());
   const Plan shared{{device::shared_address(memory)}, memory};
   if (threadIdx.x == 0) {
@@ -346,6 +382,9 @@ __global__ void __launch_bounds__(kPagedThreads, 1)
     device::setmaxnreg_dec<kPagedLoadRegisters>();
     if (warp < 2) load_pages(p, shared, range, warp);
     if (warp == 2) load_heads<Shape>(p, shared, range);
+    if constexpr (Params::kDense) {
+      if (warp == 3) p.stored.store_rest(p.line, memory->line.rows);
+    }
   }
 }
 

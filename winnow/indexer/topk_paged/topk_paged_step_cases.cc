@@ -117,13 +117,9 @@ PagedStep PagedStep::on(Device device) const {
 }
 
 TopkPagedArgs PagedStep::args() const {
-  return {.q = q.view,
-          .pages = pages.view,
-          .weights = weights.view,
-          .block_tables = block_tables.view,
-          .context_lens = context_lens.view,
-          .ties = shape.ties,
-          .positions = shape.positions};
+  TopkPagedArgs args{.ties = shape.ties, .positions = shape.positions};
+  pass_to(args);
+  return args;
 }
 
 std::int64_t PagedStep::page(std::int64_t i, std::int64_t position) const {
@@ -137,6 +133,57 @@ std::int64_t PagedStep::visible(std::int64_t i, std::int64_t j) const {
   const std::int64_t rows = std::min(std::max<std::int64_t>(length, 0), shape.table * kPageRows);
   if (shape.of_queries) return rows;
   return std::max<std::int64_t>(rows - shape.s_q + 1 + j, 0);
+}
+
+PagedStep::Wanted PagedStep::wanted(std::int64_t i, std::int64_t j) const {
+  Wanted wanted;
+  const std::int64_t rows = visible(i, j), d = shape.d;
+  Tensor k(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});
+  for (std::int64_t t = 0; t < rows; ++t) {
+    if (page(i, t) < 0) continue;
+    wanted.rows.push_back(t);
+    const std::int64_t place = t % kPageRows;
+    const auto* bytes = &pages.view.at<std::uint8_t>(page(i, t), 0);
+    std::memcpy(&k.view().at<Float8E4M3>(t, 0), bytes + place * d, static_cast<std::size_t>(d));
+    std::memcpy(&k_scale.view().at<float>(t), bytes + kPageRows * d + 4 * place, 4);
+  }
+  // The views of one query, whose strides of the other dimensions do not matter.
+  const oracle::Inputs in{
+      .q = ConstTensorView(&q.view.at<Float8E4M3>(i, j, 0, 0), DType::f8_e4m3, {1, shape.h, d},
+                           {0, q.view.stride(2), 1}),
+      .k = k,
+      .weights = ConstTensorView(weights.view.slice(0, i, i + 1).slice(1, j, j + 1).data(),
+                                 shape.weights_dtype, {1, shape.h}),
+      .k_scale = k_scale};
+  wanted.scores = oracle::scores(in, 0, wanted.rows);
+  return wanted;
+}
+
+std::pair<PagedCase, testing::Benchmark> make_paged_benchmark(std::int64_t b, std::int64_t s_q,
+                                                              std::int32_t rows, std::int64_t h,
+                                                              DeviceType device) {
+  PagedCase shape{.name = testing::numbered("b", b) + testing::numbered("-sq", s_q) +
+                          testing::numbered("-h", h) + testing::numbered("-sk", rows),
+                  .s_q = s_q,
+                  .h = h,
+                  .table = rows / kPageRows,
+                  .num_pages = b * rows / kPageRows};
+  shape.context_lens.assign(static_cast<std::size_t>(b), rows);
+  testing::Benchmark benchmark;
+  benchmark.name = shape.name;
+  const bool by_flops = device == DeviceType::cpu || s_q >= 4;
+  if (by_flops) benchmark.flops = 2.0 * double(b * s_q * h) * double(rows) * double(shape.d);
+  if (device == DeviceType::cpu) {
+    benchmark.ceiling = {testing::Ceiling::Kind::matmul, b * s_q * h, rows, shape.d, 0};
+  } else if (by_flops) {
+    benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  } else {
+    benchmark.bytes = double(b) * double(rows) * double(shape.d + 4);
+    benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
+    benchmark.ceiling.bytes = std::int64_t{4} << 30;
+  }
+  benchmark.device = device;
+  return {shape, benchmark};
 }
 
 }  // namespace winnow::indexer

@@ -20,6 +20,7 @@ namespace winnow::indexer {
 std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 std::vector<testing::Benchmark> quantize_benchmarks() { return {}; }
 std::vector<testing::Benchmark> scores_benchmarks() { return {}; }
+std::vector<testing::Benchmark> scores_paged_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_paged_benchmarks() { return {}; }
 }  // namespace winnow::indexer

@@ -1,6 +1,6 @@
 """deep_ep.Buffer: the high-throughput calls of its first interface."""
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ class Buffer(LowLatencyBuffer):
         size: Optional[torch.Size] = None,
         offset: int = 0,
         use_rdma_buffer: bool = False,
-    ) -> Tensor:
+    ) -> NoReturn:
         """Raises an error: there is no buffer at a fixed address; rows arrive in tensors."""
         name = "deep_ep.Buffer.get_local_buffer_tensor"
         refuse_call(name, "Winnow has no such buffer: use the tensors that dispatch() returns")

@@ -1,0 +1,372 @@
+"""python -m winnow.compat: which calls of a package are taken, and folders for PYTHONPATH."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run
+from winnow.compat import _check
+from winnow.compat.__main__ import main
+
+from winnow import compat
+
+
+def written(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def checked(folder, files):
+    """The status and the reason of each "file:line name" in a package of these sources."""
+    found = _check.check(written(folder, files))
+    return {f"{f.path}:{f.line} {f.called.rpartition('.')[2]}": (f.status, f.reason) for f in found}
+
+
+def statuses(found):
+    return {where: status for where, (status, _) in found.items()}
+
+
+# Ways to a function, each ending in a call that is not taken: its argument is of no such name.
+WAYS = {
+    "module": "import deep_gemm\ndeep_gemm.fp8_mqa_logits(x=1)\n",
+    "alias": "import deep_gemm as dg\ndg.fp8_mqa_logits(x=1)\n",
+    "from": "from deep_gemm import fp8_mqa_logits as f\nf(x=1)\n",
+    "in a function": """
+def g():
+    import deep_gemm
+    return deep_gemm.fp8_mqa_logits(x=1)
+""",
+    "global": """
+f = None
+
+def load():
+    global f
+    from deep_gemm import fp8_mqa_logits
+    f = fp8_mqa_logits
+
+def call():
+    return f(x=1)
+""",
+    "getattr": """
+import importlib
+
+def load():
+    try:
+        return importlib.import_module("deep_gemm")
+    except ImportError:
+        return importlib.import_module("vllm.third_party.deep_gemm")
+
+library = load()
+f = getattr(library, "an_older_name", None) or getattr(library, "fp8_mqa_logits", None)
+f(x=1)
+""",
+    "returned": """
+def choose(plain):
+    if plain:
+        return print
+    import deep_gemm
+    return deep_gemm.fp8_mqa_logits
+
+choose(False)(x=1)
+""",
+    "either": """
+import deep_gemm
+f = print if deep_gemm is None else deep_gemm.fp8_mqa_logits
+f(x=1)
+""",
+    "given": """
+import deep_gemm
+
+class Runner:
+    def __init__(self, f, *, g=None):
+        self.f = f
+
+    def run(self):
+        inner(self.f)
+
+def inner(f):
+    f(x=1)
+
+def outer(library):
+    Runner(library.fp8_mqa_logits, g=None).run()
+
+outer(library=deep_gemm)
+""",
+    "attribute": """
+from deep_gemm import fp8_mqa_logits
+
+class Base:
+    def __init__(self):
+        self.f = fp8_mqa_logits
+
+class Layer(Base):
+    def run(self):
+        return self.f(x=1)
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_are_found(tmp_path, way):
+    found = _check.check(written(tmp_path, {"p/__init__.py": "", "p/a.py": WAYS[way]}))
+    wrong = [f for f in found if f.called == "deep_gemm.fp8_mqa_logits"]
+    assert [(f.status, f.reason) for f in wrong] == [("not taken", "there is no argument x")]
+    assert "x=1" in WAYS[way].splitlines()[wrong[0].line - 1]
+
+
+def test_names_are_followed_between_modules(tmp_path):
+    files = {
+        "p/__init__.py": "",
+        "p/ops/__init__.py": "from .door import flash_mla_sparse_fwd\n",
+        "p/ops/door.py": """
+if True:
+    from vllm.third_party.flashmla.flash_mla_interface import flash_mla_sparse_fwd
+else:
+    flash_mla_sparse_fwd = None
+""",
+        "p/models/a.py": """
+from ..ops import flash_mla_sparse_fwd
+from p.ops import door
+import p.ops.door as other
+
+flash_mla_sparse_fwd(q, kv, i, 0.1, out=o)
+door.flash_mla_sparse_fwd(q, kv, i, 0.1, 256)  # flash_mla
+other.flash_mla_sparse_fwd(q, kv, i)
+""",
+        "vllm/third_party/flashmla/flash_mla_interface.py": "import flash_mla\nflash_mla.x()\n",
+    }
+    assert checked(tmp_path, files) == {
+        "p/models/a.py:6 flash_mla_sparse_fwd": ("taken", ""),
+        "p/models/a.py:7 flash_mla_sparse_fwd": ("not taken", "d_v: want 512, got 256"),
+        "p/models/a.py:8 flash_mla_sparse_fwd": (
+            "not taken",
+            "missing a required argument: 'sm_scale'",
+        ),
+    }
+
+
+def test_values_of_decode(tmp_path):
+    text = """
+from flash_mla import flash_mla_with_kvcache as f, get_mla_metadata
+plan, none = get_mla_metadata(lengths, 16, 1)
+f(q, k, None, None, 512, plan, is_fp8_kvcache=True, indices=i, use_legacy=True, descale_q=None)
+f(q, k, table, lengths, 512, plan, none, causal=True)
+f(q, k, None, None, width, plan, is_fp8_kvcache=flag, indices=i, causal=flag)
+f(q, k, None, None, 512, plan, indices=i)
+f(q, k, None, None, 512, plan, is_fp8_kvcache=True, indices=i, causal=True)
+f(q, k, None, None, 576, plan, is_fp8_kvcache=True, indices=i)
+f(q, k, None, None, 512, plan, is_fp8_kvcache=True, indices=i, kv_format="V32_NO_ROPE")
+f(q, k, None, None, 512, plan, None, 1.0, False, True, i, s, e, x, l, l, o, False, 3)
+"""
+    found = checked(tmp_path, {"a.py": text})
+    assert found.pop("a.py:3 get_mla_metadata") == ("taken", "")
+    assert [reason for _, (_, reason) in sorted(found.items(), key=lambda f: int(f[0][5:7]))] == [
+        "",
+        "dense attention (no indices)",
+        "",
+        "is_fp8_kvcache: want True, got False",
+        "causal: want False, got True",
+        "head_dim_v: want 512, got 576",
+        "kv_format: want None or V32 or V4, got V32_NO_ROPE",
+        "too many positional arguments",
+    ]
+
+
+def test_objects_are_followed(tmp_path):
+    text = """
+from typing import Optional
+import deep_ep
+from deep_ep.utils import EventOverlap
+
+class Dispatcher:
+    def __init__(self, buffer: "Optional[deep_ep.Buffer]", event: EventOverlap):
+        self.buffer, self.event = buffer, event
+        event.current_stream_wait()
+
+    @property
+    def mine(self):
+        return self.buffer
+
+    def run(self):
+        self.buffer.dispatch(x, handle=h)
+        self.mine.combine(x, h, weights=w)
+        deep_ep.Buffer.set_num_sms(24)
+        self.buffer.get_local_buffer_tensor(dtype)
+        self.buffer.internode_dispatch(x)
+        self.buffer.group.size()
+
+def make(group, state):
+    state.shared = deep_ep.ElasticBuffer(group, num_bytes=1)
+    return deep_ep.Buffer(group, 1, 2, low_latency_mode=True)
+
+def use(state, anything, group):
+    make(group, state).low_latency_combine(x, i, w, h, use_logfmt=True)
+    state.shared.dispatch(x, topk_idx=i)
+    state.shared.barrier()
+    anything.low_latency_dispatch(x, i, 128, 8)
+    anything.dispatch(x)
+    anything.a_buffer.dispatch(x)
+"""
+    found = checked(tmp_path, {"a.py": text})
+    assert statuses(found) == {
+        "a.py:9 current_stream_wait": "taken",
+        "a.py:16 dispatch": "taken",
+        "a.py:17 combine": "not taken",
+        "a.py:18 set_num_sms": "taken",
+        "a.py:19 get_local_buffer_tensor": "not taken",
+        "a.py:20 internode_dispatch": "not taken",
+        "a.py:24 ElasticBuffer": "taken",
+        "a.py:25 Buffer": "taken",
+        "a.py:28 low_latency_combine": "not taken",
+        "a.py:29 dispatch": "taken",
+        "a.py:30 barrier": "not taken",
+        "a.py:31 low_latency_dispatch": "not judged",
+        "a.py:33 dispatch": "not judged",
+    }
+    assert found["a.py:28 low_latency_combine"][1] == "use_logfmt: want False, got True"
+    assert found["a.py:33 dispatch"][1] == "the class of the object is not known"
+
+
+def test_reading_ends(tmp_path):
+    text = """
+import deep_gemm
+
+x = deep_gemm
+for _ in range(9):
+    x = x.next
+def f():
+    return g()
+def g():
+    return f() or x
+class A(B):
+    pass
+class B(A):
+    pass
+A().y(f()), B.z
+g()()
+"""
+    found = checked(tmp_path, {"a.py": text})
+    assert set(statuses(found).values()) == {"not taken", "not judged"}
+
+
+def test_what_cannot_be_read_is_not_taken_for_taken(tmp_path):
+    text = """
+import functools
+import deep_gemm
+
+FIXED = dict(logits_dtype=None)
+
+def call(*args, **kwargs):
+    deep_gemm.fp8_mqa_logits(*args, **kwargs)
+    deep_gemm.fp8_mqa_logits(*args, x=1)
+    deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **FIXED)
+    more = {} if kwargs is None else {"max_seqlen_k": 5}
+    deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **more)
+    others = {}
+    if args:
+        others["scale"] = 1
+    deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **others)
+    later = {}
+    later.update(kwargs)
+    deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **later)
+    functools.partial(deep_gemm.fp8_mqa_logits, q)
+    isinstance(deep_gemm.fp8_mqa_logits, type)
+    deep_gemm.fp8_fp4_mqa_logits(q, kv, w, s, e, 100)
+"""
+    unread = ("not judged", "not all of its arguments can be read")
+    assert checked(tmp_path, {"a.py": text, "b.py": "import deep_gemm\ndeep_gemm.f(\n"}) == {
+        "a.py:8 fp8_mqa_logits": unread,
+        "a.py:9 fp8_mqa_logits": ("not taken", "there is no argument x"),
+        "a.py:10 fp8_mqa_logits": ("taken", ""),
+        "a.py:12 fp8_mqa_logits": ("taken", ""),
+        "a.py:16 fp8_mqa_logits": ("not taken", "where it gives scale"),
+        "a.py:19 fp8_mqa_logits": unread,
+        "a.py:20 fp8_mqa_logits": ("not judged", "it is passed on to functools.partial"),
+        "a.py:22 fp8_fp4_mqa_logits": ("taken", "for data in 8 bits"),
+        "b.py:2 deep_gemm": ("not judged", "no Python: '(' was never closed (<unknown>, line 2)"),
+    }
+
+
+def test_imports_that_fail(tmp_path):
+    text = """
+from typing import TYPE_CHECKING
+from deep_gemm import fp8_gemm_nt, fp8_mqa_logits
+from flash_mla import fused_norm_rope_attn_rope_cast as fused
+try:
+    from deep_gemm.utils.layout import transform
+except ImportError:
+    transform = None
+if TYPE_CHECKING:
+    from deep_gemm import SymmBuffer
+
+fp8_gemm_nt(a, b)
+fused.prefill(q)
+torch.ops._flashmla_C.dense_decode_fwd(q)
+"""
+    found = checked(tmp_path, {"a.py": text})
+    assert found == {
+        "a.py:3 fp8_gemm_nt": (
+            "not taken",
+            "winnow.compat.deep_gemm has no fp8_gemm_nt; the import fails",
+        ),
+        "a.py:12 fp8_gemm_nt": ("not taken", "winnow.compat.deep_gemm has no fp8_gemm_nt"),
+        "a.py:13 prefill": ("not taken", "it raises an error"),
+        "a.py:14 dense_decode_fwd": (
+            "not taken",
+            "winnow.compat.flash_mla has no torch_ops.dense_decode_fwd",
+        ),
+    }
+
+
+def test_the_command(tmp_path, capsys):
+    taken = "import flash_mla\nflash_mla.get_mla_metadata()\n"
+    written(tmp_path, {"p/a.py": taken, "p/b.py": "import deep_gemm\ndeep_gemm.f()\n"})
+    everything = run(sys.executable, "-m", "winnow.compat", "check", tmp_path / "p")
+    assert everything.returncode == 1, everything.stderr
+    lines = everything.stdout.splitlines()
+    assert lines[0] == "a.py:2: flash_mla.get_mla_metadata: taken"
+    assert lines[1] == "b.py:2: deep_gemm.f: not taken: winnow.compat.deep_gemm has no f"
+    assert lines[-2].split() == ["deep_gemm", "0", "1", "0"]
+    assert lines[-1].split() == ["flash_mla", "1", "0", "0"]
+    assert main(["check", str(tmp_path / "p"), "flash_mla", "deep_ep"]) == 0
+    assert "deep_gemm" not in capsys.readouterr().out
+    for wrong, text in (
+        (["check", tmp_path / "p", "torch"], "name: want deep_ep, deep_gemm, flash_mla, got torch"),
+        (["check", tmp_path / "none"], "folder: want one with Python files, got "),
+        (["path"], "the following arguments are required: name"),
+        (["path", "torch"], "invalid choice: 'torch'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, wrong)))
+        assert ended.value.code == 2 and text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", [("flash_mla",), ("deep_gemm", "flash_mla")])
+def test_the_folders_have_the_named_packages_alone(names, capsys):
+    path = compat.path(*names)
+    assert main(["path", *names]) == 0 and capsys.readouterr().out == path + "\n"
+    assert [Path(one).name for one in path.split(os.pathsep)] == list(names)
+    program = """
+import importlib.util, sys
+import flash_mla
+from flash_mla import flash_mla_interface, fused_norm_rope_attn_rope_cast
+found = [n for n in ("deep_ep", "deep_gemm", "flash_mla") if importlib.util.find_spec(n)]
+if "deep_gemm" in found:
+    import deep_gemm
+    assert deep_gemm.fp8_mqa_logits.__module__ == "winnow.compat.deep_gemm"
+print(flash_mla.flash_mla_sparse_fwd.__module__, *found)
+"""
+    inherited = os.environ.get("PYTHONPATH", "")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path, inherited])}
+    shown = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert shown.split() == ["winnow.compat.flash_mla", *names]
+
+
+def test_a_folder_of_no_library_is_refused():
+    with pytest.raises(ValueError, match="compat.path: name: want deep_ep or .*, got torch"):
+        compat.path("deep_ep", "torch")

@@ -1,0 +1,386 @@
+"""The calls that vLLM 0.33.0, SGLang 0.5.23 and Megatron-core 0.19.2 make of flash_mla and
+deep_gemm, against formulas in double precision."""
+
+import math
+
+import pytest
+import torch
+from kinds import gpu
+from test_decode import attention, close, problem
+from test_topk_paged import problem as paged_problem
+from winnow.compat import deep_gemm, flash_mla
+
+import winnow
+from winnow import sparse_mla
+
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+SCALE = 0.05
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+# ---- flash_mla: decode
+
+
+def lse_of_flash_mla(lse):
+    """[b, s_q, h_q] with +inf where nothing is visible."""
+    assert not torch.isneginf(lse).any()
+    return lse.transpose(1, 2).masked_fill(torch.isposinf(lse.transpose(1, 2)), -torch.inf)
+
+
+def test_decode_of_v32_as_vllm_calls_it(device):
+    q, cache, indices, rows = problem("fp8_656", device=device)
+    indices[1, 0] = -1
+    metadata, _ = flash_mla.get_mla_metadata()
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q=q,
+        k_cache=cache.squeeze(2).view(torch.uint8).unsqueeze(-2),
+        block_table=torch.zeros(3, 1, dtype=torch.int32, device=device),
+        head_dim_v=512,
+        cache_seqlens=torch.full((3,), 80, dtype=torch.int32, device=device),
+        tile_scheduler_metadata=metadata,
+        is_fp8_kvcache=True,
+        indices=indices,
+        softmax_scale=SCALE,
+    )
+    close(out, lse_of_flash_mla(lse), attention(q.cpu(), [(rows, indices.cpu(), None)], SCALE))
+
+
+def test_decode_of_v4_as_vllm_calls_it(device):
+    """A window and chosen rows, into memory that the engine has."""
+    q, cache, indices, rows = problem("fp8_584", s_q=1, device=device)
+    _, extra, chosen, extra_rows = problem("fp8_584", s_q=1, topk=9, block_size=4, seed=1,
+                                           device=device)  # fmt: skip
+    lengths = torch.tensor([20, 3, 0], dtype=torch.int32)
+    sink, output = torch.randn(8), torch.full((3, 8, 512), torch.nan).bfloat16().to(device)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q=q, k_cache=cache, block_table=None, head_dim_v=512, cache_seqlens=None,
+        tile_scheduler_metadata=flash_mla.FlashMLASchedMeta(), is_fp8_kvcache=True,
+        indices=indices, topk_length=lengths.to(device), softmax_scale=SCALE,
+        attn_sink=sink.to(device), extra_k_cache=extra, extra_indices_in_kvcache=chosen,
+        extra_topk_length=lengths.to(device), out=output.unsqueeze(1),
+    )  # fmt: skip
+    assert out.data_ptr() == output.data_ptr()
+    length = lengths[:, None]
+    parts = [(rows, indices.cpu(), length), (extra_rows, chosen.cpu(), length)]
+    close(output[:, None], lse_of_flash_mla(lse), attention(q.cpu(), parts, SCALE, sink))
+
+
+def test_decode_as_sglang_calls_it(device):
+    """With a plan as tensors, which the engine copies into its own."""
+    q, cache, indices, rows = problem("fp8_656", s_q=1, device=device)
+    lengths = torch.full((3,), 80, dtype=torch.int32, device=device)
+    plan, splits = flash_mla.get_mla_decoding_metadata(lengths, 8, 1, 8, True, 20, use_legacy=True)
+    kept = torch.empty(132, 8, dtype=torch.int32, device=device)
+    kept[: len(plan)].copy_(plan)
+    assert splits.shape == (4,) and splits.dtype == torch.int32 and splits.device == q.device
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q=q, k_cache=cache, block_table=indices.new_empty(3, 0), cache_seqlens=lengths,
+        head_dim_v=512, softmax_scale=SCALE, causal=False, is_fp8_kvcache=True, indices=indices,
+        tile_scheduler_metadata=flash_mla.FlashMLASchedMeta(
+            tile_scheduler_metadata=kept, num_splits=splits
+        ),
+        attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
+        extra_topk_length=None, use_legacy=True, kv_format="V32", descale_q=None, descale_k=None,
+    )  # fmt: skip
+    close(out, lse_of_flash_mla(lse), attention(q.cpu(), [(rows, indices.cpu(), None)], SCALE))
+
+
+def test_batch_invariant_decode_has_the_bits_of_each_sequence_alone(device):
+    q, cache, indices, _ = problem("fp8_656", b=5, device=device)
+
+    def decode(rows):
+        return flash_mla.flash_mla_with_kvcache(
+            q[rows], cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices[rows],
+            enable_batch_invariant=True,
+        )  # fmt: skip
+
+    together = decode(slice(None))
+    for i in range(5):
+        alone = decode(slice(i, i + 1))
+        assert torch.equal(alone[0], together[0][i : i + 1])
+        assert torch.equal(alone[1], together[1][i : i + 1])
+
+
+# What an engine may pass that is not here: refused by its name.
+DECODE_REFUSALS = [
+    ("kv_format", "V32_NO_ROPE", "V32 for rows of 656 bytes, got V32_NO_ROPE"),
+    ("kv_format", "V4", "V32 for rows of 656 bytes, got V4"),
+    ("descale_q", torch.ones(1), "None beside indices, got Tensor"),
+    ("descale_k", torch.ones(1), "None beside indices, got Tensor"),
+    ("enable_batch_invariant", torch.ones(2), "True or False, got Tensor"),
+    ("out", torch.zeros(3, 2, 8, 512), "dtype bf16, got f32"),
+    ("k_cache", torch.zeros(5, 16, 1, 528, dtype=torch.uint8), "rows .* got 528 .V4.1, or V3.2"),
+    ("k_cache", torch.zeros(5, 16, 1, 352, dtype=torch.uint8), "rows .* got 352 .NVFP4"),
+    ("extra_k_cache", torch.zeros(5, 4, 1, 288, dtype=torch.uint8), "rows .* got 288 .V4.1 in 4"),
+]
+
+
+@pytest.mark.parametrize(("argument", "wrong", "text"), DECODE_REFUSALS)
+def test_decode_refuses_by_the_engines_names(argument, wrong, text):
+    q, cache, indices, _ = problem("fp8_656")
+    given = {"q": q, "k_cache": cache, "block_table": None, "cache_seqlens": None}
+    given |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "is_fp8_kvcache": True}
+    given |= {"indices": indices, argument: wrong}
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: want {text}") as e:
+        flash_mla.flash_mla_with_kvcache(**given)
+    assert e.value.argument == argument
+
+
+# ---- flash_mla: prefill
+
+
+def prefill_problem(device, s_q=5, h_q=4, s_kv=40, topk=16, d=576):
+    made = torch.Generator().manual_seed(1)
+    q = torch.randn(s_q, h_q, d, generator=made).bfloat16()
+    kv = torch.randn(s_kv, 1, d, generator=made).bfloat16()
+    indices = torch.randint(-2, s_kv + 2, (s_q, 1, topk), generator=made, dtype=torch.int32)
+    return q.to(device), kv.to(device), indices.to(device)
+
+
+def prefilled(q, kv, indices, length=None, sink=None):
+    """(out, lse) by the formula of decode, of one batch of queries."""
+    length = None if length is None else length[None]
+    part = (kv[:, 0].cpu(), indices.cpu().transpose(0, 1), length)
+    out, lse = attention(q.cpu()[None], [part], SCALE, sink)
+    return out[0], lse[0]
+
+
+def test_prefill_as_vllm_calls_it(device):
+    """Into some heads of the model's output."""
+    q, kv, indices = prefill_problem(device)
+    length = torch.tensor([16, 4, 1, 0, 9], dtype=torch.int32)
+    output = torch.full((5, 8, 512), 7.0, device=device).bfloat16()
+    out, _, lse = flash_mla.flash_mla_sparse_fwd(
+        q, kv, indices, SCALE, topk_length=length.to(device), out=output[:, :4]
+    )
+    assert out.data_ptr() == output.data_ptr() and (output[:, 4:] == 7).all()
+    assert torch.isposinf(lse[3]).all()
+    close(out, lse.masked_fill(torch.isposinf(lse), -torch.inf), prefilled(q, kv, indices, length))
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_prefill_as_sglang_calls_it(device, legacy):
+    """Its older kernels have logarithms of base 2."""
+    q, kv, indices = prefill_problem(device, d=512)
+    sink, length = torch.randn(4), torch.tensor([16, 4, 1, 7, 9], dtype=torch.int32)
+    out, most, lse = flash_mla.flash_mla_sparse_fwd(
+        q, kv, indices, SCALE, 512, sink.to(device), length.to(device), use_legacy=legacy,
+        return_log2_lse=True if legacy else None,
+    )  # fmt: skip
+    base = math.log(2) if legacy else 1
+    close(out, lse * base, prefilled(q, kv, indices, length, sink))
+    natural = sparse_mla.forward(q, kv, indices, scale=SCALE, topk_length=length.to(device))[1]
+    torch.testing.assert_close(most * base, natural)
+
+
+@pytest.mark.parametrize("first", [0, 6, 16])
+def test_prefill_as_megatron_calls_it(device, first):
+    """With the lse over the entries that the indexer chose, which stand first."""
+    q, kv, indices = prefill_problem(device)
+    sink = torch.randn(4)
+    out, most, lse, *of_indexer = flash_mla.flash_mla_sparse_fwd(
+        q, kv, indices, SCALE, d_v=512, attn_sink=sink.to(device), topk_length=None,
+        indexer_topk=first,
+    )  # fmt: skip
+    close(out, lse, prefilled(q, kv, indices, sink=sink))
+    assert len(of_indexer) == (first > 0) and most.shape == lse.shape
+    if first:
+        want = prefilled(q, kv, indices[..., :first])[1]
+        torch.testing.assert_close(of_indexer[0].cpu().double(), want, rtol=0, atol=1e-4)
+
+
+def test_what_is_fused_is_refused_by_name():
+    from winnow.compat.flash_mla import fused_norm_rope_attn_rope_cast as fused
+
+    for name, instead in (("prefill", "flash_mla_sparse_fwd"), ("decode", "with_kvcache")):
+        text = f"^fused_norm_rope_attn_rope_cast.{name}: .* not fused here; .*{instead}"
+        with pytest.raises(winnow.Error, match=text) as e:
+            getattr(fused, name)(q=None, sm_scale=1.0, use_legacy=True)
+        assert e.value.code == "unsupported"
+    with pytest.raises(winnow.Error, match="permute_wv_proj: .* weights keep their order"):
+        fused.permute_wv_proj((None, None), 8, 512)
+
+
+# ---- deep_gemm
+
+
+def logits_problem(device, s_q=7, h=8, s_k=300, d=128):
+    made = torch.Generator().manual_seed(2)
+    q = torch.randn(s_q, h, d, generator=made).to(torch.float8_e4m3fn)
+    k = torch.randn(s_k, d, generator=made).to(torch.float8_e4m3fn)
+    scale = torch.rand(s_k, generator=made) + 0.5
+    weights = torch.randn(s_q, h, generator=made)
+    start = torch.tensor([0, 0, 100, 100, 150, 299, 300][:s_q], dtype=torch.int32)
+    end = torch.tensor([1, 90, 200, 101, 150, 300, 300][:s_q], dtype=torch.int32)
+    dots = torch.einsum("ihd,td->iht", q.double(), k.double()).relu()
+    want = torch.einsum("ih,iht->it", weights.double(), dots) * scale.double()
+    columns = torch.arange(s_k)
+    want[(columns < start[:, None]) | (columns >= end[:, None])] = -torch.inf
+    return [t.to(device) for t in (q, k, scale, weights, start, end)], want
+
+
+def near(got, want):
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-4, atol=1e-2)
+
+
+def from_start(want, start, width):
+    """The columns from `start` on of each row."""
+    columns = start.cpu().long()[:, None] + torch.arange(width)
+    padded = torch.nn.functional.pad(want, (0, width), value=-torch.inf)
+    return padded.gather(1, columns)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_logits_as_sglang_calls_them(device, clean):
+    (q, k, scale, weights, start, end), want = logits_problem(device)
+    logits = deep_gemm.fp8_mqa_logits(q, (k, scale), weights, start, end, clean_logits=clean)
+    near(logits, want)
+    assert logits.shape == (7, 300) and logits.stride(0) % 4 == 0  # read in vectors of 4
+    for width in (100, 128):
+        compressed = deep_gemm.fp8_mqa_logits(
+            q, (k, scale), weights, start, end, clean_logits=False, max_seqlen_k=width
+        )
+        near(compressed, from_start(want, start, width))
+
+
+def test_logits_under_the_newer_name_as_both_call_them(device):
+    (q, k, scale, weights, start, end), want = logits_problem(device)
+    want = from_start(want, start, 100)
+    common = ((q, None), (k, scale), weights, start, end)
+    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
+    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
+    near(deep_gemm.fp8_fp4_mqa_logits(*common, False, 100, logits_dtype=torch.float32), want)
+
+
+def test_logits_of_one_query_and_of_none(device):
+    (q, k, scale, weights, start, end), want = logits_problem(device)
+    for rows in (slice(1, 2), slice(0, 0)):
+        given = (q[rows], (k, scale), weights[rows], start[rows], end[rows])
+        near(deep_gemm.fp8_mqa_logits(*given), want[rows])
+        near(deep_gemm.fp8_fp4_mqa_logits(*given, 5), want[rows, :5])
+
+
+def paged(device, s_q, per_query, **options):
+    """Tensors in DeepGEMM's shapes, and the wanted logits of 200 columns."""
+    tensors, keys = paged_problem(s_q=s_q, device=device, **options)
+    q, pages, weights, order, lens = tensors
+    seen = lens[:, None] - s_q + 1 + torch.arange(s_q, device=device)
+    want = torch.full((len(keys), s_q, 200), -torch.inf, dtype=torch.double)
+    for i, rows in enumerate(keys):
+        for j in range(s_q):
+            n = max(int(seen[i, j]), 0)
+            dots = (q[i, j].double().cpu() @ rows[:n].T).relu()
+            want[i, j, :n] = weights[i, j].double().cpu() @ dots
+    cache = pages.view(len(pages), 64, 1, -1)
+    given = (q, cache, weights.flatten(0, 1), seen.int() if per_query else lens, order)
+    return given, want.flatten(0, 1)
+
+
+@pytest.mark.parametrize("per_query", [False, True], ids=["b", "b-next_n"])
+@pytest.mark.parametrize("s_q", [1, 2, 4])
+def test_paged_logits(device, s_q, per_query):
+    (q, *given), want = paged(device, s_q, per_query)
+    plan = deep_gemm.get_paged_mqa_logits_metadata(given[2], 64, deep_gemm.get_num_sms())
+    assert plan.shape == (deep_gemm.get_num_sms() + 1, 2) and plan.dtype == torch.int32
+    for name, queries in (
+        ("fp8_paged_mqa_logits", q),
+        ("fp8_fp4_paged_mqa_logits", (q, None)),
+    ):
+        function = getattr(deep_gemm, name)
+        near(function(queries, *given, plan, 200, clean_logits=True), want)
+        logits = function(queries, *given, plan, 200)
+        assert logits.shape == want.shape and logits.stride(0) % 4 == 0
+        near(logits.masked_fill(torch.isneginf(want).to(device), -torch.inf), want)
+
+
+def test_paged_logits_as_engines_call_them(device):
+    (q, cache, weights, lens, order), want = paged(device, 2, True)
+    # SGLang: tables that are repeated for each query, of which it takes every second.
+    tables = order.repeat_interleave(2, 0)
+    visible = ~torch.isneginf(want)
+    logits = deep_gemm.fp8_paged_mqa_logits(
+        q, cache, weights, lens, tables[::2], None, 200, clean_logits=False
+    )
+    near(logits.cpu()[visible], want[visible])
+    # Its queries one by one, with a length each.
+    one_by_one = deep_gemm.fp8_paged_mqa_logits(
+        q.flatten(0, 1).unsqueeze(1), cache, weights, lens.view(-1, 1), tables, None, 200,
+        clean_logits=False,
+    )  # fmt: skip
+    assert torch.equal(one_by_one.cpu()[visible], logits.cpu()[visible])
+    # vLLM: pages that are apart in memory, and the place of indices given.
+    apart = torch.zeros(len(cache), 3, 64, 1, cache.shape[-1], dtype=torch.uint8, device=device)
+    apart[:, 1] = cache
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits(
+        (q, None), apart[:, 1], weights, lens, order, None, 200, None
+    )
+    near(logits.cpu()[visible], want[visible])
+
+
+LOGITS_REFUSALS = [
+    ("fp8_mqa_logits", "q", lambda a: (a["q"], a["weights"]), "values, or a pair .* got scales"),
+    ("fp8_mqa_logits", "q", lambda a: None, "a tensor, got NoneType"),
+    ("fp8_mqa_logits", "q", lambda a: a["q"].view(torch.int8), "dtype"),
+    ("fp8_mqa_logits", "kv", lambda a: a["kv"][0], "a pair .keys, scales., got Tensor"),
+    ("fp8_mqa_logits", "kv", lambda a: (a["kv"][0], a["kv"][1].int()), "dtype f32, got i32"),
+    ("fp8_mqa_logits", "weights", lambda a: a["weights"][1:], "shape"),
+    ("fp8_mqa_logits", "cu_seq_len_k_start", lambda a: a["cu_seq_len_k_start"].long(), "dtype i32"),
+    ("fp8_mqa_logits", "cu_seq_len_k_end", lambda a: a["cu_seq_len_k_end"][1:], "shape"),
+    ("fp8_mqa_logits", "max_seqlen_k", lambda a: -1, "0 or a number of columns, got -1"),
+    ("fp8_mqa_logits", "logits_dtype", lambda a: torch.bfloat16, "torch.float32, got torch.bf"),
+    ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: 2.5, "0 or a number of columns, got 2.5"),
+    ("fp8_paged_mqa_logits", "q", lambda a: a["q"][0], r"shape \[b, next_n, h, d\], got \[2, 4"),
+    ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"][:, :32], r"shape \[blocks, 64, 1"),
+    (
+        "fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].transpose(1, 3).contiguous()
+        .transpose(1, 3), "blocks that are contiguous, got strides",
+    ),
+    ("fp8_paged_mqa_logits", "weights", lambda a: a["weights"][1:], r"shape \[b \* next_n = 6, h"),
+    ("fp8_paged_mqa_logits", "context_lens", lambda a: a["context_lens"].long(), "dtype i32"),
+    ("fp8_paged_mqa_logits", "block_table", lambda a: a["block_table"][1:], "shape"),
+    ("fp8_paged_mqa_logits", "max_context_len", lambda a: -1, "0 or a number of columns, got -1"),
+    ("fp8_paged_mqa_logits", "indices", lambda a: a["context_lens"], "None, got Tensor"),
+    ("fp8_fp4_paged_mqa_logits", "logits_dtype", lambda a: torch.bfloat16, "torch.float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "argument", "wrong", "text"), LOGITS_REFUSALS)
+def test_logits_refuse_by_the_engines_names(name, argument, wrong, text):
+    if "paged" in name:
+        values, _ = paged("cpu", 2, False)
+        names = ("q", "kv_cache", "weights", "context_lens", "block_table")
+        given = dict(zip(names, values, strict=True)) | {"schedule_meta": None}
+        given |= {"max_context_len": 200}
+    else:
+        (q, k, scale, weights, start, end), _ = logits_problem("cpu")
+        given = {"q": q, "kv": (k, scale), "weights": weights, "cu_seq_len_k_start": start}
+        given |= {"cu_seq_len_k_end": end}
+    with pytest.raises(ValueError, match=f"^{name}: {argument}: want {text}") as e:
+        getattr(deep_gemm, name)(**{**given, argument: wrong(given)})
+    assert (e.value.operation, e.value.argument) == (name, argument)
+
+
+def test_the_rest_of_deep_gemm_is_absent_and_says_so():
+    text = "^deep_gemm.fp8_gemm_nt: .* does not stand in for it, .*VLLM_USE_DEEP_GEMM=0"
+    with pytest.raises(winnow.Error, match=text) as e:
+        deep_gemm.fp8_gemm_nt(None, None)
+    assert e.value.code == "unsupported"
+    assert not hasattr(deep_gemm, "m_grouped_fp8_gemm_nt_masked")  # as engines ask
+    assert getattr(deep_gemm, "fp8_einsum", None) is None
+    with pytest.raises(ImportError, match="cannot import name 'transform_sf_into_required_layout'"):
+        from winnow.compat.deep_gemm import transform_sf_into_required_layout  # noqa: F401
+
+
+def test_the_number_of_multiprocessors(monkeypatch):
+    monkeypatch.setattr(deep_gemm, "_num_sms", None)
+    before = deep_gemm.get_num_sms()
+    assert before == 1 if not torch.cuda.is_available() else before > 1
+    deep_gemm.set_num_sms(20)  # engines do so around a call, and put the former back
+    assert deep_gemm.get_num_sms() == 20
+    with pytest.raises(ValueError, match="set_num_sms: new_num_sms: want 1 or more, got 0"):
+        deep_gemm.set_num_sms(0)

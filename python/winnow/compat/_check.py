@@ -1,0 +1,253 @@
+"""Which calls of flash_mla, deep_gemm and deep_ep in a package's sources the modules here take."""
+
+import ast
+import inspect
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple
+
+from winnow.compat._values import (
+    LIBRARIES,
+    Module,
+    Package,
+    Scope,
+    Value,
+    dotted,
+    keys_of,
+    library_name,
+)
+
+TAKEN, NOT_TAKEN, NOT_JUDGED = "taken", "not taken", "not judged"
+
+# The constants that are taken of arguments, given or by default; any other argument may have any
+# value as far as sources can tell.
+_CONSTANTS: Dict[str, Dict[str, Tuple[Any, ...]]] = {
+    "flash_mla.flash_mla_sparse_fwd": {"d_v": (512,)},
+    "flash_mla.flash_mla_with_kvcache": {
+        "head_dim_v": (512,),
+        "causal": (False,),
+        "is_fp8_kvcache": (True,),
+        "kv_format": (None, "V32", "V4"),
+        "descale_q": (None,),
+        "descale_k": (None,),
+    },
+    "deep_gemm.fp8_mqa_logits": {"logits_dtype": (None,)},
+    "deep_gemm.fp8_fp4_mqa_logits": {"logits_dtype": (None,)},
+    "deep_gemm.fp8_paged_mqa_logits": {"logits_dtype": (None,), "indices": (None,)},
+    "deep_gemm.fp8_fp4_paged_mqa_logits": {"logits_dtype": (None,), "indices": (None,)},
+    "deep_ep.Buffer": {"comm": (None,)},
+    "deep_ep.Buffer.low_latency_combine": {"use_logfmt": (False,)},
+}
+_UNKNOWN = object()  # an argument that is no constant
+
+_MENTIONS = re.compile(rb"flash_?mla|deep_?gemm|deep_?ep", re.IGNORECASE)
+# Of objects whose class is not known, in modules that import deep_ep.
+_METHODS = {
+    "clean_low_latency_buffer", "combine_with_unpermute", "dispatch_with_permute",
+    "get_dispatch_layout", "low_latency_combine", "low_latency_dispatch",
+}  # fmt: skip
+# Calls that only look at what they are given.
+_LOOKS = {
+    "callable", "cast", "getattr", "hasattr", "id", "inspect.signature", "isinstance", "issubclass",
+    "repr", "str", "type", "typing.cast",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A call, and whether the module here takes its arguments."""
+
+    path: str
+    line: int
+    called: str
+    status: str
+    reason: str = ""
+
+    @property
+    def library(self) -> str:
+        return self.called.split(".")[0]
+
+    def __str__(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.path}:{self.line}: {self.called}: {self.status}{reason}"
+
+
+def check(folder: Path, libraries: Sequence[str] = LIBRARIES) -> List[Finding]:
+    """The calls of these libraries in the Python files of a folder, which holds the package or is
+    it, in order. Nothing of it is imported."""
+    package, findings = _read(folder)
+    for scope in package.scopes.values():
+        for node in scope.nodes:
+            if isinstance(node, ast.ImportFrom):
+                findings += _failing(package, scope, node, folder)
+            elif isinstance(node, ast.Call):
+                findings += _calls(package, scope, node, folder)
+    return sorted({found for found in findings if found.library in libraries})
+
+
+def _read(folder: Path) -> Tuple[Package, List[Finding]]:
+    """The modules that mention a library, or import such a module by name."""
+    root = folder.resolve()
+    while (root / "__init__.py").exists():
+        root = root.parent
+    texts = {path: path.read_bytes() for path in sorted(folder.rglob("*.py"))}
+    chosen = {path for path, text in texts.items() if _MENTIONS.search(text)}
+    modules, unread = [], []
+    for path in sorted(chosen):
+        parts = list(path.resolve().relative_to(root).with_suffix("").parts)
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if library_name(name) is not None:
+            continue  # the library itself, or a copy of it
+        try:
+            modules.append(Module(name, path, ast.parse(texts[path])))
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None) or 1
+            for library in LIBRARIES:
+                if library.encode() in texts[path]:
+                    where = str(path.relative_to(folder))
+                    unread.append(Finding(where, line, library, NOT_JUDGED, f"no Python: {error}"))
+    return Package(modules), unread
+
+
+def _failing(
+    package: Package, scope: Scope, node: ast.ImportFrom, folder: Path
+) -> Iterator[Finding]:
+    """Names that an import does not find, unless the program goes on without it."""
+    for alias in node.names:
+        of = library_name(f"{package.imported(scope, node)}.{alias.name}")
+        if of is not None and alias.name != "*" and _stand_in(of) is None:
+            if not _guarded(scope, node):
+                where = str(scope.module.path.relative_to(folder))
+                yield Finding(where, node.lineno, of, NOT_TAKEN, _absent(of) + "; the import fails")
+
+
+def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iterator[Finding]:
+    values = package.values(scope, node.func)
+    found = [(v.name, *_judge(scope, node, v)) for v in values if v.library]
+    if isinstance(node.func, ast.Attribute) and not values and _imports_deep_ep(package, scope):
+        held_in = dotted(node.func.value).rpartition(".")[2]
+        exchanged = node.func.attr in ("dispatch", "combine") and "buffer" in held_in.lower()
+        if exchanged or node.func.attr in _METHODS:
+            reason = "the class of the object is not known"
+            found.append((f"deep_ep.?.{node.func.attr}", NOT_JUDGED, reason))
+    if dotted(node.func) not in _LOOKS and not package.functions(scope, node):
+        for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+            for value in package.values(scope, given):
+                # Objects keep their class in annotations.
+                if value.library and value.kind != "object" and _may_be_called(value):
+                    reason = f"it is passed on to {dotted(node.func) or 'a call'}"
+                    found.append((value.name, NOT_JUDGED, reason))
+    for one in found:
+        yield Finding(str(scope.module.path.relative_to(folder)), node.lineno, *one)
+
+
+def _imports_deep_ep(package: Package, scope: Scope) -> bool:
+    names = package.scopes[scope.module.name].names
+    return any(value.library == "deep_ep" for values in names.values() for value in values)
+
+
+def _guarded(scope: Scope, node: ast.AST) -> bool:
+    """Whether the program goes on without that import, or needs it for types alone."""
+    for around in ast.walk(scope.node):
+        is_guard = isinstance(around, ast.Try) and bool(around.handlers)
+        if isinstance(around, ast.If):
+            is_guard = dotted(around.test).endswith("TYPE_CHECKING")
+        if is_guard and any(inner is node for inner in ast.walk(around)):
+            return True
+    return False
+
+
+# ---- What stands here for a name of a library
+
+
+def _stand_in(name: str) -> Optional[Any]:
+    """The function, class or module here, None if there is none."""
+    from winnow.compat import _MODULES
+
+    modules = _MODULES[name.split(".")[0]]
+    known = max((m for m in modules if name == m or name.startswith(f"{m}.")), key=len)
+    found: Any = import_module(modules[known])
+    for part in name[len(known) + 1 :].split("."):
+        if part:
+            found = getattr(found, part, None)
+    return found
+
+
+def _may_be_called(value: Value) -> bool:
+    found = _stand_in(value.name)
+    return callable(found) or inspect.ismodule(found) or (found is None and value.kind == "of")
+
+
+def _absent(name: str) -> str:
+    return f"winnow.compat.{name.split('.')[0]} has no {name.partition('.')[2]}"
+
+
+def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
+    """Whether the call is taken, and why not."""
+    function = _stand_in(value.name)
+    if function is None or not callable(function):
+        return NOT_TAKEN, _absent(value.name)
+    signature = inspect.signature(function)
+    if signature.return_annotation in (NoReturn, "NoReturn"):
+        return NOT_TAKEN, "it raises an error"
+    parameters = list(signature.parameters.values())
+    if value.kind == "method" and not _is_static(value.name):
+        signature = signature.replace(parameters=parameters[1:])
+    given = [_constant(a) for a in call.args if not isinstance(a, ast.Starred)]
+    named: Dict[str, Any] = {}
+    unread = len(given) < len(call.args)  # arguments that cannot be read
+    perhaps: Set[str] = set()
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            named[keyword.arg] = _constant(keyword.value)
+        elif (keys := keys_of(scope, keyword.value)) is not None:
+            named.update(dict.fromkeys(keys.certain, _UNKNOWN))
+            perhaps |= keys.possible - keys.certain
+        else:
+            unread = True
+    if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        if wrong := sorted(set(named) - set(signature.parameters)):
+            return NOT_TAKEN, f"there is no argument {' or '.join(wrong)}"
+        if wrong := sorted(perhaps - set(signature.parameters)):
+            return NOT_TAKEN, f"where it gives {' or '.join(wrong)}"
+    bind = signature.bind_partial if unread or perhaps else signature.bind
+    try:
+        bound = bind(*given, **named)
+    except TypeError as error:
+        return NOT_TAKEN, str(error)
+    bound.apply_defaults()
+    bound.arguments.update(dict.fromkeys(perhaps & set(signature.parameters), _UNKNOWN))
+    if not unread and (reason := _refused(value.name, bound.arguments)):
+        return NOT_TAKEN, reason
+    if unread:
+        return NOT_JUDGED, "not all of its arguments can be read"
+    return TAKEN, "for data in 8 bits" if "fp8_fp4" in value.name else ""
+
+
+def _refused(name: str, arguments: Dict[str, Any]) -> str:
+    """The value that is refused, as far as constants tell."""
+    name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
+    if name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None:
+        return "dense attention (no indices)"
+    for argument, taken in _CONSTANTS.get(name, {}).items():
+        value = arguments[argument]
+        if value is not _UNKNOWN and value not in taken:
+            return f"{argument}: want {' or '.join(map(str, taken))}, got {value}"
+    return ""
+
+
+def _is_static(name: str) -> bool:
+    owner, _, method = name.rpartition(".")
+    return isinstance(
+        inspect.getattr_static(_stand_in(owner), method, None), (staticmethod, classmethod)
+    )
+
+
+def _constant(node: ast.AST) -> Any:
+    """Its value, or _UNKNOWN."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return _UNKNOWN

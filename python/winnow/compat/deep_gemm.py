@@ -1,0 +1,320 @@
+"""A module that replaces deep_gemm for the scores of the lightning indexer, in 8 bits.
+
+Names, arguments and results are those of DeepGEMM, of 2.8 and of the build that SGLang uses, as on
+Hopper: queries without scales of their own, float32 results. Columns that a query does not see are
+-inf where DeepGEMM leaves them as they are. Every other name of deep_gemm raises an error: its
+matrix products are not here. It needs torch.
+"""
+
+import operator
+from typing import Any, NoReturn, Optional, Tuple
+
+import torch
+
+from winnow import indexer
+from winnow.compat._refusal import error_of, flag, refuse, renamed, shape_of
+from winnow.errors import Error
+
+__all__ = [
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "get_num_sms",
+    "get_paged_mqa_logits_metadata",
+    "set_num_sms",
+]
+
+__version__ = "2.8.1"
+"""The version of deep_gemm whose functions these are."""
+
+Tensor = torch.Tensor
+_ALIGNMENT = 64  # columns between the rows of a result, for kernels that read it in vectors
+
+# The arguments of winnow.indexer whose names here are others.
+_NAMES = {
+    "k": "kv",
+    "k_scale": "kv",
+    "key_start": "cu_seq_len_k_start",
+    "key_end": "cu_seq_len_k_end",
+}
+_NAMES_OF_PAGED = {
+    "pages": "kv_cache",
+    "block_tables": "block_table",
+    "max_context": "max_context_len",
+}
+
+
+class NotStoodIn(Error, AttributeError):
+    """A name of deep_gemm that is not here, which getattr() with a default and hasattr() take for
+    absent."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = (
+        "winnow.compat.deep_gemm does not stand in for it, only for the indexer's scores; "
+        "let the engine take its other kernels (vLLM: VLLM_USE_DEEP_GEMM=0, SGLang: "
+        "SGLANG_ENABLE_JIT_DEEPGEMM=0), or torch's matrix products"
+    )
+    raise error_of(NotStoodIn, f"deep_gemm.{name}", text, code="unsupported")
+
+
+_num_sms: Optional[int] = None
+
+
+def get_num_sms() -> int:
+    """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU."""
+    if _num_sms is not None:
+        return _num_sms
+    if not torch.cuda.is_available():
+        return 1
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+def set_num_sms(new_num_sms: int) -> None:
+    """What get_num_sms() returns from now on. No kernel reads it."""
+    global _num_sms
+    if new_num_sms < 1:
+        refuse("set_num_sms", "new_num_sms", "1 or more", new_num_sms)
+    _num_sms = new_num_sms
+
+
+def get_paged_mqa_logits_metadata(
+    context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None
+) -> Tensor:
+    """A stand-in for DeepGEMM's plan of a paged call: zeros [num_sms + 1, 2], int32, that nothing
+    here reads. Lengths may change between calls."""
+    return torch.zeros((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
+
+
+def _values(name: str, q: Any) -> Any:
+    """The queries, alone or in DeepGEMM's pair (values, scales or None)."""
+    if not isinstance(q, (tuple, list)):
+        return q
+    if len(q) != 2 or q[1] is not None:
+        got = f"{len(q)} of them" if len(q) != 2 else "scales"
+        refuse(name, "q", "values, or a pair of values and None: fold scales into weights", got)
+    return q[0]
+
+
+def _check_dtype(name: str, logits_dtype: Optional[torch.dtype]) -> None:
+    if logits_dtype not in (None, torch.float32):
+        refuse(name, "logits_dtype", "torch.float32", logits_dtype)
+
+
+def _first(name: str, argument: str, tensor: Any) -> int:
+    """The size of the first dimension."""
+    shape = shape_of(name, argument, tensor)
+    if not shape:
+        refuse(name, argument, "a tensor with rows", "one number")
+    return shape[0]
+
+
+def _columns(name: str, argument: str, value: Any) -> int:
+    try:
+        columns = operator.index(value)
+    except TypeError:
+        columns = -1
+    if columns < 0:
+        refuse(name, argument, "0 or a number of columns", value)
+    return columns
+
+
+def _rows(rows: int, columns: int, like: Tensor) -> Tensor:
+    """A new result [rows, columns] whose rows begin at aligned addresses."""
+    stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
+    return torch.empty((rows, stride), dtype=torch.float32, device=like.device)[:, :columns]
+
+
+def _mqa_logits(
+    name: str, q: Any, kv: Any, weights: Tensor, start: Tensor, end: Tensor, width: Optional[int]
+) -> Tensor:
+    """Scores of all keys, or with a width those from `start` on of each query."""
+    q = _values(name, q)
+    if not isinstance(kv, (tuple, list)) or len(kv) != 2:
+        refuse(name, "kv", "a pair (keys, scales)", type(kv).__name__)
+    keys, scales = kv
+    queries, s_k = _first(name, "q", q), _first(name, "kv", keys)
+
+    def scores(rows: slice, out: Tensor) -> Tensor:
+        return renamed(
+            name, _NAMES, indexer.scores, q[rows], keys, weights[rows], k_scale=scales,
+            key_start=start[rows], key_end=end[rows], out=out,
+        )  # fmt: skip
+
+    if width is None:
+        return scores(slice(None), _rows(queries, s_k, q))
+    result = _rows(queries, width, q)
+    if result.numel() == 0:
+        return result
+    # All keys of some queries at a time, so that they take about as much memory as the result. The
+    # column behind them stands for what is behind the last key.
+    step = max(1, queries * width // max(s_k, 1))
+    ahead = torch.arange(width, device=q.device)
+    for first in range(0, queries, step):
+        rows = slice(first, min(first + step, queries))
+        dense = _rows(rows.stop - rows.start, s_k + 1, q)
+        dense[:, s_k] = float("-inf")
+        scores(rows, dense[:, :s_k])
+        columns = (start[rows, None] + ahead).clamp_(0, s_k)
+        torch.gather(dense, 1, columns, out=result[rows])
+    return result
+
+
+def fp8_mqa_logits(
+    q: Any,
+    kv: Tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    """The indexer's scores of keys in 8 bits, as DeepGEMM's function of this name before 2.8.
+
+        logits[i,t] = scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
+
+    Args:
+        q: [s_q, h, d], float8_e4m3fn, or a pair of them and None.
+        kv: (k [s_k, d], float8_e4m3fn; scale [s_k], float32).
+        weights: [s_q, h], float32 or bfloat16.
+        cu_seq_len_k_start, cu_seq_len_k_end: [s_q], int32: the keys that each query sees.
+        clean_logits: -inf for the others, which are it in any case.
+        max_seqlen_k: if not 0, columns of a result whose row i begins with key
+            cu_seq_len_k_start[i].
+        logits_dtype: torch.float32.
+
+    Returns:
+        logits, float32: [s_q, s_k], or [s_q, max_seqlen_k].
+
+    Raises:
+        ValueError: q has scales of its own, another logits_dtype, or as winnow.indexer.scores().
+    """
+    name = "fp8_mqa_logits"
+    _check_dtype(name, logits_dtype)
+    flag(name, "clean_logits", clean_logits)
+    bounds = cu_seq_len_k_start, cu_seq_len_k_end
+    width = _columns(name, "max_seqlen_k", max_seqlen_k) or None
+    return _mqa_logits(name, q, kv, weights, *bounds, width)
+
+
+def fp8_fp4_mqa_logits(
+    q: Any,
+    kv: Tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: Any = True,
+    max_seqlen_k: Any = None,
+    logits_dtype: Optional[torch.dtype] = None,
+    *,
+    schedule_meta: Optional[Tensor] = None,
+) -> Tensor:
+    """fp8_mqa_logits() under DeepGEMM's newer name, for data in 8 bits.
+
+    DeepGEMM 2.8 has max_seqlen_k in the place of clean_logits and a plan in the place behind, and
+    its result always has max_seqlen_k columns: a number there, which is no bool, is taken for it.
+    """
+    name = "fp8_fp4_mqa_logits"
+    _check_dtype(name, logits_dtype)
+    if isinstance(clean_logits, bool):
+        width = _columns(name, "max_seqlen_k", max_seqlen_k or 0) or None
+    else:
+        width = _columns(name, "max_seqlen_k", clean_logits)
+    return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width)
+
+
+def _paged(
+    name: str, q: Any, kv_cache: Any, weights: Any, context_lens: Any, block_table: Any,
+    max_context_len: int, clean_logits: Any, logits_dtype: Optional[torch.dtype], indices: None,
+) -> Tensor:  # fmt: skip
+    q = _values(name, q)
+    _check_dtype(name, logits_dtype)
+    if indices is not None:
+        refuse(name, "indices", "None", type(indices).__name__)
+    cache, shape = shape_of(name, "kv_cache", kv_cache), shape_of(name, "q", q)
+    if len(cache) != 4 or cache[1:3] != (64, 1):
+        refuse(name, "kv_cache", "shape [blocks, 64, 1, d + 4]", list(cache))
+    if len(shape) != 4:
+        refuse(name, "q", "shape [b, next_n, h, d]", list(shape))
+    b, next_n = shape[:2]
+    given = shape_of(name, "weights", weights)
+    if len(given) != 2 or given[0] != b * next_n:
+        refuse(name, "weights", f"shape [b * next_n = {b * next_n}, h]", list(given))
+    try:
+        pages = kv_cache.view(torch.uint8).view(cache[0], 64 * cache[3])
+    except RuntimeError:  # their rows are not adjacent
+        refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
+    logits = _rows(b * next_n, _columns(name, "max_context_len", max_context_len), q)
+    renamed(
+        name, _NAMES_OF_PAGED, indexer.scores_paged, q, pages, weights.unflatten(0, (b, next_n)),
+        block_table, context_lens, max_context_len, clean=flag(name, "clean_logits", clean_logits),
+        out=logits.unflatten(0, (b, next_n)),
+    )  # fmt: skip
+    return logits
+
+
+def fp8_paged_mqa_logits(
+    q: Any,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Optional[Tensor],
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: Optional[torch.dtype] = None,
+    indices: None = None,
+) -> Tensor:
+    """The indexer's scores over a paged cache, as DeepGEMM's function of this name before 2.8.
+
+    Args:
+        q: [b, next_n, h, d], float8_e4m3fn, or a pair of them and None.
+        kv_cache: [blocks, 64, 1, d + 4], uint8: in each block 64 keys, then their 64 scales as
+            float32; blocks may be apart.
+        weights: [b * next_n, h], float32 or bfloat16.
+        context_lens: [b], int32: cached rows, the last next_n those of the queries; or [b, next_n]:
+            the rows that each query sees.
+        block_table: [b, n], int32.
+        schedule_meta: of get_paged_mqa_logits_metadata(); not read.
+        max_context_len: columns of the result.
+        clean_logits: write -inf behind the rows that a query sees, which are undefined otherwise.
+        logits_dtype: torch.float32. indices: None.
+
+    Returns:
+        logits, [b * next_n, max_context_len], float32.
+
+    Raises:
+        ValueError: q has scales of its own, blocks of another size, another logits_dtype, indices,
+            or as winnow.indexer.scores_paged().
+    """
+    return _paged(
+        "fp8_paged_mqa_logits", q, kv_cache, weights, context_lens, block_table, max_context_len,
+        clean_logits, logits_dtype, indices,
+    )  # fmt: skip
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: Any,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Optional[Tensor],
+    max_context_len: int,
+    clean_logits: Any = False,
+    logits_dtype: Optional[torch.dtype] = None,
+    indices: Any = None,
+) -> Tensor:
+    """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 has
+    indices in the place of clean_logits: None there is taken for them."""
+    name = "fp8_fp4_paged_mqa_logits"
+    if clean_logits is None or isinstance(clean_logits, torch.Tensor):
+        indices, clean_logits = clean_logits, False
+    return _paged(
+        name, q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits,
+        logits_dtype, indices,
+    )  # fmt: skip

@@ -1,0 +1,8 @@
+"""What ``import deep_gemm`` finds with the folder around it on PYTHONPATH: winnow.compat's."""
+
+import sys
+
+from winnow.compat import install
+
+del sys.modules[__name__]  # this file, which the import gives up for what stands there afterwards
+install("deep_gemm")

@@ -1,0 +1,52 @@
+// Scores of all rows of a paged cache, sm90: the launches.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "winnow/device/common/runtime.h"
+#include "winnow/indexer/scores_paged/scores_paged_impl.h"
+#include "winnow/indexer/scores_paged/scores_paged_sm90.cuh"
+#include "winnow/indexer/topk_paged/paged_launch_sm90.h"
+
+namespace winnow::indexer {
+namespace {
+
+using namespace sm90_detail;
+
+constexpr device::Runtime kRuntime{"indexer::scores_paged", "sm90"};
+
+template <class Shape>
+void launch(const ScoresPagedParams& params, cudaStream_t stream) {
+  PagedParams<PagedScores> p{};
+  describe<Shape>(kRuntime, params, p);
+  PagedScores& stored = p.stored;
+  stored.scores = params.scores.data;
+  stored.stride0 = params.scores.stride0;
+  stored.stride1 = params.scores.stride1;
+  stored.columns = static_cast<int>(params.max_context);
+  stored.clean = params.clean;
+  stored.aligned = reinterpret_cast<std::uintptr_t>(stored.scores) % 16 == 0 &&
+                   stored.stride0 % 4 == 0 && stored.stride1 % 4 == 0;
+  constexpr int kBytes = sizeof(PagedLayout<Shape, true>);
+  const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedScores>>;
+  kRuntime.allow_shared_memory(kernel, kBytes);
+  const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
+  const std::int64_t all = params.b * groups_of_a_sequence<Shape>(params);
+  for (std::int64_t group = 0; group < all; group += kMostGroups) {
+    p.line.first_group = group;
+    p.line.groups = static_cast<int>(std::min<std::int64_t>(all - group, kMostGroups));
+    kRuntime.check(device::launch_early(kernel, blocks, kPagedThreads, kBytes, stream, p),
+                   "launch");
+  }
+}
+
+}  // namespace
+
+void scores_paged_sm90(const ScoresPagedParams& params, void* stream) {
+  constexpr std::int64_t kAnyNumber = std::numeric_limits<std::int64_t>::max();
+  with_paged_shape(params, kAnyNumber, [&](auto shape) {
+    launch<decltype(shape)>(params, static_cast<cudaStream_t>(stream));
+  });
+}
+
+}  // namespace winnow::indexer

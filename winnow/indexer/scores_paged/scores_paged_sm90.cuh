@@ -1,0 +1,56 @@
+// What the kernel of topk_paged_sm90.cuh stores for scores_paged, sm90.
+#pragma once
+
+#include "winnow/indexer/topk_paged/topk_paged_sm90.cuh"
+
+namespace winnow::indexer::sm90_detail {
+
+inline constexpr int kRestColumns = 8192;  // that a warp fills at a time
+
+struct PagedScores {
+  static constexpr bool kDense = true;
+  float* scores;  // [b, s_q, columns]
+  std::int64_t stride0, stride1;
+  int columns;
+  bool clean;    // -inf behind what a query sees
+  bool aligned;  // every row to 16 bytes
+
+  __device__ float* of_group(const PageLine& line, int group) const {
+    const QueryGroup queries = query_group(line, group);
+    return scores + queries.sequence * stride0 + queries.first * stride1;
+  }
+
+  // Of a query that sees the first `seen` rows.
+  __device__ void store(float* of_group, int query, int row, bool visible, float score,
+                        int seen) const {
+    if (row >= (clean ? columns : min(seen, columns))) return;
+    of_group[query * stride1 + row] =
+        visible && row < seen ? score + 0.0f : device::negative_infinity();
+  }
+
+  // -inf behind the tiles of every group, by a warp of each block. `rows`: those that a group sees.
+  __device__ void store_rest(const PageLine& line, const std::int32_t* rows) const {
+    if (!clean) return;
+    const std::int64_t parts = device::ceil_div(std::int64_t{columns}, std::int64_t{kRestColumns});
+    const std::int64_t items = std::int64_t{line.groups} * line.queries * parts;
+    const float rest = device::negative_infinity();
+    for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+      const int place = static_cast<int>(item / parts), query = place % line.queries;
+      const int group = place / line.queries;
+      if (query >= query_group(line, group).count) continue;
+      const std::int64_t part = item % parts * kRestColumns;
+      const std::int64_t behind = device::ceil_div(rows[group], kPagedTileRows) * kPagedTileRows;
+      const std::int64_t end = min(part + kRestColumns, std::int64_t{columns});
+      float* const out = of_group(line, group) + query * stride1;
+      for (std::int64_t at = max(part, behind) + 4 * (threadIdx.x % 32); at < end; at += 4 * 32) {
+        if (aligned && at + 4 <= end) {
+          *reinterpret_cast<float4*>(out + at) = make_float4(rest, rest, rest, rest);
+        } else {
+          for (std::int64_t e = at; e < min(at + 4, end); ++e) out[e] = rest;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace winnow::indexer::sm90_detail

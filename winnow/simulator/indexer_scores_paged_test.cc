@@ -1,0 +1,71 @@
+// indexer::scores_paged of sm90 in the simulator. The kernel is that of topk_paged, whose test has
+// most of its bugs; here are those of what it stores.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation scores_paged_operation();
+
+namespace {
+
+// Warps 0 to 11 multiply, 12 and 13 load pages, 14 heads, and 15 stores what is behind the tiles.
+const std::vector<PassingCase> kQuickCases = {
+    {"h64", {"eager", "late", "random:1", "starved:14", "starved:15"}},
+    {"d64", {"random:2"}},
+    {"h128-sq3", {"late"}},
+    {"sq9", {"random:3"}},
+    {"lengths-out-of-range", {"random:4"}},
+    {"absent", {"late"}},
+    {"no-page", {"eager"}},
+    {"columns0", {"eager"}},
+    {"columns130", {"random:5"}},
+    {"columns9000", {"random:6"}},
+    {"left-of-queries66", {"random:7"}},
+    {"left-of-queries700", {"late"}},
+    {"left700-reversed", {"random:8"}},
+    {"columns700-wide", {"random:9"}},
+    {"nan-smaller", {"random:10"}},
+    {"many-sequences", {"random:11"}},
+};
+const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:14"};
+const std::vector<PassingCase> kThoroughCases = {
+    {"h1", kEach},
+    {"h64", kMany},
+    {"d128", kEach},
+    {"sq2", kEach},
+    {"sq5", kEach},
+    {"h64-sq4", kMany},
+    {"long", kMany},
+    {"no-table", kEach},
+    {"shared", kEach},
+    {"bf16-weights", kEach},
+    {"wide", kEach},
+    {"reversed", kEach},
+    {"broadcast", kEach},
+    {"h64-plateau", kEach},
+    {"lengths-of-queries", kMany},
+    {"lengths-of-queries-out-of-range", kEach},
+    {"columns1", kEach},
+    {"columns301", kMany},
+    {"columns513", kEach},
+    {"columns20000", kEach},
+    {"left512", kEach},
+};
+
+const BugsOf groups{"topk_paged_sm90.cuh", "columns301"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),
+    groups("NoArrivalOfFreeHeads", "shared.heads_empty()[heads.stage].arrive_warp", Action::drop),
+    groups("NoArrivalOfWeightsAndLengths", "shared.heads_full()[heads.stage].arrive_warp",
+           Action::drop),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorScoresPaged, scores_paged_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer
