@@ -5,11 +5,11 @@ cmake_minimum_required(VERSION 3.25)
 # The rooms, level by level from the lowest. A file may include its own room and the levels below:
 # of its own family (the first folder of its room) and of the shared families. A room that is not
 # listed stands on the first level above its family's own files.
-set(shared core cpu device)
+set(shared cache core cpu device)
 set(levels
   "core"
   "cpu device/common"
-  "device/sm90 simulator/instructions"
+  "cache device/sm90 simulator/instructions"
   "device/sm100"
   "compressor expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing"

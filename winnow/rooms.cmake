@@ -16,6 +16,7 @@ endmacro()
 winnow_room(core
   backend.cc check.cc contract.cc device.cc device_memory.cc foreign_dtype.cc interrupt.cc nearest.cc parallel.cc
     record.cc row_limits.cc slots.cc tensor.cc thread_team.cc)
+winnow_room(cache  cache.cc)
 winnow_room(cpu  select.cc  CPU module.cc)
 winnow_room(compressor  problem.cc  CPU window_cpu.cc)
 winnow_room(compressor/backward  backward.cc  CPU backward_cpu.cc  CUDA90 backward_cuda.cu)
@@ -63,7 +64,7 @@ winnow_room(paged_xl  problem.cc split.cc)
 winnow_room(paged_xl/attention  attention.cc  CPU attention_cpu.cc  CUDA attention_cuda.cu)
 winnow_room(paged_xl/cache  append.cc  CPU append_cpu.cc  CUDA append_cuda.cu)
 winnow_room(paged_xl/position_term  position_term.cc  CPU position_term_cpu.cc  CUDA position_term_cuda.cu)
-winnow_room(sparse_mla  cache.cc problem.cc)
+winnow_room(sparse_mla  problem.cc)
 winnow_room(sparse_mla/backward
   backward.cc
   CPU backward_cpu.cc

@@ -1,6 +1,8 @@
 // Every public header of Winnow.
 #pragma once
 
+#include "winnow/cache/cache_format.h"
+#include "winnow/cache/key_page.h"
 #include "winnow/compressor/backward/backward.h"
 #include "winnow/compressor/forward/forward.h"
 #include "winnow/compressor/step/step.h"
@@ -40,7 +42,6 @@
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/position_term/position_term.h"
 #include "winnow/sparse_mla/backward/backward.h"
-#include "winnow/sparse_mla/cache_format.h"
 #include "winnow/sparse_mla/decode/decode.h"
 #include "winnow/sparse_mla/distribution/distribution.h"
 #include "winnow/sparse_mla/forward/forward.h"

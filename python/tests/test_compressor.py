@@ -169,6 +169,64 @@ def test_steps_give_the_rows_and_drafts_are_undone():
     assert torch.isnan(state[[0, 1, 2, 4]]).all()
 
 
+def caches(kind, d):
+    """An empty cache of a kind as step() takes it, and what stores rows in one like it."""
+    if kind == "pages":
+        pages = torch.zeros(2, 64 * (d + 4), dtype=torch.uint8)
+        return {"pages": pages}, lambda rows, slots, pages: winnow.indexer.quantize(
+            rows, pages=pages, slots=slots
+        )
+    if kind == "bf16":
+        cache = torch.zeros(2, 32, 1, d, dtype=torch.bfloat16)
+    else:  # the blocks are padded
+        blocks = torch.zeros(2, 33 * 576, dtype=torch.uint8)
+        cache = blocks[:, : 32 * 584].unflatten(1, (32, 1, 584))
+    return {"cache": cache}, lambda rows, slots, cache: winnow.sparse_mla.store(
+        rows.bfloat16(), cache, slots, format=kind
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "d"), [("fp8_584", 512), ("bf16", 512), ("pages", 128)])
+def test_steps_store_what_store_and_quantize_do(kind, d, dtype):
+    given = problem(4, d, dtype=dtype, lengths=(45,), pairs=32)
+    whole = winnow.compressor.forward(**{**given, "first_position": None}, hadamard=kind == "pages")
+    fixed = {n: given[n] for n in ("position_bias", "norm_weight", "cos", "sin", "overlap")}
+    fixed["hadamard"] = kind == "pages"
+    want, store = caches(kind, d)
+    places = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()
+    store(whole, places[: len(whole)], *want.values())
+
+    states = [torch.zeros(1, 11, 4 * d), torch.zeros(1, 11, 4 * d)]
+    (alone, _), (beside, _) = caches(kind, d), caches(kind, d)
+    zero, position = torch.zeros(1, dtype=torch.int32), 0
+    for taken, undone in ((9, 0), (1, 0), (3, 2), (3, 3), (4, 1), (2, 0), (29, 0)):
+        new = slice(position, position + taken)
+        slots = places[(torch.arange(position, position + taken) // 4)]
+        call = (
+            given["kv"][new],
+            given["gate"][new],
+            given["position_bias"],
+            torch.tensor([0, taken], dtype=torch.int32),
+            torch.tensor([position], dtype=torch.int32),
+        )
+        options = {**fixed, "slots": slots}
+        del options["position_bias"]
+        assert winnow.compressor.step(*call, states[0], zero, **options, **alone) is None
+        rows = torch.zeros(taken, d, dtype=dtype)
+        winnow.compressor.step(*call, states[1], zero, **options, **beside, out=rows)
+        ends = torch.arange(position + 1, position + taken + 1) % 4 == 0
+        torch.testing.assert_close(
+            rows[ends], whole[position // 4 : (position + taken) // 4], rtol=0, atol=0
+        )
+        position += taken - undone
+    assert position == 45
+    for stored in (alone, beside):
+        for got, wanted in zip(stored.values(), want.values(), strict=True):
+            assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_operators(norm):
     given = problem(3, 16, pairs=3)
@@ -209,6 +267,26 @@ def test_the_operator_of_steps():
     torch.library.opcheck(torch.ops.winnow.compressor_step.default, arguments, {"overlap": True})
     rows = winnow.torch.compressor_step(*arguments, overlap=True)
     assert state.any() and rows[3::4].all() and not rows[4::4].any()
+
+
+@pytest.mark.parametrize(("kind", "d"), [("bf16", 512), ("pages", 128)])
+def test_the_operators_of_steps_that_store(kind, d):
+    given = problem(4, d, dtype=torch.bfloat16, lengths=(23,))
+    zero, state = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8, 4 * d)
+    slots = torch.arange(23, dtype=torch.int32) // 4
+    names = ("kv", "gate", "position_bias", "cu_seqlens")
+    ((where, cache),) = caches(kind, d)[0].items()
+    arguments = (*(given[n] for n in names), zero, state, zero, cache, slots)
+    name = "compressor_step_pages" if kind == "pages" else "compressor_step_store"
+    operator = getattr(torch.ops.winnow, name).default
+    torch.library.opcheck(operator, arguments, {"overlap": True})
+    assert getattr(winnow.torch, name)(*arguments, overlap=True) is None
+    want = torch.zeros_like(cache)
+    winnow.compressor.step(
+        *(given[n] for n in names), zero, state.clone(), zero, overlap=True, slots=slots,
+        **{where: want},
+    )  # fmt: skip
+    assert state.any() and cache.any() and torch.equal(cache, want)
 
 
 def test_refusals():

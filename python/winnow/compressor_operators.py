@@ -85,8 +85,54 @@ def compressor_forward(kv, gate, position_bias, *others, overlap=False, num_rows
     return kv.new_empty((rows, kv.shape[1] // (2 if overlap else 1)))
 
 
-@_operators.operator(_compressor.step, results=1, changes=("state",))
+_step = _operators.signature_of(
+    _compressor.step, without=("cache", "pages", "slots", "power_of_two")
+)
+
+
+@_operators.operator(_compressor.step, _step, results=1, changes=("state",))
 def compressor_step(kv, *others, overlap=False, **options):
     """winnow.compressor.step() as an operator that changes the state: [tokens, d], zeros where a
     token completes no window. No gradient is recorded."""
     return kv.new_empty((kv.shape[0], kv.shape[1] // (2 if overlap else 1)))
+
+
+_STORING = (
+    "kv: T, gate: T, position_bias: T, cu_seqlens: T, first_position: T, state: T, state_slots: T, "
+    "{}: T, slots: T, *, overlap: bool = False, norm_weight: T | None = None, "
+    "eps: float | None = None, cos: T | None = None, sin: T | None = None, hadamard: bool = False"
+)
+
+
+def _step_store(*tensors, **options):
+    *tensors, cache, slots = tensors
+    _compressor.step(*tensors, cache=cache, slots=slots, **options)
+
+
+@_operators.operator(_step_store, _STORING.format("cache"), results=0, changes=("state", "cache"))
+def compressor_step_store(
+    kv, gate, position_bias, cu_seqlens, first_position, state, state_slots, cache, slots, *,
+    overlap=False, norm_weight=None, eps=None, cos=None, sin=None, hadamard=False,
+):  # fmt: skip
+    """winnow.compressor.step() into a cache of sparse MLA, as an operator that changes the state
+    and the cache."""
+
+
+def _step_pages(*tensors, **options):
+    *tensors, pages, slots = tensors
+    _compressor.step(*tensors, pages=pages, slots=slots, **options)
+
+
+@_operators.operator(
+    _step_pages,
+    _STORING.format("pages") + ", power_of_two: bool = False",
+    results=0,
+    changes=("state", "pages"),
+)
+def compressor_step_pages(
+    kv, gate, position_bias, cu_seqlens, first_position, state, state_slots, pages, slots, *,
+    overlap=False, norm_weight=None, eps=None, cos=None, sin=None, hadamard=False,
+    power_of_two=False,
+):  # fmt: skip
+    """winnow.compressor.step() into pages of the indexer's keys, as an operator that changes the
+    state and the pages."""

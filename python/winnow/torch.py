@@ -25,6 +25,8 @@ from winnow.compressor_operators import (
     compressor_backward,
     compressor_forward,
     compressor_step,
+    compressor_step_pages,
+    compressor_step_store,
 )
 from winnow.decode_operators import sparse_mla_decode, sparse_mla_store
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
@@ -46,6 +48,8 @@ __all__ = [
     "compressor_backward",
     "compressor_forward",
     "compressor_step",
+    "compressor_step_pages",
+    "compressor_step_store",
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",

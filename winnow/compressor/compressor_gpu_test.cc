@@ -12,6 +12,8 @@
 
 #include <gtest/gtest.h>
 
+#include "winnow/cache/cache_cases.h"
+#include "winnow/cache/key_page.h"
 #include "winnow/compressor/backward/backward.h"
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/forward/forward.h"
@@ -258,6 +260,58 @@ TEST_F(CompressorGpu, OddAddressesAndAGivenWorkspace) {
       EXPECT_TRUE(same_bytes(of_workspace[i], expected[i])) << i;
       EXPECT_TRUE(same_bytes(at_odd[i], expected[i])) << i;
     }
+  }
+}
+
+// Slots are read when a graph runs, and those beyond the cache lead nowhere.
+TEST_F(CompressorGpu, StoresWhereSlotsSayWhenAGraphRuns) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(), kLeast = -kMost - 1;
+  for (const std::int64_t d : {512, 128, 64}) {
+    const CaseShape shape = shape_of(DType::bf16, 4, true, d, {4, 4});
+    const CaseInputs inputs = make_inputs(shape).on(kGpu);
+    const std::int64_t slots_of_all = 2 * indexer::kPageRows;
+    const Tensor first = list_of({0, 4}), states = list_of({0, 1});
+    Tensor slots = list_of(std::vector<std::int32_t>(8, 0));
+    const auto put = [&](std::int32_t one, std::int32_t other) {
+      const Tensor list = list_of({kMost, kMost, kMost, one, kLeast, kLeast, 5, other});
+      copy_between(slots.data(), kGpu, list.data(), kGpu, 8 * sizeof(std::int32_t));
+    };
+    // Around it is memory that must stay as it is.
+    const auto make = [&] {
+      return d == 512 ? sparse_mla::make_cache(sparse_mla::CacheFormat::fp8_584, 2,
+                                               indexer::kPageRows, 512, Layout::wide)
+                      : testing::make_output(DType::u8, {2, indexer::page_bytes(d)}, Layout::wide);
+    };
+    const StridedTensor unwritten_cache = make(), cache = winnow::testing::on(kGpu, make());
+    Tensor state(DType::f32, {2, 8, 4 * d}, kGpu);
+    StepArgs args{.state_slots = states, .state = state};
+    inputs.pass_to(args);
+    args.first_position = first;
+    (d == 512 ? args.cache : args.pages) = cache.view;
+    args.slots = slots;
+    put(kMost, kLeast);
+    const winnow::testing::CudaStream stream;
+    const winnow::testing::Graph graph(stream.stream, [&] { step(args, stream.options()); });
+    const auto stored = [&] {
+      graph.launch(stream.stream);
+      stream.wait();
+      return cache.storage.to({});
+    };
+    for (const auto& [one, other] : {std::pair(kMost, kLeast),
+                                     {std::int32_t(slots_of_all), -1},
+                                     {-2, std::int32_t(slots_of_all)}}) {
+      put(one, other);
+      EXPECT_TRUE(same_bytes(stored(), unwritten_cache.storage)) << one << " " << other;
+      if (one == -2) EXPECT_THROW(step(args, {.check = true}), Error);
+    }
+    put(3, 100);
+    const Tensor once = stored();
+    EXPECT_FALSE(same_bytes(once, unwritten_cache.storage));
+    put(100, 3);
+    const Tensor swapped = stored();
+    EXPECT_FALSE(same_bytes(swapped, once));
+    put(3, 100);
+    EXPECT_TRUE(same_bytes(stored(), once));
   }
 }
 

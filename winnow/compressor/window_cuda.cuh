@@ -350,7 +350,8 @@ struct Range {
 // Adds kSlotsAtOnce slots of a window, from `from` on, of which those of [first, end) count. Loader
 // has a type Raw, of which it fetches one for a slot, and gives kv and the gate with its bias of
 // it. All are under way before the first is used: there is no branch between them, and a slot that
-// does not count is an end of the range instead, of weight 0. kWhole: all count.
+// does not count is an end of the range instead, of weight 0. A loader may replace the last slots
+// once all are fetched. kWhole: all count.
 template <bool kWhole, class Loader>
 __device__ __forceinline__ void add_slots(const Loader& loader, int from, int first, int end,
                                           Sums& sums) {
@@ -361,6 +362,12 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
   typename Loader::Raw raw[kSlotsAtOnce];
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(from, place_of(j));
+  if constexpr (requires { loader.replace(raw[0], 0, 0); }) {
+#pragma unroll
+    for (int j = kSlotsAtOnce - 1; j >= 0; --j) {
+      if (!loader.replace(raw[j], from, place_of(j))) break;
+    }
+  }
   float gate[kSlotsAtOnce][kColumns], reference[kColumns];
   const Sums before = sums;
 #pragma unroll

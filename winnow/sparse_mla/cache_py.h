@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "winnow/cache/cache_format.h"
 #include "winnow/python/operation.h"
-#include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::python {
 

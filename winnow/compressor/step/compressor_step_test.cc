@@ -1,11 +1,14 @@
 // compressor::step: the case table, the bits of forward(), states of prompts and of undone tokens,
 // and what it refuses.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
 
 #include <gtest/gtest.h>
 
+#include "winnow/cache/cache_cases.h"
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/forward/forward.h"
 #include "winnow/compressor/step/step.h"
@@ -207,6 +210,63 @@ TEST(CompressorStep, DoesNotDependOnThreads) {
   EXPECT_TRUE(winnow::testing::same_bytes(results[1], results[3]));
 }
 
+// The slots of `tokens` tokens: window w goes to slot 2 * w + 1, and those of tokens that complete
+// none are of no window.
+Tensor slots_of(std::int64_t first, std::int64_t tokens, std::int64_t ratio) {
+  Tensor slots(DType::i32, {tokens});
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t done = first + t + 1;
+    slots.view().at<std::int32_t>(t) =
+        done % ratio == 0 ? static_cast<std::int32_t>(2 * (done / ratio) - 1) : 7;
+  }
+  return slots;
+}
+
+// One call, single tokens, drafts that are undone, and no rows besides: the same bytes.
+TEST(CompressorStep, StoresTheSameBytesHoweverTokensCome) {
+  for (const std::int64_t d : {512, 128}) {
+    const CaseShape shape{.name = "stored",
+                          .dtype = DType::bf16,
+                          .lengths = {45},
+                          .d = d,
+                          .norm = true,
+                          .hadamard = d == 128,
+                          .pairs = 32,
+                          .poison = false};
+    CaseShape others = shape;
+    others.name = "drafts";
+    const auto bytes_of = [&](std::int64_t drafts, std::int64_t at_a_time, bool rows) {
+      Stream stream(shape, drafts), rejected(others, drafts);
+      testing::StridedTensor into =
+          d == 512 ? sparse_mla::make_cache(sparse_mla::CacheFormat::fp8_584, 2, 16, 512)
+                   : testing::make_output(DType::u8, {1, 64 * 132}, Layout::dense);
+      const auto take = [&](StepArgs args, std::int64_t begin, std::int64_t end) {
+        const Tensor slots = slots_of(begin, end - begin, shape.ratio);
+        (d == 512 ? args.cache : args.pages) = into.view;
+        args.slots = slots;
+        if (!rows) args.rows = {};
+        step(args);
+      };
+      for (std::int64_t t = 0; t < 45; t += at_a_time) {
+        if (drafts > 0) {
+          const std::int64_t end = std::min<std::int64_t>(t + drafts + 1, 45);
+          StepArgs draft = rejected.args(t, end);
+          draft.position_bias = stream.inputs.position_bias.view;
+          draft.state = stream.state;
+          take(draft, t, end);
+        }
+        const std::int64_t end = std::min<std::int64_t>(t + at_a_time, 45);
+        take(stream.args(t, end), t, end);
+      }
+      return std::move(into.storage);
+    };
+    const Tensor prompt = bytes_of(0, 45, true);
+    EXPECT_TRUE(winnow::testing::same_bytes(bytes_of(0, 1, true), prompt)) << d;
+    EXPECT_TRUE(winnow::testing::same_bytes(bytes_of(0, 7, false), prompt)) << d;
+    EXPECT_TRUE(winnow::testing::same_bytes(bytes_of(3, 1, false), prompt)) << d;
+  }
+}
+
 TEST(CompressorStep, Refuses) {
   Tensor kv(DType::f32, {7, 16}), bias(DType::f32, {2, 16}), cos(DType::f32, {8, 2});
   Tensor cu_seqlens(DType::i32, {3}), first(DType::i32, {2}), slots(DType::i32, {2});
@@ -272,6 +332,90 @@ TEST(CompressorStep, Refuses) {
          "cu_seqlens: want 7 last, the tokens of kv, got 6", false);
   reject([&](Args& a) { a.rows = TensorView(state.data(), DType::f32, {7, 8}); },
          "rows: want memory apart from state, got memory that both use", false);
+}
+
+TEST(CompressorStep, RefusesToStore) {
+  Tensor kv(DType::bf16, {5, 512}), bias(DType::f32, {2, 512}), cu_seqlens(DType::i32, {2}),
+      first(DType::i32, {1}), state_slot(DType::i32, {1}), slots(DType::i32, {5}),
+      state(DType::f32, {1, 2, 1024}), rows(DType::bf16, {5, 512}),
+      cache(DType::bf16, {2, 3, 1, 512}), wide(DType::bf16, {2, 3, 1, 576}),
+      narrow(DType::u8, {2, 3, 1, 656}), floats(DType::f32, {2, 3, 1, 512}), few(DType::i32, {4}),
+      short_norm(DType::f32, {511}), keys(DType::u8, {1, 64 * 132}),
+      small_kv(DType::bf16, {5, 128}), small_bias(DType::f32, {2, 128}),
+      small_state(DType::f32, {1, 2, 256}), f64(DType::f64, {5, 512}),
+      f64_bias(DType::f64, {2, 512}), f64_state(DType::f64, {1, 2, 1024}),
+      odd_keys(DType::u8, {1, 64 * 131});
+  cu_seqlens.values<std::int32_t>()[1] = 5;
+  winnow::testing::fill_unwritten(cache);
+  winnow::testing::fill_unwritten(state);
+  const auto reject = [&](const std::function<void(StepArgs&)>& bend, const std::string& text,
+                          bool dry = true) {
+    std::ranges::copy(std::array{-1, 2, 99, 0, -7}, slots.values<std::int32_t>().begin());
+    StepArgs args{.kv = kv,
+                  .gate = kv,
+                  .position_bias = bias,
+                  .cu_seqlens = cu_seqlens,
+                  .first_position = first,
+                  .state_slots = state_slot,
+                  .state = state,
+                  .cache = cache,
+                  .slots = slots};
+    bend(args);
+    for (const bool dry_run : {false, true}) {
+      if (dry_run && !dry) continue;
+      expect_error([&] { step(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
+                   "compressor::step: " + text);
+    }
+    EXPECT_EQ(winnow::testing::count_unwritten(cache.view()), cache.numel()) << text;
+    EXPECT_EQ(winnow::testing::count_unwritten(state.view()), state.numel()) << text;
+  };
+  using Args = StepArgs;
+  const auto small = [&](Args& a) {
+    a.kv = a.gate = small_kv;
+    a.position_bias = small_bias;
+    a.state = small_state;
+  };
+  reject([](Args& a) { a.cache = {}, a.slots = {}; }, "rows: want a tensor [tokens, d], got none");
+  reject([&](Args& a) { a.norm_weight = short_norm; },
+         "norm_weight: want shape [d=512], got [511]");
+  reject([&](Args& a) { a.pages = keys; }, "pages: want none beside a cache, got a tensor");
+  reject([](Args& a) { a.power_of_two = true; },
+         "power_of_two: want false, where pages are absent, got true");
+  reject([](Args& a) { a.slots = {}; },
+         "slots: want a tensor [tokens], which cache and pages need, got none");
+  reject([&](Args& a) { a.cache = {}, a.rows = rows; },
+         "slots: want none, where cache and pages are absent, got a tensor");
+  reject(
+      [&](Args& a) {
+        a.kv = a.gate = f64;
+        a.position_bias = f64_bias;
+        a.state = f64_state;
+      },
+      "cache: want none, where kv is f64, got a tensor");
+  reject([&](Args& a) { a.cache = wide; }, "cache: want rows of d = 512 columns, got 576");
+  reject([&](Args& a) { small(a); }, "cache: want rows of d = 128 columns, got 512");
+  reject([&](Args& a) { a.cache = narrow; },
+         "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
+         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 656");
+  reject([&](Args& a) { a.cache = floats; },
+         "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
+         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 512");
+  reject([&](Args& a) { a.cache = {}, a.pages = keys; },
+         "pages: want none, unless d is 128 or 64, got a tensor, and d = 512");
+  reject([&](Args& a) { small(a), a.cache = {}, a.pages = odd_keys; },
+         "pages: want shape [num_pages=1, 64 * (d + 4)=8448], got [1, 8384]");
+  reject([&](Args& a) { a.slots = few; }, "slots: want shape [tokens=5], got [4]");
+  reject([&](Args&) { slots.values<std::int32_t>()[3] = 6; },
+         "slots: want slots below 2 blocks * 3 slots, got slot 6 for token 3", false);
+  reject([&](Args&) { slots.values<std::int32_t>()[3] = 2; },
+         "slots: want each slot at most once, got slot 2 for token 1 and token 3", false);
+  reject(
+      [&](Args& a) {
+        small(a), a.cache = {}, a.pages = keys, slots.values<std::int32_t>()[3] = 64;
+      },
+      "slots: want slots below 1 pages * 64 slots, got slot 64 for token 3", false);
+  reject([&](Args& a) { a.rows = TensorView(cache.data(), DType::bf16, {5, 512}); },
+         "cache: want memory apart from rows, got memory that both use", false);
 }
 
 }  // namespace

@@ -25,7 +25,14 @@ struct StepArgs {
   ConstTensorView sin{};
   bool hadamard = false;
   TensorView state{};  // [states, ring, 2 * c * d], R: read and written; ring is at least c * ratio
-  TensorView rows{};   // [tokens, d], as kv or R
+  TensorView rows{};   // [tokens, d], as kv or R; optional with cache or pages
+  // Paged caches that rows are stored in, one of them or none; not for f64.
+  TensorView cache{};       // [blocks, block_size, 1, row], of sparse_mla: bf16 with d columns, or
+                            // fp8_584 (u8 or f8_e4m3) where d is 512. See CacheFormat
+  TensorView pages{};       // [num_pages, 64 * (d + 4)], u8; d 128 or 64. See kPageRows
+  ConstTensorView slots{};  // [tokens], i64 or i32: block * block_size + offset of the row that
+                            // the token completes; negative: not stored
+  bool power_of_two = false;  // scales in pages are powers of two
 };
 
 // The new tokens of a sequence have the positions first_position and on; the first token of a
@@ -39,6 +46,14 @@ struct StepArgs {
 // them, which takes no call of its own: the next tokens take their places. As many as ring - c *
 // ratio + 1 tokens can be undone at a time: the tokens that open windows need are still in the
 // state then.
+//
+// With cache or pages, the row of a token is also written to slots[token], in the same launch on a
+// GPU: with the bytes that sparse_mla::store() gives for the row in bf16, or indexer::quantize()
+// for the row, where the row is as `rows` has it, or as kv without rows. Slots of tokens that
+// complete no window are not looked at. Nothing else in the cache is written. On the CPU, and on a
+// GPU in checking mode (RunOptions::check), a slot outside of the cache and a slot that two rows
+// name are errors; otherwise a GPU skips slots outside of the cache, and a slot of two rows
+// contains an unspecified mixture of them.
 //
 // Sizes: any tokens and n, including 0, and sequences without new tokens. No two sequences have the
 // same state. Strides, memory, streams and errors: as forward(); a state or rows that overlap each

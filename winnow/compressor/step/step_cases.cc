@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "winnow/cache/cache_cases.h"
+#include "winnow/cache/cache_oracle.h"
+#include "winnow/cache/key_oracle.h"
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/step/step.h"
 #include "winnow/compressor/step/step_contract.h"
@@ -16,6 +19,10 @@ testing::Operation step_operation();
 
 namespace {
 
+using sparse_mla::CacheFormat;
+
+enum class Stored { nowhere, cache, pages };
+
 struct StepCase {
   std::string name;
   DType dtype = DType::f32;
@@ -26,6 +33,11 @@ struct StepCase {
   std::int64_t pairs = 0;
   bool wide = false;
   Layout layout = Layout::dense;
+  Stored stored = Stored::nowhere;
+  CacheFormat format = CacheFormat::fp8_584;
+  std::int64_t block_size = 64;
+  bool power_of_two = false;
+  DType slot_dtype = DType::i64;
 
   std::int64_t ring() const { return ratio * (overlap ? 2 : 1) + spare; }
   // What forward() has for it: the sequence of all tokens of a call.
@@ -82,6 +94,35 @@ std::vector<StepCase> make_cases() {
   add({.name = "wide-result", .norm = true, .wide = true});
   add({.name = "strided", .undone = true, .pairs = 3, .layout = Layout::wide});
   add({.name = "reversed", .undone = true, .layout = Layout::reversed});
+  const auto add_stored = [&](const std::string& kind, Stored stored, StepCase shape) {
+    const bool pages = stored == Stored::pages;
+    shape.name = kind + "-" + shape.name;
+    shape.stored = stored;
+    shape.format = kind == "bf16" ? CacheFormat::bf16 : CacheFormat::fp8_584;
+    shape.d = pages ? shape.d : 512;
+    shape.hadamard = pages;
+    shape.norm = shape.undone = true;
+    shape.pairs = 32;
+    add(shape);
+  };
+  for (const auto& [kind, stored] :
+       {std::pair("fp8_584", Stored::cache), {"bf16", Stored::cache}, {"pages", Stored::pages}}) {
+    add_stored(kind, stored, {.name = "csa", .steps = 5, .d = 128});
+    add_stored(kind, stored, {.name = "wide", .steps = 3, .d = 64, .wide = true});
+    add_stored(kind, stored, {.name = "i32-slots", .steps = 3, .d = 64, .slot_dtype = DType::i32});
+    add_stored(kind, stored, {.name = "left-out", .steps = 5, .d = 128, .left_out = true});
+    add_stored(kind, stored, {.name = "gaps", .steps = 3, .d = 64, .layout = Layout::wide});
+    add_stored(kind, stored,
+               {.name = "hca",
+                .prompts = {130, 255, 5},
+                .steps = 2,
+                .ratio = 128,
+                .d = 128,
+                .overlap = false});
+    if (stored == Stored::cache) add_stored(kind, stored, {.name = "block3", .block_size = 3});
+  }
+  add_stored("pages", Stored::pages, {.name = "power-128", .d = 128, .power_of_two = true});
+  add_stored("pages", Stored::pages, {.name = "power-64", .d = 64, .power_of_two = true});
   testing::add_f64(list, {"overlap-undone", "plain-undone", "ratio3-overlap", "keys", "strided"});
   return list;
 }
@@ -91,6 +132,66 @@ std::string describe(const StepCase& shape) {
          std::to_string(shape.steps) + ", ratio " + std::to_string(shape.ratio) + ", d " +
          std::to_string(shape.d) + ", ring " + std::to_string(shape.ring());
 }
+
+// The cache or the pages of a case, and what should be in them.
+struct Store {
+  static constexpr std::int64_t kSlots = 512;  // tokens of a call at most
+
+  const StepCase& shape;
+  StridedTensor expected, there;
+  Tensor slots;
+
+  Store(const StepCase& given, Device device) : shape(given) {
+    if (shape.stored == Stored::nowhere) return;
+    const std::int64_t blocks = kSlots / shape.block_size + 1;
+    expected =
+        shape.stored == Stored::cache
+            ? sparse_mla::make_cache(shape.format, blocks, shape.block_size, shape.d, shape.layout)
+            : make_output(DType::u8, {blocks, indexer::page_bytes(shape.d)}, shape.layout);
+    there = testing::on(device, expected);
+  }
+  // Slots for the tokens of a call. Those of tokens that complete no window lead nowhere.
+  void draw(const oracle::Vector& wanted, testing::Random& random) {
+    const auto tokens = static_cast<std::int64_t>(wanted.size()) / shape.d;
+    slots = testing::make_slots(shape.slot_dtype, tokens, kSlots, true, random);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      if (!std::isnan(wanted[static_cast<std::size_t>(token * shape.d)])) continue;
+      constexpr std::int32_t kNowhere = 1 << 20;
+      if (shape.slot_dtype == DType::i64) {
+        slots.view().at<std::int64_t>(token) = kNowhere;
+      } else {
+        slots.view().at<std::int32_t>(token) = kNowhere;
+      }
+    }
+  }
+  // Writes the rows of a call that are stored.
+  void expect(const oracle::Vector& rows, const oracle::Vector& wanted) {
+    const std::vector<double> places = testing::read(slots.view());
+    for (std::size_t token = 0; token < places.size(); ++token) {
+      const auto first = token * static_cast<std::size_t>(shape.d);
+      const auto slot = static_cast<std::int64_t>(places[token]);
+      if (slot < 0 || std::isnan(wanted[first])) continue;
+      const std::vector<double> row(rows.begin() + std::ptrdiff_t(first),
+                                    rows.begin() + std::ptrdiff_t(first) + shape.d);
+      const std::int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
+      if (shape.stored == Stored::cache) {
+        std::vector<std::uint8_t> brain;
+        for (const double x : row) {
+          const std::uint16_t bits = BFloat16(static_cast<float>(x)).bits;
+          brain.insert(brain.end(), {std::uint8_t(bits), std::uint8_t(bits >> 8)});
+        }
+        const auto bytes = sparse_mla::oracle::quantised(brain, shape.format);
+        for (std::size_t i = 0; i < bytes.size(); ++i) {
+          sparse_mla::oracle::cache_byte(expected.view, shape.format, block, offset,
+                                         std::int64_t(i)) = bytes[i];
+        }
+      } else {
+        indexer::oracle::write_key(expected.view, slot,
+                                   indexer::oracle::quantize_row(row, shape.power_of_two));
+      }
+    }
+  }
+};
 
 testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
   const Device device = testing::device_of(target);
@@ -105,6 +206,7 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
   // What stays the same from call to call.
   const CaseInputs fixed = make_inputs(shape.call(-1, {200})), fixed_there = fixed.on(device);
   oracle::Vector rows, wanted_rows;
+  Store store(shape, device);
   testing::CaseOutcome outcome;
   StepArgs args;
   for (std::int64_t call = 0; call <= shape.steps; ++call) {
@@ -142,12 +244,22 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
             .rows = out.view};
     const CaseInputs there = inputs.on(device);
     const Tensor first_there = first.to(device), slots_there = slots.to(device);
-    pass(there, fixed_there, first_there, slots_there);
-    outcome.backend = step(args, target.options);
     pass(inputs, fixed, first, slots);  // for the oracle
+    const oracle::Vector wanted = oracle::step(args, histories, std::nan(""));
+    pass(there, fixed_there, first_there, slots_there);
+    Tensor stored_slots;
+    if (shape.stored != Stored::nowhere) {
+      store.draw(wanted, random);
+      stored_slots = store.slots.to(device);
+      (shape.stored == Stored::cache ? args.cache : args.pages) = store.there.view;
+      args.slots = stored_slots;
+      args.power_of_two = shape.power_of_two;
+    }
+    outcome.backend = step(args, target.options);
+    pass(inputs, fixed, first, slots);
     const StridedTensor out_here = testing::on({}, out);
     const oracle::Vector got = testing::read(out_here.view);
-    const oracle::Vector wanted = oracle::step(args, histories, std::nan(""));
+    if (shape.stored != Stored::nowhere) store.expect(got, wanted);
     rows.insert(rows.end(), got.begin(), got.end());
     wanted_rows.insert(wanted_rows.end(), wanted.begin(), wanted.end());
     for (std::int64_t i = 0; i < n; ++i) {
@@ -184,6 +296,9 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
   const std::int64_t of_places[] = {static_cast<std::int64_t>(places.size())};
   outcome.comparisons.push_back(
       testing::compare("state", places, wanted_places, of_places, {1e-7}));
+  if (shape.stored != Stored::nowhere) {
+    testing::compare_bytes(outcome, "stored", store.there.storage.to({}), store.expected.storage);
+  }
   return outcome;
 }
 

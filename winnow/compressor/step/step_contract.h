@@ -6,10 +6,14 @@
 
 #include "winnow/compressor/problem_contract.h"
 #include "winnow/compressor/step/step.h"
+#include "winnow/compressor/step/step_impl.h"
 
 namespace winnow::compressor {
 
 void check_state(const Check& check, const StepArgs& args);
+// The columns of rows, and what rows are stored in, of which there is one at least. Leaves the
+// cache or the pages in `params`.
+void check_stored(const Check& check, const StepArgs& args, StepParams& params);
 
 struct StepTable {
   using Args = StepArgs;
@@ -32,9 +36,24 @@ struct StepTable {
                 .by_rule(),
             rule<check_state>,
             output<&Args::rows>("[tokens, d=512]", follows("kv", same, accumulator_of),
-                                "to write into; new, of zeros and as kv, if None"),
-            rule<check_row_columns<Args, &Args::rows>>),
-        finish<Args>());
+                                "to write into; new, of zeros and as kv, if None and without slots")
+                .described(),
+            optional_output<&Args::cache>(
+                "[blocks, block_size, 1, row]", any_of(u8, f8_e4m3, bf16),
+                "rows are stored in it, as by sparse_mla.store(): bfloat16 "
+                "of d columns, or \"fp8_584\" where d is 512")
+                .by_rule(),
+            optional_output<&Args::pages>("[num_pages, 64 * (d + 4)]", any_of(u8),
+                                          "rows are stored in them, as by indexer.quantize(); d is "
+                                          "128 or 64")
+                .by_rule(),
+            optional_input<&Args::slots>("[tokens]", any_of(i64, i32),
+                                         "block * block_size + offset of the row that a token "
+                                         "completes; a negative one is skipped")
+                .by_rule(),
+            rule<check_stored>),
+        finish<Args>(),
+        std::tuple(value<&Args::power_of_two>("round the scales in pages up to powers of two")));
   }
 };
 inline constexpr contract::Contract<StepTable> kStep;

@@ -1,7 +1,9 @@
 // Steps on the CPU: first all windows that are complete, from the state and the new tokens; then
 // the new tokens take their places in the state.
 #include <algorithm>
+#include <type_traits>
 
+#include "winnow/cache/write_row_cpu.h"
 #include "winnow/compressor/step/step_impl.h"
 #include "winnow/compressor/window_cpu.h"
 #include "winnow/cpu/convert.h"
@@ -36,6 +38,25 @@ void load(const StepParams& params, const Sequence& sequence, std::int64_t w, st
   }
 }
 
+// Writes the row of a token into the cache or the pages, if there are any.
+void store(const StepParams& params, const float* finished, std::int64_t token) {
+  const bool cached = params.cache.present();
+  if (!cached && !params.pages.present()) return;
+  // Another thread may have changed the slot since it was checked.
+  const std::int64_t slot = params.slots[token], d = params.problem.d;
+  if (!(cached ? params.cache.holds(slot) : params.pages.holds(slot))) return;
+  alignas(float) std::uint8_t rounded[kMostColumns * sizeof(float)];
+  float row[kMostColumns];
+  store_f32(params.rows_dtype, finished, d, rounded, 0);
+  load_f32(params.rows_dtype, rounded, 0, d, row);
+  if (cached) {
+    store_f32(DType::bf16, row, d, rounded, 0);
+    cache::write_latent_row(params.cache, rounded, slot);
+  } else {
+    cache::write_key_row(params.pages, row, slot);
+  }
+}
+
 template <class Real>
 void step_all(const StepParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
@@ -53,8 +74,12 @@ void step_all(const StepParams& params, const Executor& executor) {
           load(params, *sequence, w, first, window);
           window.sum(first);
           const std::int64_t token = sequence->token + (w + 1) * ratio - 1 - sequence->position;
-          store_real(params.rows_dtype, window.finish(w * ratio).data(), problem.d,
-                     params.rows.data, params.rows.offset(token));
+          const Real* finished = window.finish(w * ratio).data();
+          if (params.rows.present()) {
+            store_real(params.rows_dtype, finished, problem.d, params.rows.data,
+                       params.rows.offset(token));
+          }
+          if constexpr (std::is_same_v<Real, float>) store(params, finished, token);
         }
       });
   const auto sequences = static_cast<std::int64_t>(params.sequences.size());

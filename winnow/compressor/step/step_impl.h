@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <span>
 
+#include "winnow/cache/cache.h"
 #include "winnow/compressor/problem.h"
 #include "winnow/core/executor.h"
+#include "winnow/core/slots.h"
 
 namespace winnow::compressor {
 
@@ -16,7 +18,11 @@ struct StepParams {
   Rows<void*> state;  // [states, ring, 2 * series * d]
   std::int64_t states = 0, ring = 0;
   DType rows_dtype = DType::f32;
-  Rows<void*> rows;  // [tokens, d]
+  Rows<void*> rows;  // [tokens, d]; may be absent
+  // Where rows are stored besides: a cache, pages, or neither.
+  Slots slots;  // [tokens]
+  sparse_mla::Cache<std::uint8_t> cache;
+  indexer::KeyPages pages;
 };
 
 void step_cpu(const StepParams& params, const Executor& executor);

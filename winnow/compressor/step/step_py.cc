@@ -10,19 +10,25 @@ constexpr Declaration<compressor::kStep> kStep(
     "def step(kv: T, gate: T, position_bias: T, cu_seqlens: T, first_position: T, "
     "state: T, state_slots: T, *, overlap: bool = False, norm_weight: T | None = None, "
     "eps: float | None = None, cos: T | None = None, sin: T | None = None, "
-    "hadamard: bool = False, out: T | None = None, stream: Stream = None, "
-    "backend: str | None = None) -> T");
+    "hadamard: bool = False, cache: T | None = None, pages: T | None = None, "
+    "slots: T | None = None, power_of_two: bool = False, out: T | None = None, "
+    "stream: Stream = None, backend: str | None = None) -> None if slots else T");
 
 nb::object step(const Arguments<kStep>& given) {
   Call call = given.call();
   compressor::StepArgs args = given.read(call);
   nb::object out = given.get<"out">();
-  args.rows =
-      call.output("out", out, args.kv.dtype(),
-                  {size_of_dim(args.kv, 0), size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)},
-                  Call::Fill::zero);
+  const bool stored = args.slots.present();
+  if (stored) {
+    args.rows = call.in_out("out", out);
+  } else {
+    args.rows =
+        call.output("out", out, args.kv.dtype(),
+                    {size_of_dim(args.kv, 0), size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)},
+                    Call::Fill::zero);
+  }
   call.run([&](const RunOptions& options) { compressor::step(args, options); });
-  return out;
+  return stored ? nb::none() : out;
 }
 
 constexpr const char* kDoc = R"(forward() for tokens that come one by one, or some at a time.
@@ -33,12 +39,17 @@ p leaves its kv and its gate with position_bias at state[slot, p % ring]. A stat
 initialisation. Tokens are undone by a first_position that is not behind them in the next call, up
 to ring - (tokens of a window) + 1 at a time.
 
+With slots, rows are stored in the same call, with the bytes that sparse_mla.store() writes to cache
+for the rows in bfloat16, or indexer.quantize() to pages for the rows. Slots of tokens that complete
+no window are not looked at.
+
 Args:
-    out: [tokens, d], as kv or float32, to write into; new, as kv and of zeros, if None.
+    out: [tokens, d], as kv or float32, to write into; if None, new, as kv and of zeros, or with
+        slots none.
     stream, backend: as in forward().
 
 Returns:
-    rows: [tokens, d].
+    rows: [tokens, d]; None with slots.
 
 Raises:
     ValueError, winnow.Error: as forward().)";

@@ -38,13 +38,8 @@ void check_pages(const Check& check, const QuantizeArgs& args, QuantizeParams& p
   check.that(!args.rows.present() && !args.scale.present(), "rows",
              "no rows and no scale beside pages", "them too");
   check.rank("x", args.x, 2, "[n, d], for pages");
-  check.rank("pages", args.pages, 2, "[num_pages, 64 * (d + 4)]");
-  params.num_pages = args.pages.size(0);
-  check.output("pages", args.pages,
-               {{"num_pages", params.num_pages}, {"64 * (d + 4)", page_bytes(params.d)}},
-               {DType::u8}, device);
+  params.pages = check_key_pages(check, "pages", args.pages, params.d, params.power_of_two, device);
   check.input("slots", args.slots, {{"n", params.n}}, {DType::i64, DType::i32}, device);
-  params.pages = rows_of<std::uint8_t*>(args.pages, 0);
   params.slots = Slots(args.slots);
 }
 
@@ -80,7 +75,7 @@ void check_all(const Check& check, const QuantizeArgs& args, QuantizeParams& par
 namespace {
 
 void check_for_cuda(const Check& check, const QuantizeArgs& args, const QuantizeParams& params) {
-  if (args.pages.present()) check.aligned("pages", args.pages, 4);  // the scales are f32
+  if (args.pages.present()) check_key_pages_for_gpu(check, "pages", args.pages);
   constexpr std::int64_t kMostRows = std::int64_t{INT32_MAX} * 8;
   if (params.h == 0 || params.n <= kMostRows / params.h) return;
   check.unsupported("cuda: want up to 2^34 - 8 rows, got " + std::to_string(params.n) + " * " +
@@ -99,7 +94,7 @@ Backend run(const QuantizeArgs& args, const RunOptions& options) {
   kQuantize.apart(args);
   if (params.n == 0 || params.h == 0) return backend;
   if (args.slots.present()) {
-    check_slots(kOperation, "slots", args.slots, {params.num_pages, kPageRows, "pages", "row"},
+    check_slots(kOperation, "slots", args.slots, {params.pages.count, kPageRows, "pages", "row"},
                 options);
   }
   if (backend == Backend::cpu) {

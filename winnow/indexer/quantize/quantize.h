@@ -3,15 +3,12 @@
 
 #include <cstdint>
 
+#include "winnow/cache/key_page.h"
 #include "winnow/core/backend.h"
 #include "winnow/core/export.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow::indexer {
-
-// Rows in a page of a paged cache: rows * d bytes of f8_e4m3, then as many scales in f32.
-inline constexpr std::int64_t kPageRows = 64;
-constexpr std::int64_t page_bytes(std::int64_t d) { return kPageRows * (d + 4); }
 
 // Arguments of quantize(). Either `rows` and `scale` are given, or `pages` and `slots`.
 struct QuantizeArgs {

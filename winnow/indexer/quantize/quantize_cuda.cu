@@ -3,13 +3,11 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
-#include "winnow/core/f8_scale.h"
+#include "winnow/cache/write_row.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/indexer/quantize/quantize.h"
 #include "winnow/indexer/quantize/quantize_impl.h"
 
 namespace winnow::indexer {
@@ -23,8 +21,7 @@ struct KernelParams {
   Rows<const void*> x;
   Rows<std::uint8_t*> rows;
   Rows<float*> scale;
-  Rows<std::uint8_t*> pages;
-  std::int64_t num_pages;
+  KeyPages pages;
   const void* slots;
   bool wide_slots, power_of_two;
 };
@@ -83,39 +80,21 @@ __global__ void __launch_bounds__(kWarpSize* kWarps)
                           : static_cast<const volatile std::int32_t*>(p.slots)[i];
     }
     slot = __shfl_sync(device::kFullWarp, slot, 0);
-    if (slot < 0 || slot / kPageRows >= p.num_pages) return;
-    std::uint8_t* page = p.pages.data + slot / kPageRows * p.pages.stride0;
-    const int place = static_cast<int>(slot % kPageRows);
-    elements = page + place * kDim;
-    scale_at = reinterpret_cast<float*>(page + kPageRows * kDim) + place;
+    if (!p.pages.holds(slot)) return;
+    const cache::KeyPlace place(p.pages.pages, slot, kDim);
+    elements = place.row;
+    scale_at = place.scale;
   }
 
   const T* from = static_cast<const T*>(p.x.data) + i * p.x.stride0 + h * p.x.stride1;
   const auto pack = Pack<T, kCount>::template load<kAligned>(from + lane * kCount);
   float x[kCount];
-  // Magnitudes order as their bits do, NaN above infinity above the rest.
-  unsigned amax = 0;
 #pragma unroll
-  for (int c = 0; c < kCount; ++c) {
-    x[c] = as_float(pack.elements[c]);
-    amax = max(amax, __float_as_uint(x[c]) & 0x7fffffffu);
-  }
-  amax = __reduce_max_sync(device::kFullWarp, amax);
-  constexpr unsigned kInfinityBits = 0x7f800000u, kMantissa = 0x007fffffu;
-  const bool finite = amax < kInfinityBits;
-  float scale = __fdiv_rn(fmaxf(__uint_as_float(amax), kLeastAmax), kLargestF8);
-  if (p.power_of_two) {  // up to the next exponent, unless it is one already
-    scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
-  }
+  for (int c = 0; c < kCount; ++c) x[c] = as_float(pack.elements[c]);
   Pack<std::uint8_t, kCount> result;
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) {
-    const __nv_fp8_storage_t rounded =
-        __nv_cvt_float_to_fp8(__fdiv_rn(x[c], scale), __NV_SATFINITE, __NV_E4M3);
-    result.elements[c] = finite ? rounded : 0x7f;
-  }
+  const float scale = cache::quantise_key<kWarpSize>(x, p.power_of_two, result.elements);
   result.template store<kAligned>(elements + lane * kCount);
-  if (lane == 0) *scale_at = finite ? scale : __uint_as_float(0x7fc00000u);
+  if (lane == 0) *scale_at = scale;
 }
 
 template <class T, int kDim>
@@ -127,7 +106,8 @@ void launch(const QuantizeParams& params, const KernelParams& kernel, cudaStream
            tensor.stride1 * size % bytes == 0;
   };
   const bool aligned = aligned_to(params.x, sizeof(T), sizeof(T) * kCount) &&
-                       aligned_to(params.rows, 1, kCount) && aligned_to(params.pages, 1, kCount);
+                       aligned_to(params.rows, 1, kCount) &&
+                       aligned_to(params.pages.pages, 1, kCount);
   auto* const function = aligned ? quantize_kernel<T, kDim, true> : quantize_kernel<T, kDim, false>;
   const std::int64_t groups = (kernel.rows_in_all + kWarps - 1) / kWarps;
   kRuntime.launch(function, static_cast<unsigned>(groups), dim3(kWarpSize, kWarps), 0, stream,
@@ -148,8 +128,7 @@ void launch(const QuantizeParams& params, const KernelParams& kernel, cudaStream
 void quantize_cuda(const QuantizeParams& params, void* stream) {
   const KernelParams kernel = {params.n * params.h, params.h,          params.x,
                                params.rows,         params.scale,      params.pages,
-                               params.num_pages,    params.slots.data, params.slots.wide,
-                               params.power_of_two};
+                               params.slots.data,   params.slots.wide, params.power_of_two};
   const auto queue = static_cast<cudaStream_t>(stream);
   if (params.dtype == DType::f32) {
     launch<float>(params, kernel, queue);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "winnow/cache/cache.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/executor.h"
 #include "winnow/core/rows.h"
@@ -17,8 +18,7 @@ struct QuantizeParams {
   Rows<const void*> x;       // [n, h, d]
   Rows<std::uint8_t*> rows;  // [n, h, d]; null: pages
   Rows<float*> scale;        // [n, h]
-  Rows<std::uint8_t*> pages;
-  std::int64_t num_pages = 0;
+  KeyPages pages;
   Slots slots;  // [n]
 };
 

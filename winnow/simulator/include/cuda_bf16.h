@@ -10,3 +10,4 @@ struct __nv_bfloat16 {
 };
 inline float __bfloat162float(__nv_bfloat16 x) { return winnow::detail::bf16_to_f32(x.bits); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return {winnow::simulator::cvt_rn_bf16(x)}; }
+inline std::uint16_t __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }

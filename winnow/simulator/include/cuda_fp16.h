@@ -9,3 +9,6 @@ struct __half {
   std::uint16_t bits;
 };
 inline float __half2float(__half x) { return winnow::detail::f16_to_f32(x.bits); }
+inline __half __float2half_rn(float x) { return {winnow::detail::f32_to_f16(x)}; }
+inline std::uint16_t __half_as_ushort(__half x) { return x.bits; }
+inline __half __ushort_as_half(std::uint16_t bits) { return {bits}; }

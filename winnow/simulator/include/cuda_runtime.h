@@ -106,8 +106,10 @@ inline long long __float2ll_rn(float x) {
 }
 inline float __ll2float_rn(long long x) { return static_cast<float>(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
@@ -192,6 +194,18 @@ T atomicOr(T* address, std::type_identity_t<T> value,
 
 inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Where::current()) {
   winnow::simulator::named_barrier("sync", 0, winnow::simulator::block_threads(), true, where);
+}
+inline int __syncthreads_or(int predicate,
+                            winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  static int any[2];  // of the blocks of a cluster
+  int& mine = any[blockIdx.x % 2];
+  mine |= predicate;
+  __syncthreads(where);
+  const int result = mine;
+  __syncthreads(where);
+  mine = 0;
+  __syncthreads(where);
+  return result;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        winnow::simulator::Where where = winnow::simulator::Where::current()) {

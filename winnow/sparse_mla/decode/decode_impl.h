@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "winnow/cache/cache.h"
 #include "winnow/core/executor.h"
 #include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/rows.h"
-#include "winnow/sparse_mla/cache.h"
 
 namespace winnow::sparse_mla {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "winnow/sparse_mla/cache_oracle.h"
+#include "winnow/cache/cache_oracle.h"
 #include "winnow/sparse_mla/decode/decode.h"
 #include "winnow/sparse_mla/forward/forward_oracle.h"
 

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "winnow/cache/cache_view.cuh"
 #include "winnow/sparse_mla/attention_sm90.cuh"
-#include "winnow/sparse_mla/cache_view.cuh"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 
 namespace winnow::sparse_mla::decode_sm90_detail {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "winnow/sparse_mla/cache_oracle.h"
+#include "winnow/cache/cache_oracle.h"
 
 namespace winnow::sparse_mla {
 namespace {

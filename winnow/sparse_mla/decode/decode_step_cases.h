@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/cache/cache_cases.h"
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/decode/decode.h"
 

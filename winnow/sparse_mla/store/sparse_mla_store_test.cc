@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/cache/cache_cases.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/testing/expect.h"
 #include "winnow/testing/generate.h"

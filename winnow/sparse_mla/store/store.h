@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "winnow/cache/cache_format.h"
 #include "winnow/core/backend.h"
 #include "winnow/core/export.h"
 #include "winnow/core/tensor.h"
-#include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::sparse_mla {
 

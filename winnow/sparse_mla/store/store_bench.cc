@@ -1,7 +1,7 @@
 // The benchmarks of sparse_mla::store: useful bytes are those of the rows and of what is written.
 #include <memory>
 
-#include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/cache/cache_cases.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"

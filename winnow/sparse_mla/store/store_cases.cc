@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
-#include "winnow/sparse_mla/cache_cases.h"
-#include "winnow/sparse_mla/cache_oracle.h"
+#include "winnow/cache/cache_cases.h"
+#include "winnow/cache/cache_oracle.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/sparse_mla/store/store_contract.h"
 #include "winnow/testing/compare.h"

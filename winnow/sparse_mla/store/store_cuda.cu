@@ -6,14 +6,13 @@
 // of the numbers there, and the row whose number stands there is stored. Words of slots that no row
 // names are never read, so the table needs no initial contents.
 #include <cstdint>
-#include <type_traits>
 
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "winnow/cache/cache_view.cuh"
+#include "winnow/cache/write_row.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/warp.cuh"
-#include "winnow/sparse_mla/cache_view.cuh"
 #include "winnow/sparse_mla/store/store_impl.h"
 
 namespace winnow::sparse_mla {
@@ -68,41 +67,6 @@ __device__ __forceinline__ bool is_last(const KernelParams& p, std::int64_t row,
   return !__any_sync(device::kFullWarp, again);
 }
 
-// The scale of a group whose kLanes lanes hold these columns, and the columns in f8.
-template <int kLanes>
-__device__ __forceinline__ float quantise(const uint4& piece, uint2& f8) {
-  const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-  // Magnitudes order as their bits do, NaN above infinity above the rest.
-  std::uint32_t amax = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    amax = max(amax, max(words[i] << 16 & 0x7fffffffu, words[i] & 0x7fff0000u));
-  }
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    amax = max(amax, __shfl_xor_sync(device::kFullWarp, amax, distance));
-  }
-  const float scale = cache_scale(__uint_as_float(amax));
-  if (scale != scale) {
-    f8 = make_uint2(0x7f7f7f7fu, 0x7f7f7f7fu);
-    return scale;
-  }
-  // The inverse of a power of two is exact, and so is the product, unless it is far below what f8
-  // can hold.
-  const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
-  std::uint32_t bytes[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    const std::uint32_t word = words[i / 2];
-    const float x = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
-    const __nv_fp8_storage_t rounded =
-        __nv_cvt_float_to_fp8(__fmul_rn(x, inverse), __NV_SATFINITE, __NV_E4M3);
-    bytes[i / 4] |= static_cast<std::uint32_t>(rounded) << (8 * (i % 4));
-  }
-  f8 = make_uint2(bytes[0], bytes[1]);
-  return scale;
-}
-
 // Grid: groups of kWarps rows.
 template <CacheFormat kFormat>
 __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__ KernelParams p) {
@@ -114,49 +78,23 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
       __shfl_sync(device::kFullWarp, lane == 0 ? slot_of(p, row) : std::int64_t{0}, 0);
   if (!p.cache.holds(slot) || !is_last(p, row, slot, lane)) return;
 
-  const auto block = static_cast<std::uint32_t>(slot) / p.cache.block_size;
-  const auto offset = static_cast<std::uint32_t>(slot) % p.cache.block_size;
-  std::uint8_t* const to = p.cache.row(block, offset);
+  const cache::LatentPlace<kFormat> place(p.cache, static_cast<std::uint32_t>(slot));
   const char* const from = p.rows + row * p.row_stride;
   constexpr int kRounds = 3;  // of 32 pieces, for up to 72
-  uint4 pieces[kRounds];
+  using Piece = cache::Share<std::uint32_t, kPiece / 2>;
+  Piece pieces[kRounds];
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     const int piece = round * kWarpSize + lane;
-    pieces[round] = piece < p.pieces ? *reinterpret_cast<const uint4*>(from + 16 * piece)
-                                     : make_uint4(0, 0, 0, 0);
+    pieces[round] = piece < p.pieces ? *reinterpret_cast<const Piece*>(from + 16 * piece) : Piece{};
   }
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
+  const auto write = [&]<bool kQuantised>(int round) {
     const int piece = round * kWarpSize + lane;
-    if constexpr (kFormat == CacheFormat::bf16) {
-      if (piece < p.pieces) *reinterpret_cast<uint4*>(to + 16 * piece) = pieces[round];
-    } else {
-      using Row = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
-      constexpr int kLanes = Row::kGroup / kPiece, kQuantised = Row::kQuantised / kPiece;
-      if (round * kWarpSize < kQuantised) {
-        uint2 f8;
-        const float scale = quantise<kLanes>(pieces[round], f8);
-        if (piece < kQuantised) {
-          *reinterpret_cast<uint2*>(to + kPiece * piece) = f8;
-          if (piece % kLanes == 0) {
-            if constexpr (kFormat == CacheFormat::fp8_656) {
-              reinterpret_cast<float*>(to + Row::kScaleOffset)[piece / kLanes] = scale;
-            } else {
-              p.cache.scales_584(block, offset)[piece / kLanes] = scale_to_ue8m0(scale);
-            }
-          }
-        }
-      }
-      if (piece >= kQuantised && piece < p.pieces) {
-        *reinterpret_cast<uint4*>(to + Row::kRopeOffset + 16 * (piece - kQuantised)) =
-            pieces[round];
-      }
-    }
-  }
-  if constexpr (kFormat == CacheFormat::fp8_584) {
-    if (lane == 0) p.cache.scales_584(block, offset)[Row584::kGroups] = 0;
-  }
+    place.template write<kQuantised>(kPiece * piece, piece < p.pieces, pieces[round]);
+  };
+  write.template operator()<true>(0);
+  write.template operator()<true>(1);
+  write.template operator()<false>(2);  // all columns in f8 are below 512
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
+#include "winnow/cache/cache.h"
 #include "winnow/core/executor.h"
 #include "winnow/core/rows.h"
 #include "winnow/core/slots.h"
-#include "winnow/sparse_mla/cache.h"
 
 namespace winnow::sparse_mla {
 

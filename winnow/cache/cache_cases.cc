@@ -1,4 +1,4 @@
-#include "winnow/sparse_mla/cache_cases.h"
+#include "winnow/cache/cache_cases.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include <limits>
 #include <vector>
 
+#include "winnow/cache/cache_format.h"
 #include "winnow/core/tensor.h"
-#include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow::sparse_mla::oracle {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "winnow/sparse_mla/cache.h"
+#include "winnow/cache/cache.h"
 
 namespace winnow::sparse_mla {
 

@@ -1,4 +1,4 @@
-#include "winnow/sparse_mla/cache.h"
+#include "winnow/cache/cache.h"
 
 #include <algorithm>
 #include <limits>
@@ -137,3 +137,21 @@ void check_cache_for_gpu(const Check& check, std::string_view argument, const Co
 }
 
 }  // namespace winnow::sparse_mla
+
+namespace winnow::indexer {
+
+KeyPages check_key_pages(const Check& check, std::string_view argument, const TensorView& view,
+                         std::int64_t d, bool power_of_two, Device device) {
+  check.rank(argument, view, 2, "[num_pages, 64 * (d + 4)]");
+  const std::int64_t count = view.size(0);
+  check.output(argument, view, {{"num_pages", count}, {"64 * (d + 4)", page_bytes(d)}}, {DType::u8},
+               device);
+  return {rows_of<std::uint8_t*>(view, 0), count, d, power_of_two};
+}
+
+void check_key_pages_for_gpu(const Check& check, std::string_view argument,
+                             const TensorView& view) {
+  check.aligned(argument, view, 4);  // the scales are f32
+}
+
+}  // namespace winnow::indexer

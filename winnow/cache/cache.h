@@ -1,12 +1,15 @@
-// What decode() and store() share behind the entry point: the plain description of a cache, and the
-// check that makes one. Internal.
+// Paged caches behind the entry points: their plain descriptions, and the checks that make them.
+// Internal.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
+#include "winnow/cache/cache_format.h"
+#include "winnow/cache/key_page.h"
+#include "winnow/core/host_device.h"
+#include "winnow/core/rows.h"
 #include "winnow/core/tensor.h"
-#include "winnow/sparse_mla/cache_format.h"
 
 namespace winnow {
 class Check;
@@ -25,6 +28,7 @@ struct Cache {
   std::int64_t block_stride = 0;  // in bytes, of any sign
   std::int64_t row_stride = 0;    // in bytes, of any sign; in fp8_584 always 576
 
+  bool present() const { return data != nullptr; }
   std::int64_t slots() const { return blocks * block_size; }
   bool holds(std::int64_t slot) const { return slot >= 0 && slot < slots(); }
 
@@ -57,3 +61,26 @@ void check_cache_for_gpu(const Check& check, std::string_view argument, const Co
                          CacheFormat format);
 
 }  // namespace winnow::sparse_mla
+
+namespace winnow::indexer {
+
+// Pages of keys.
+struct KeyPages {
+  Rows<std::uint8_t*> pages;
+  std::int64_t count = 0, d = 0;
+  bool power_of_two = false;  // their scales are powers of two
+
+  bool present() const { return pages.present(); }
+  WINNOW_HOST_DEVICE bool holds(std::int64_t slot) const {
+    return slot >= 0 && slot / kPageRows < count;
+  }
+};
+
+// Checks shape, dtype, device and strides of an output of pages; throws Error naming `argument`.
+KeyPages check_key_pages(const Check& check, std::string_view argument, const TensorView& view,
+                         std::int64_t d, bool power_of_two, Device device);
+
+// What GPU kernels want beyond that.
+void check_key_pages_for_gpu(const Check& check, std::string_view argument, const TensorView& view);
+
+}  // namespace winnow::indexer

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "winnow/sparse_mla/cache_format.h"
+#include "winnow/cache/cache_format.h"
 #include "winnow/testing/strided.h"
 
 namespace winnow::sparse_mla {

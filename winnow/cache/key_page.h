@@ -1,0 +1,12 @@
+// The pages of a paged cache of the lightning indexer's keys.
+#pragma once
+
+#include <cstdint>
+
+namespace winnow::indexer {
+
+// Rows in a page of a paged cache: rows * d bytes of f8_e4m3, then as many scales in f32.
+inline constexpr std::int64_t kPageRows = 64;
+constexpr std::int64_t page_bytes(std::int64_t d) { return kPageRows * (d + 4); }
+
+}  // namespace winnow::indexer
