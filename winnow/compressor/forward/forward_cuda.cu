@@ -3,11 +3,11 @@
 // through its columns: it finds the window once, and waits for no other warp.
 #include <algorithm>
 
-#include <cuda_pipeline_primitives.h>
-
 #include "winnow/compressor/forward/forward_impl.h"
 #include "winnow/compressor/window_cuda.cuh"
+#include "winnow/device/common/copy.cuh"
 #include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
 
 namespace winnow::compressor {
 namespace {
@@ -103,7 +103,7 @@ class Copier {
         }
       }
     }
-    __pipeline_commit();
+    device::cp_async_commit();
     if (++turn_ < course_.turns) return;
     turn_ = 0;
     row_ += course_.stride;
@@ -126,18 +126,20 @@ class Copier {
     const int own = params_.problem.slots() - params_.problem.ratio;
     const int thread = static_cast<int>(threadIdx.x), at = turn_ * course_.step;
     const T* const source = walk_.at(0, j, own) + at;
+    const auto copy = [](Pack<T>& to, const T* from) {
+      device::cp_async(device::shared_address(&to), from);
+    };
     if constexpr (kPairs) {
-      __pipeline_memcpy_async((thread % 2 == 0 ? part.kv : part.gate)[j] + (thread & ~1), source,
-                              16);
+      copy((thread % 2 == 0 ? part.kv : part.gate)[j][thread & ~1], source);
+      return;
+    }
+    const T* const gates = gate_walk_.at(0, j, own) + at;
+    if constexpr (kAligned) {
+      copy(part.kv[j][thread], source);
+      copy(part.gate[j][thread], gates);
     } else {
-      const T* const gates = gate_walk_.at(0, j, own) + at;
-      if constexpr (kAligned) {
-        __pipeline_memcpy_async(&part.kv[j][thread], source, 16);
-        __pipeline_memcpy_async(&part.gate[j][thread], gates, 16);
-      } else {
-        part.kv[j][thread] = Pack<T>::template load<false>(source);
-        part.gate[j][thread] = Pack<T>::template load<false>(gates);
-      }
+      part.kv[j][thread] = Pack<T>::template load<false>(source);
+      part.gate[j][thread] = Pack<T>::template load<false>(gates);
     }
   }
 
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 #pragma unroll 1
     for (int column = first; column <= last; column += course.step) {
       copier.copy(shared.parts[(next + kParts - 1) % kParts]);
-      __pipeline_wait_prior(kParts - 1);
+      device::cp_async_wait<kParts - 1>();
       __syncwarp();
       Sums sums = Sums::of_none();
       if (place.found && column < p.d) {
