@@ -97,7 +97,7 @@ inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists) {
 // enough for offsets of 32 bits. The kernels are compiled for both.
 template <class Pointer>
 bool aligned_rows(const Rows<Pointer>& rows, std::int64_t element_bytes) {
-  constexpr std::int64_t kNear = INT32_MAX / (4 * kMostRatio);
+  constexpr std::int64_t kNear = INT32_MAX / (2 * kMostRatio * std::int64_t{sizeof(double)});
   const auto multiple = [](std::int64_t bytes) { return bytes % 16 == 0; };
   return multiple(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data))) &&
          multiple(rows.stride0 * element_bytes) && multiple(rows.stride1 * element_bytes) &&
@@ -257,23 +257,39 @@ struct Place {
   std::int64_t position = 0;  // of that token
 };
 
-__device__ __forceinline__ Place place_of_row(const KernelProblem& p, int row) {
-  Place place;
-  if (p.n == 0) return place;
-  const int i = place_before(p.cu_rows, p.n, row);
-  const int begin = read_clamped(p.cu_seqlens, i, p.tokens);
-  const std::int64_t length = read_clamped(p.cu_seqlens, i + 1, p.tokens) - begin;
-  place.window = row - read_clamped(p.cu_rows, i, row);
-  const std::int64_t first = std::int64_t{place.window} * p.ratio;
-  // A list of rows that does not fit that of tokens gives windows that are not there.
-  place.found = first + p.ratio <= length;
-  place.token = static_cast<int>(begin + first);
-  place.position = first;
-  if (p.first_position != nullptr) {
-    place.position += max(static_cast<const volatile std::int32_t*>(p.first_position)[i], 0);
+// Finds the windows of rows that are asked for in rising order: the lists are read where a sequence
+// begins.
+class Windows {
+ public:
+  __device__ __forceinline__ Place of_row(const KernelProblem& p, int row) {
+    if (row >= next_row_) read(p, row);
+    Place place;
+    place.window = row - row_;
+    const std::int64_t first = std::int64_t{place.window} * p.ratio;
+    // A list of rows that does not fit that of tokens gives windows that are not there.
+    place.found = first + p.ratio <= tokens_;
+    place.token = static_cast<int>(token_ + first);
+    place.position = position_ + first;
+    return place;
   }
-  return place;
-}
+
+ private:
+  __device__ __forceinline__ void read(const KernelProblem& p, int row) {
+    next_row_ = INT32_MAX;
+    if (p.n == 0) return;
+    const auto number = [](const std::int32_t* list, int at) {
+      return static_cast<const volatile std::int32_t*>(list)[at];
+    };
+    const int i = place_before(p.cu_rows, p.n, row);
+    row_ = read_clamped(p.cu_rows, i, row);
+    if (i + 1 < p.n) next_row_ = number(p.cu_rows, i + 1);
+    token_ = read_clamped(p.cu_seqlens, i, p.tokens);
+    tokens_ = read_clamped(p.cu_seqlens, i + 1, p.tokens) - token_;
+    if (p.first_position != nullptr) position_ = max(number(p.first_position, i), 0);
+  }
+  // The sequence: its rows, its tokens, and the position of the first one.
+  int row_ = 0, next_row_ = 0, token_ = 0, tokens_ = 0, position_ = 0;
+};
 
 // ---- sums
 
@@ -383,66 +399,102 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
   }
 }
 
-// Adds the slots of a range, but for those below `first`.
+// Adds up to kSlotsAtOnce slots of a range, from `from` on, but for those below `first`.
+template <class Loader>
+__device__ __forceinline__ void add_part(const Loader& loader, const Range& range, int first,
+                                         int from, Sums& sums) {
+  if (first == 0 && range.is_first_whole()) {  // offsets are the same in all threads
+    sums = Sums::of_none();                    // as they are
+    add_slots<true>(loader, 0, 0, kSlotsAtOnce, sums);
+  } else if (from >= first && from + kSlotsAtOnce <= range.end) {
+    add_slots<true>(loader, from, first, range.end, sums);
+  } else if (max(from, first) < range.end) {
+    add_slots<false>(loader, from, first, range.end, sums);
+  }
+}
 template <class Loader>
 __device__ __forceinline__ void add_range(const Loader& loader, const Range& range, int first,
                                           Sums& sums) {
-  if (first == 0 && range.is_first_whole()) {  // offsets are the same in all threads
-    add_slots<true>(loader, 0, 0, kSlotsAtOnce, sums);
-    return;
-  }
   for (int from = range.begin; from < range.end; from += kSlotsAtOnce) {
-    if (from >= first && from + kSlotsAtOnce <= range.end) {
-      add_slots<true>(loader, from, first, range.end, sums);
-    } else if (max(from, first) < range.end) {
-      add_slots<false>(loader, from, first, range.end, sums);
-    }
+    add_part(loader, range, first, from, sums);
   }
 }
 
-// Where the slots of a window are in rows of a tensor: `stride` apart, those from `own` on another
-// `jump` further. Stride: int for rows that are near enough to each other.
+// Where the slots of a window are in rows of a tensor: `stride` bytes apart, those from `own` on
+// another `jump` further. Stride: int for rows that are near enough to each other.
 template <class T, class Stride>
 struct Walk {
   T* first;
   Stride stride, jump;
 
-  // Of slot from + j.
-  __device__ __forceinline__ Stride offset(int from, int j, int own) const {
-    return (from + j) * stride + (from + j < own ? Stride{0} : jump);
+  // Of rows that are `elements` of T apart.
+  static __device__ __forceinline__ Walk of(T* first, std::int64_t elements, std::int64_t jump) {
+    constexpr Stride kSize = sizeof(T);
+    return {first, static_cast<Stride>(elements) * kSize, static_cast<Stride>(jump) * kSize};
   }
+  // Slot from + j.
   __device__ __forceinline__ T* at(int from, int j, int own) const {
-    return first + offset(from, j, own);
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    const Stride offset = (from + j) * stride + (from + j < own ? Stride{0} : jump);
+    return reinterpret_cast<T*>(reinterpret_cast<Byte*>(first) + offset);
   }
 };
 
-// Loads from kv and gate. A window that was found lies in the tensors, and its slots below `own`,
-// which are of the window before, too, but for the first window: the caller leaves them out there.
+// The biases of a window's gates, for a thread's columns from `column` on.
+template <bool kAligned>
+struct Biases {
+  Walk<const float, StrideOf<kAligned>> walk;
+  int own;
+
+  __device__ __forceinline__ Biases(const KernelProblem& p, int column, int skipped)
+      : own(p.slots() - p.ratio) {
+    const Rows<const float*>& bias = p.position_bias;
+    walk = walk.of(bias.data + skipped * bias.stride0 + column, bias.stride0,
+                   (p.series - 1) * p.d - own * bias.stride0);
+  }
+  template <class T>
+  __device__ __forceinline__ void add(const Pack<T>& gates, int from, int j,
+                                      float (&gate)[kColumns]) const {
+    float bias[kColumns];
+    gates.to_floats(gate);
+    Pack<float>::load<kAligned>(walk.at(from, j, own)).to_floats(bias);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], bias[c]);
+  }
+};
+
+// Where a window's slots are in kv or gate, for the columns from `column` on. A window that was
+// found lies in the tensors, and its slots below `own`, which are of the window before, too, but
+// for the first window: the caller leaves them out there. `token`: the first own one. Slots are
+// counted from `skipped` on, which is 0 where windows overlap.
+template <class T, bool kAligned>
+__device__ __forceinline__ Walk<const T, StrideOf<kAligned>> slots_of(const KernelProblem& p,
+                                                                      const Rows<const void*>& rows,
+                                                                      std::int64_t token,
+                                                                      int column, int skipped = 0) {
+  const int own = p.slots() - p.ratio;
+  return Walk<const T, StrideOf<kAligned>>::of(
+      static_cast<const T*>(rows.data) + (token - own + skipped) * rows.stride0 + column,
+      rows.stride0, (p.series - 1) * p.d);
+}
+
+// Loads from kv and gate.
 template <class T, bool kAligned>
 struct SlotLoader {
   struct Raw {
     Pack<T> kv, gate;
   };
 
-  using Stride = StrideOf<kAligned>;
-
-  Walk<const T, Stride> kv_walk, gate_walk;
-  Walk<const float, Stride> bias_walk;
+  Walk<const T, StrideOf<kAligned>> kv_walk, gate_walk;
+  Biases<kAligned> biases;
   int own;  // the first slot of the window's own tokens
 
-  // `token`: the first own one; `column`: the thread's first.
-  __device__ __forceinline__ SlotLoader(const KernelProblem& p, std::int64_t token, int column)
-      : own(p.slots() - p.ratio) {
-    const int series = (p.series - 1) * p.d;
-    const auto walk = [&](const Rows<const void*>& rows) -> Walk<const T, Stride> {
-      return {static_cast<const T*>(rows.data) + (token - own) * rows.stride0 + column,
-              static_cast<Stride>(rows.stride0), series};
-    };
-    kv_walk = walk(p.kv);
-    gate_walk = walk(p.gate);
-    const auto stride = static_cast<Stride>(p.position_bias.stride0);
-    bias_walk = {p.position_bias.data + column, stride, series - own * stride};
-  }
+  __device__ __forceinline__ SlotLoader(const KernelProblem& p, std::int64_t token, int column,
+                                        int skipped = 0)
+      : kv_walk(slots_of<T, kAligned>(p, p.kv, token, column, skipped)),
+        gate_walk(slots_of<T, kAligned>(p, p.gate, token, column, skipped)),
+        biases(p, column, skipped),
+        own(biases.own) {}
   __device__ __forceinline__ Raw fetch(int from, int j) const {
     return {Pack<T>::template load<kAligned>(kv_walk.at(from, j, own)),
             Pack<T>::template load<kAligned>(gate_walk.at(from, j, own))};
@@ -452,11 +504,7 @@ struct SlotLoader {
   }
   __device__ __forceinline__ void gate(const Raw& raw, int from, int j,
                                        float (&gate)[kColumns]) const {
-    float bias[kColumns];
-    raw.gate.to_floats(gate);
-    Pack<float>::load<kAligned>(bias_walk.at(from, j, own)).to_floats(bias);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], bias[c]);
+    biases.add(raw.gate, from, j, gate);
   }
 };
 
@@ -466,7 +514,7 @@ struct Exchange {
     Sums sums[kThreads];
     float columns[kThreads][kColumns];
   };
-  float warps[kWarps];
+  float squares[kThreads];
 };
 
 // The sums of all groups, in all of them. The whole block calls it.
@@ -483,20 +531,25 @@ __device__ __forceinline__ void add_groups(const Team& team, const Thread& threa
   }
 }
 
-// The sum over the lanes of a group, in all of them. The whole block calls it.
-__device__ __forceinline__ float add_lanes(const Team& team, Exchange& exchange, float x) {
+__device__ __forceinline__ float add_lanes_of_warp(const Team& team, float x) {
   for (int distance = min(team.lanes(), 32) / 2; distance > 0; distance /= 2) {
     x += __shfl_xor_sync(device::kFullWarp, x, distance);
   }
-  if (team.lanes_log <= 5) return x;
-  const int warp = static_cast<int>(threadIdx.x) / 32, of_group = team.lanes() / 32;
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) exchange.warps[warp] = x;
-  __syncthreads();
-  const int first = warp & ~(of_group - 1);
-  x = exchange.warps[first];
-  for (int i = 1; i < of_group; ++i) x += exchange.warps[first + i];
   return x;
+}
+
+// The sum over the lanes of a group, in all of them: over the warps for each place in a warp, then
+// over the places. The whole block calls it.
+__device__ __forceinline__ float add_lanes(const Team& team, Exchange& exchange, float x) {
+  if (team.lanes_log > 5) {
+    const int first = static_cast<int>(threadIdx.x) & ~(team.lanes() - 1) | threadIdx.x % 32;
+    __syncthreads();
+    exchange.squares[threadIdx.x] = x;
+    __syncthreads();
+    x = exchange.squares[first];
+    for (int i = 32; i < team.lanes(); i += 32) x += exchange.squares[first + i];
+  }
+  return add_lanes_of_warp(team, x);
 }
 
 // ---- the finished row
@@ -533,6 +586,10 @@ struct Factors {
     }
   }
 
+  __device__ __forceinline__ void normalise(float inverse, float (&row)[kColumns]) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) row[c] = __fmul_rn(row[c], __fmul_rn(inverse, norm[c]));
+  }
   // Turns each pair by its angle times `sign`.
   __device__ __forceinline__ void rotate(float sign, float (&row)[kColumns]) const {
 #pragma unroll
@@ -543,6 +600,10 @@ struct Factors {
     }
   }
 };
+
+__device__ __forceinline__ float hadamard_scale(const KernelProblem& p) {
+  return rsqrtf(static_cast<float>(p.d));
+}
 
 // The product with Sylvester's matrix over sqrt(d), by butterflies. The whole block calls it.
 __device__ __forceinline__ void transform(const KernelProblem& p, const Thread& thread,
@@ -571,14 +632,40 @@ __device__ __forceinline__ void transform(const KernelProblem& p, const Thread& 
       row[c] = upper ? other - row[c] : row[c] + other;
     }
   }
-  const float scale = rsqrtf(static_cast<float>(p.d));
+  const float scale = hadamard_scale(p);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) row[c] *= scale;
+}
+
+// The same, but for the scale, of a row in shared memory, by a team of a warp.
+__device__ __forceinline__ void transform_in_memory(const KernelProblem& p, float* row, int lane) {
+  for (int half = 1; half < p.d; half *= 2) {
+    __syncwarp();
+    for (int i = lane; i < p.d / 2; i += p.team.lanes()) {
+      float& low = row[i / half * 2 * half + i % half];
+      float& high = *(&low + half);
+      const float a = low, b = high;
+      low = a + b;
+      high = a - b;
+    }
+  }
+  __syncwarp();
 }
 
 // 1 / sqrt(mean(sum^2) + eps).
 __device__ __forceinline__ float norm_of(const KernelProblem& p, float squares) {
   return rsqrtf(fmaf(squares, 1 / static_cast<float>(p.d), p.eps));
+}
+
+// The parts of a row before its norm, and the sum of their squares.
+__device__ __forceinline__ float divide(const Sums& sums, float (&row)[kColumns]) {
+  float squares = 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    row[c] = __fdividef(sums.sum[c], sums.total[c]);
+    squares = fmaf(row[c], row[c], squares);
+  }
+  return squares;
 }
 
 // The row that becomes of sums: norm, rotation and transform, as far as the problem has them. The
@@ -587,18 +674,10 @@ template <bool kAligned>
 __device__ __forceinline__ void finish(const KernelProblem& p, const Thread& thread,
                                        const Factors<kAligned>& factors, Exchange& exchange,
                                        const Sums& sums, float (&row)[kColumns]) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) row[c] = __fdividef(sums.sum[c], sums.total[c]);
+  const float squares = divide(sums, row);
   if (p.norm_weight != nullptr) {
-    float squares = 0;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) squares = fmaf(row[c], row[c], squares);
     const bool active = thread.lane * kColumns < p.d;
-    const float inverse = norm_of(p, add_lanes(p.team, exchange, active ? squares : 0.0f));
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      row[c] = __fmul_rn(row[c], __fmul_rn(inverse, factors.norm[c]));
-    }
+    factors.normalise(norm_of(p, add_lanes(p.team, exchange, active ? squares : 0.0f)), row);
   }
   if (p.pairs > 0) factors.rotate(1, row);
   transform(p, thread, exchange, row);

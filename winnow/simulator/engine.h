@@ -166,8 +166,11 @@ struct CopyPiece {
   int size, skip, bytes;
   const void* global;
 };
-// cp.async: lands whenever it likes; mbarrier_arrive_after_copies() tells of it.
+// cp.async: lands whenever it likes; mbarrier_arrive_after_copies() tells of it, or a wait for the
+// group that it is in.
 void copy_async(const CopyPiece& piece, const Where& where);
+void copies_commit(const Where& where);
+void copies_wait(int pending, const Where& where);
 // Bulk and tensor copies: report `reported` bytes to the barrier when all pieces have landed.
 void bulk_load(const char* what, const CopyPiece* pieces, std::size_t count, std::uint32_t reported,
                std::uint32_t barrier, const Where& where);

@@ -5,6 +5,9 @@
 // windows in turn, and keep their share of the gradients that are sums over windows, which a second
 // kernel adds in a fixed order.
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "winnow/compressor/backward/backward_impl.h"
 #include "winnow/compressor/window_cuda.cuh"
@@ -42,9 +45,18 @@ struct KernelParams {
   float *bias_parts, *norm_parts;
 };
 
+// What the groups of a window exchange: of each thread, and of all groups in the first one's place.
+struct Joint {
+  float largest[kThreads][kColumns], total[kThreads][kColumns], sum[kThreads][kColumns];
+};
+
 struct SharedMemory {
-  Exchange exchange;
-  alignas(8) float2 sums[2][kMostBlocks];             // of each block of the cluster, by turns
+  union {
+    Exchange exchange;
+    Joint joint;
+  };
+  alignas(8) float2 warps[2][kWarps];                 // sums over the columns of each, by turns
+  alignas(8) float2 sums[2][kMostBlocks];             // the same of each block of the cluster
   alignas(16) float4 biases[kSlotsAtOnce][kThreads];  // each thread's gradients of its biases
 };
 
@@ -57,6 +69,33 @@ __device__ __forceinline__ void load_columns(const void* data, std::int64_t at, 
     Pack<T>::template load<kAligned>(static_cast<const T*>(data) + at).to_floats(x);
   }
 }
+
+// Where the gradient of a window's slots goes. kAligned: it is of kv's type.
+template <class T, bool kAligned>
+struct Gradients {
+  Walk<T, StrideOf<kAligned>> walk;
+  Walk<float, StrideOf<kAligned>> wide_walk;
+  bool wide;
+
+  __device__ __forceinline__ Gradients(const KernelProblem& p, const Rows<void*>& rows,
+                                       bool are_wide, std::int64_t token, int column)
+      : wide(are_wide) {
+    const std::int64_t at = token * rows.stride0 + column, series = (p.series - 1) * p.d;
+    walk = walk.of(static_cast<T*>(rows.data) + at, rows.stride0, series);
+    if constexpr (!kAligned) {
+      wide_walk = wide_walk.of(static_cast<float*>(rows.data) + at, rows.stride0, series);
+    }
+  }
+  __device__ __forceinline__ void put(int from, int j, int own, const float (&x)[kColumns]) const {
+    if constexpr (!kAligned) {
+      if (wide) {
+        Pack<float>::of(x).template store<false>(wide_walk.at(from, j, own));
+        return;
+      }
+    }
+    Pack<T>::of(x).template store<kAligned>(walk.at(from, j, own));
+  }
+};
 
 // The thread's columns of the gradient of a row before its transform. The whole block calls it.
 template <class T, bool kAligned>
@@ -97,13 +136,78 @@ __device__ __forceinline__ void load_gradient(const KernelParams& params, const 
   const float scale = rsqrtf(static_cast<float>(p.d));
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) gradient[c] = found ? whole[column + c] * scale : 0.0f;
+  __syncthreads();  // others may write there now
+}
+
+// Makes sums those of all groups, in all of them; for many groups this is less work than
+// add_groups(). The whole block calls it.
+__device__ __forceinline__ void join_groups(const Team& team, const Thread& thread, Joint& joint,
+                                            Sums& sums) {
+  if (team.groups_log == 0) return;
+  const int threads = team.threads(), first = thread.window << team.threads_log();
+  const int columns = team.lanes() * kColumns, own = static_cast<int>(threadIdx.x);
+  const int all = first + thread.lane;
+  // combine(value, other) of all groups, for each column by one thread.
+  const auto of_groups = [&](float(&values)[kThreads][kColumns], const auto& combine) {
+    for (int column = own - first; column < columns; column += threads) {
+      float* const place = &values[first][0] + column;
+      float value = *place;
+      for (int group = 1; group < team.groups(); ++group) {
+        value = combine(value, place[group * columns]);
+      }
+      *place = value;
+    }
+  };
+  const auto put = [&](float(&values)[kThreads][kColumns], const float(&x)[kColumns]) {
+    Pack<float>::of(x).template store<true>(values[own]);
+  };
+  const auto get = [&](const float(&values)[kThreads][kColumns], float(&x)[kColumns]) {
+    Pack<float>::load<true>(values[all]).to_floats(x);
+  };
+  const auto sum_of = [](float a, float b) { return a + b; };
+  put(joint.largest, sums.largest);
+  __syncthreads();
+  of_groups(joint.largest, [](float a, float b) { return fmaxf(a, b); });
+  __syncthreads();
+  float largest[kColumns];
+  get(joint.largest, largest);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const float scale = Sums::scale(sums.largest[c], Sums::reference(largest[c]));
+    sums.largest[c] = largest[c];
+    sums.total[c] *= scale;
+    sums.sum[c] *= scale;
+  }
+  put(joint.total, sums.total);
+  put(joint.sum, sums.sum);
+  __syncthreads();
+  of_groups(joint.total, sum_of);
+  of_groups(joint.sum, sum_of);
+  __syncthreads();
+  get(joint.total, sums.total);
+  get(joint.sum, sums.sum);
 }
 
 // Two sums over all columns of a window, in all of its threads. All blocks of the cluster call it.
 __device__ __forceinline__ float2 add_columns(const KernelParams& params, SharedMemory& shared,
                                               float2 x, int turn) {
-  x.x = add_lanes(params.problem.team, shared.exchange, x.x);
-  x.y = add_lanes(params.problem.team, shared.exchange, x.y);
+  const Team& team = params.problem.team;
+  const auto add = [&x](float2 other) {
+    x.x += other.x;
+    x.y += other.y;
+  };
+  for (int distance = min(team.lanes(), 32) / 2; distance > 0; distance /= 2) {
+    add({__shfl_xor_sync(device::kFullWarp, x.x, distance),
+         __shfl_xor_sync(device::kFullWarp, x.y, distance)});
+  }
+  if (team.lanes_log > 5) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, of_group = team.lanes() / 32;
+    if (threadIdx.x % 32 == 0) shared.warps[turn][warp] = x;
+    __syncthreads();
+    const int first = warp & ~(of_group - 1);
+    x = shared.warps[turn][first];
+    for (int i = 1; i < of_group; ++i) add(shared.warps[turn][first + i]);
+  }
   const int blocks = params.shares.blocks;
   if (blocks == 1) return x;
   const std::uint32_t own = device::shared_address(&shared.sums[turn][device::cluster_rank()]);
@@ -112,10 +216,7 @@ __device__ __forceinline__ float2 add_columns(const KernelParams& params, Shared
   }
   device::cluster_sync();
   x = shared.sums[turn][0];
-  for (int block = 1; block < blocks; ++block) {
-    x.x += shared.sums[turn][block].x;
-    x.y += shared.sums[turn][block].y;
-  }
+  for (int block = 1; block < blocks; ++block) add(shared.sums[turn][block]);
   return x;
 }
 
@@ -158,19 +259,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   const int windows = p.team.windows();
   const int lane = block % shares.blocks * p.team.lanes() + thread.lane, column = lane * kColumns;
   const bool active = column < p.d;
-  const Range range(p, thread.group);
+  Range range(p, thread.group);
   const int own = p.slots() - p.ratio;
+  // Where windows do not overlap, slots are counted from the group's first.
+  const int skipped = own == 0 ? range.begin : 0;
+  range.begin -= skipped;
+  range.end -= skipped;
   float norm_sums[kColumns] = {};
   for (int j = 0; j < kSlotsAtOnce; ++j) shared.biases[j][threadIdx.x] = {};
 
+  Windows of_rows;
   int turn = 0;
   for (int first_row = cluster * windows; first_row < params.num_rows;
        first_row += shares.clusters * windows, turn ^= 1) {
     const int row = first_row + thread.window;
-    const Place place = row < params.num_rows && active ? place_of_row(p, row) : Place();
+    const Place place = row < params.num_rows && active ? of_rows.of_row(p, row) : Place();
     const int first = place.window == 0 ? own : 0;
     const bool found = place.found && max(range.begin, first) < range.end;
-    const SlotLoader<T, kAligned> loader(p, place.token, column);
+    const SlotLoader<T, kAligned> loader(p, place.token, column, skipped);
     // A slot beyond the range is one of its ends again, of weight 0.
     const bool whole = found && range.begin >= first && range.begin + kSlotsAtOnce == range.end;
     const auto place_of = [&](int j) {
@@ -228,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     float own_largest[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) own_largest[c] = sums.largest[c];
-    add_groups(p.team, thread, shared.exchange, sums);
+    join_groups(p.team, thread, shared.joint, sums);
     float sum[kColumns], scale[kColumns];  // scale: makes the thread's weights those of the softmax
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -260,6 +366,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) gradient[c] *= scale[c];
 
+    const std::int64_t token = place.token - own + skipped;
+    const Gradients<T, kAligned> d_kv_walk(p, params.d_kv, params.wide_kv, token, column);
+    const Gradients<T, kAligned> d_gate_walk(p, params.d_gate, params.wide_gate, token, column);
     const auto store = [&](int from, int j) {
       float kv[kColumns], d_kv[kColumns], d_gate[kColumns];
       loader.kv(raw[j], kv);
@@ -270,14 +379,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       }
       float4& bias = shared.biases[j][threadIdx.x];
       bias = {bias.x + d_gate[0], bias.y + d_gate[1], bias.z + d_gate[2], bias.w + d_gate[3]};
-      const auto put = [&](const Rows<void*>& rows, bool wide, const float(&x)[kColumns]) {
-        const Walk<const char, StrideOf<kAligned>> walk{
-            nullptr, static_cast<StrideOf<kAligned>>(rows.stride0), (p.series - 1) * p.d};
-        const std::int64_t at = (place.token - own) * rows.stride0 + column;
-        store_columns<T, kAligned>(rows.data, at + walk.offset(from, j, own), wide, x);
-      };
-      put(params.d_kv, params.wide_kv, d_kv);
-      put(params.d_gate, params.wide_gate, d_gate);
+      d_kv_walk.put(from, j, own, d_kv);
+      d_gate_walk.put(from, j, own, d_gate);
     };
     if (simple) {
 #pragma unroll
@@ -300,7 +403,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   for (int j = 0; j < kSlotsAtOnce; ++j) {
     const int slot = range.begin + j;
     if (slot >= range.end) continue;
-    reinterpret_cast<float4*>(params.bias_parts)[((part * p.slots() + slot) * p.d + column) / 4] =
+    reinterpret_cast<float4*>(
+        params.bias_parts)[((part * p.slots() + skipped + slot) * p.d + column) / 4] =
         shared.biases[j][threadIdx.x];
   }
   if (p.norm_weight != nullptr && thread.group == 0) {
@@ -345,6 +449,35 @@ auto* kernel_of(bool aligned) {
   return aligned ? backward_kernel<T, true> : backward_kernel<T, false>;
 }
 
+// How many clusters of so many blocks run at a time on the current GPU. Asked once, as it takes
+// longer than a launch.
+template <class T>
+int most_clusters(int blocks) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, int> known;
+  int gpu = 0, most = 0;
+  kRuntime.check(cudaGetDevice(&gpu), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find({gpu, blocks}); found != known.end()) return found->second;
+  if (blocks > kPortableBlocks) {
+    for (const bool aligned : {false, true}) {
+      kRuntime.check(cudaFuncSetAttribute(kernel_of<T>(aligned),
+                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                     "cudaFuncSetAttribute");
+    }
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = kThreads;
+  cudaLaunchAttribute attribute = device::in_clusters(static_cast<unsigned>(blocks));
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  kRuntime.check(cudaOccupancyMaxActiveClusters(&most, kernel_of<T>(true), &config),
+                 "cudaOccupancyMaxActiveClusters");
+  known[{gpu, blocks}] = most;
+  return most;
+}
+
 // As many clusters as run at a time have all windows.
 template <class T>
 Shares shares_of(const BackwardParams& params) {
@@ -356,24 +489,8 @@ Shares shares_of(const BackwardParams& params) {
     --shares.team.lanes_log;
     shares.blocks *= 2;
   }
-  int most = kRuntime.multiprocessors() * kBlocksOfSm;
-  if (shares.blocks > kPortableBlocks) {
-    for (const bool aligned : {false, true}) {
-      kRuntime.check(cudaFuncSetAttribute(kernel_of<T>(aligned),
-                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                     "cudaFuncSetAttribute");
-    }
-  }
-  if (shares.blocks > 1) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = static_cast<unsigned>(shares.blocks);
-    config.blockDim = kThreads;
-    cudaLaunchAttribute attribute = device::in_clusters(static_cast<unsigned>(shares.blocks));
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    kRuntime.check(cudaOccupancyMaxActiveClusters(&most, kernel_of<T>(true), &config),
-                   "cudaOccupancyMaxActiveClusters");
-  }
+  const int most = shares.blocks > 1 ? most_clusters<T>(shares.blocks)
+                                     : kRuntime.multiprocessors() * kBlocksOfSm;
   const std::int64_t windows = shares.team.windows();
   const std::int64_t turns = (params.num_rows + windows - 1) / windows;
   shares.clusters =
@@ -415,7 +532,7 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
       .norm_parts = reinterpret_cast<float*>(parts + bias_bytes(params, shares)),
   };
   kernel.problem.team = shares.team;
-  const bool aligned = aligned_inputs(problem) &&
+  const bool aligned = aligned_inputs(problem) && !kernel.wide_kv && !kernel.wide_gate &&
                        aligned_rows(params.d_rows, size_of(params.d_rows_dtype)) &&
                        aligned_rows(params.d_kv, size_of(params.d_kv_dtype)) &&
                        aligned_rows(params.d_gate, size_of(params.d_gate_dtype));

@@ -52,7 +52,7 @@ struct WarpState {
   int registers = 0;  // of a thread, as setmaxnreg set them; 0: as when the kernel began
 };
 
-// Bulk copies from shared memory that one bulk_commit() closed.
+// Copies that one commit closed.
 struct BulkGroup {
   int reading = 0, writing = 0;
   std::vector<std::uint64_t> operations;
@@ -135,6 +135,8 @@ struct Thread {
   int copies_under_way = 0;
   // bulk copies
   std::shared_ptr<BulkGroup> open_group;
+  std::deque<std::shared_ptr<BulkGroup>> copy_groups;  // of cp.async
+  std::shared_ptr<BulkGroup> open_copies;
   std::vector<std::shared_ptr<BulkGroup>> groups;
   // products
   std::uint64_t products = 0;

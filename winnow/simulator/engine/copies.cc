@@ -71,10 +71,39 @@ void copy_async(const CopyPiece& call, const Where& where) {
   access.stamp = Stamp::of_operation(operation);
   begin_write(piece, access);
   ++current->copies_under_way;
-  queue_operation(-1, [piece, operation, number = current->copies++, thread = current] {
+  if (!current->open_copies) current->open_copies = std::make_shared<BulkGroup>();
+  const std::shared_ptr<BulkGroup> group = current->open_copies;
+  ++group->writing;
+  group->operations.push_back(operation);
+  queue_operation(-1, [piece, operation, group, number = current->copies++, thread = current] {
     land(piece);
+    --group->writing;
     end_copy(*thread, number, operation);
   });
+}
+
+void copies_commit(const Where& where) {
+  if (is_dropped(where)) return;
+  if (!current->open_copies) current->open_copies = std::make_shared<BulkGroup>();
+  current->copy_groups.push_back(std::move(current->open_copies));
+  current->open_copies = nullptr;
+}
+
+void copies_wait(int pending, const Where& where) {
+  if (is_dropped(where)) return;
+  pending = altered(pending, where);
+  auto& groups = current->copy_groups;
+  while (static_cast<int>(groups.size()) > pending) {
+    const std::shared_ptr<BulkGroup> group = groups.front();
+    block_until({.kind = Waiting::Kind::writes,
+                 .object = group.get(),
+                 .role = "cp_async_wait",
+                 .where = where});
+    for (const std::uint64_t operation : group->operations) {
+      cluster->operations[operation].stamp = current->stamp();
+    }
+    groups.pop_front();
+  }
 }
 
 void mbarrier_arrive_after_copies(std::uint32_t address, const Where& where) {

@@ -24,16 +24,21 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f16-d512-overlap", {"eager"}},
     {"f32-nan", {"eager"}},
 };
-const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cuda.cuh", "bf16-csa"},
-    keys{"window_cuda.cuh", "f16-keys"};
+const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cuda.cuh", "bf16-hca"},
+    keys{"window_cuda.cuh", "f16-keys"}, copies{"forward_cuda.cu", "bf16-csa"};
 const std::vector<PlantedBug> kQuickBugs = {
     groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
-    lanes("SquaresBeforeTheyAreThere", "exchange.warps[warp] = x;", Action::drop, 0, 1),
+    copies("PartBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", Action::drop),
+    copies("PartOfTheNeighbourBeforeItIsThere", "device::cp_async_wait<kParts - 1>();",
+           Action::drop, 0, 1),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    keys("ColumnsBeforeTheyAreThere", "exchange.columns[threadIdx.x][c] = row[c];", Action::drop, 0,
-         1),
-    keys("ColumnsOverwritten", "const bool upper = thread.lane & half;", Action::drop, 0, 1),
+    lanes("SquaresBeforeTheyAreThere", "exchange.squares[threadIdx.x] = x;", Action::drop, 0, 1),
+    copies("PartWrittenWhileRead", "void copy(Part<T>& part) {", Action::drop, 0, 1),
+    copies("OneGroupTooMany", "device::cp_async_wait<kParts - 1>();", Action::add, 1),
+    keys("ColumnsBeforeTheyAreThere", "for (int half = 1; half < p.d; half *= 2) {", Action::drop,
+         0, 1),
+    keys("ColumnsReadBeforeTheyAreThere", "high = a - b;", Action::drop, 0, 3),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorForward, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
