@@ -30,7 +30,7 @@ PRECISION = {"bf16": 0.02, "fp8_584": 0.2}
 
 
 def make_model(topk, device):
-    torch.manual_seed(1)
+    torch.manual_seed(9)  # no step has two tokens that are nearly as likely
     config = DeepseekV4Config(
         # Layers with a sliding window alone, with a row for each 4 tokens of which an indexer
         # chooses topk (CSA), and with a row for each 128 tokens, all attended to (HCA).

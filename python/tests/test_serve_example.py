@@ -36,7 +36,7 @@ def test_every_step_equals_the_full_computation(format):
 def test_v4_gets_the_tokens_of_transformers(format):
     pytest.importorskip("transformers.models.deepseek_v4")
     output = _output("serve_v4.py", format)
-    assert "up to 3 sequences together" in output
+    assert "up to 5 sequences together" in output
     assert format == "fp8_584" or output.endswith(
         "6 of 6 requests got the tokens of transformers\n"
     )
