@@ -18,9 +18,9 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-pages-power-64", {"eager"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-fp8_584-hca", {"random:4"}},    {"bf16-pages-hca", {"random:4"}},
+    {"bf16-fp8_584-hca", {"random:4"}}, {"bf16-pages-hca", {"random:4"}},
     {"f32-fp8_584-gaps", {"random:5"}}, {"f16-fp8_584-block3", {"eager"}},
-    {"f32-pages-wide", {"random:6"}},      {"bf16-long-steps", {"random:7"}},
+    {"f32-pages-wide", {"random:6"}},   {"bf16-long-steps", {"random:7"}},
 };
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
 const std::vector<PlantedBug> kQuickBugs = {
