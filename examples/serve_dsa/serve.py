@@ -9,15 +9,13 @@ by indexer.topk_paged over a cache of keys and attends to them by sparse_mla.dec
 step the program computes the same query from all tokens of its sequence, without a cache.
 """
 
-import argparse
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from serving import PAGE, Server, arguments, check_precision, draw_requests, tables_of
 
 from winnow import indexer, sparse_mla
 
-PAGE = 64  # rows of a page, in both caches
 HEADS, INDEX_HEADS, INDEX_COLUMNS, ROPE = 16, 8, 128, 64
 HIDDEN, TOKENS = 192, 997
 
@@ -78,7 +76,7 @@ class Layer:
             index_key=rotate(x @ self.index_key, positions),
         )
 
-    def prefill(self, tokens, first=0):
+    def attend(self, tokens, first=0):
         """Attention of the queries from position `first` on, from the tokens alone."""
         at = torch.arange(len(tokens), device=tokens.device)
         p = self.project(tokens, at)
@@ -94,13 +92,16 @@ class Layer:
         return (out.float().flatten(1) @ self.head).argmax(1)
 
 
-class Cache:
-    """Pages for rows and for the indexer's keys, under the same numbers."""
+class Cached:
+    """The layer over a cache: pages for rows and for the indexer's keys, under the same numbers."""
 
-    def __init__(self, format, columns, pages, device):
-        self.format = format
+    tokens_of_page = PAGE
+
+    def __init__(self, layer, format, pages, device):
+        self.layer, self.format, self.device = layer, format, device
         if format == "bf16":
-            self.rows = torch.zeros(pages, PAGE, 1, columns, dtype=torch.bfloat16, device=device)
+            shape = pages, PAGE, 1, layer.columns
+            self.rows = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         elif format == "fp8_656":
             self.rows = torch.zeros(pages, PAGE, 1, 656, dtype=torch.uint8, device=device)
         else:  # the blocks are padded
@@ -109,132 +110,51 @@ class Cache:
             self.rows = blocks[:, : PAGE * 584].unflatten(1, (PAGE, 1, 584))
         keys = PAGE * (INDEX_COLUMNS + 4)
         self.keys = torch.zeros(pages, keys, dtype=torch.uint8, device=device)
-        self.free = list(range(pages))
 
     def write(self, projected, slots):
-        slots = torch.tensor(slots, dtype=torch.int32, device=self.keys.device)
+        slots = torch.tensor(slots, dtype=torch.int32, device=self.device)
         sparse_mla.store(projected.row, self.rows, slots, format=self.format)
         indexer.quantize(projected.index_key, pages=self.keys, slots=slots)
 
+    def prefill(self, sequence):
+        out, projected = self.layer.attend(torch.tensor(sequence.tokens, device=self.device))
+        self.write(projected, sequence.slots(range(len(sequence.tokens))))
+        return self.layer.next_tokens(out[-1:]).item()
 
-@dataclass
-class Sequence:
-    tokens: list
-    until: int  # tokens at which it is done
-    table: list = field(default_factory=list)
-
-    def slots(self, first):
-        """Of the positions from `first` on."""
-        return [self.table[t // PAGE] * PAGE + t % PAGE for t in range(first, len(self.tokens))]
-
-
-class Server:
-    def __init__(self, layer, cache):
-        self.layer, self.cache = layer, cache
-        self.device = cache.keys.device
-        self.waiting, self.running = [], []
-
-    def admit(self):
-        """Reads the prompts of those that there are pages for, to their last token."""
-        while self.waiting and len(self.cache.free) >= -(-self.waiting[0].until // PAGE):
-            sequence = self.waiting.pop(0)
-            pages = -(-sequence.until // PAGE)
-            sequence.table = [self.cache.free.pop(0) for _ in range(pages)]
-            tokens = torch.tensor(sequence.tokens, device=self.device)
-            out, projected = self.layer.prefill(tokens)
-            self.cache.write(projected, sequence.slots(0))
-            sequence.tokens += self.layer.next_tokens(out[-1:]).tolist()
-            self.running.append(sequence)
-
-    def step(self):
-        """One token of every running sequence. Returns what attention gave, [sequences, heads,
-        512]."""
-        lengths = [len(sequence.tokens) for sequence in self.running]
-        tokens = torch.tensor([s.tokens[-1] for s in self.running], device=self.device)
+    def step(self, sequences):
+        """What attention gives, [sequences, heads, 512], and the next tokens."""
+        tokens = torch.tensor([s.tokens[-1] for s in sequences], device=self.device)
+        lengths = [len(sequence.tokens) for sequence in sequences]
         context_lens = torch.tensor(lengths, dtype=torch.int32, device=self.device)
         projected = self.layer.project(tokens, context_lens - 1)
-        self.cache.write(projected, [s.slots(len(s.tokens) - 1)[0] for s in self.running])
-        width = max(len(sequence.table) for sequence in self.running)
-        tables = torch.tensor(
-            [s.table + [-1] * (width - len(s.table)) for s in self.running],
-            dtype=torch.int32, device=self.device,
-        )  # fmt: skip
+        self.write(projected, [s.slots([len(s.tokens) - 1])[0] for s in sequences])
         slots, chosen = indexer.topk_paged(
-            projected.index_q[:, None], self.cache.keys, projected.index_weights[:, None], tables,
-            context_lens, self.layer.topk,
+            projected.index_q[:, None], self.keys, projected.index_weights[:, None],
+            tables_of(sequences, self.device), context_lens, self.layer.topk,
         )  # fmt: skip
         out, _ = sparse_mla.decode(
-            projected.q[:, None], self.cache.rows, slots, format=self.cache.format,
-            topk_length=chosen,
-        )  # fmt: skip
+            projected.q[:, None], self.rows, slots, format=self.format, topk_length=chosen
+        )
         out = out[:, 0]
-        for sequence, token in zip(self.running, self.layer.next_tokens(out).tolist(), strict=True):
-            sequence.tokens.append(token)
-        return out
-
-    def release(self):
-        for sequence in [s for s in self.running if len(s.tokens) > s.until]:
-            self.running.remove(sequence)
-            self.cache.free += sequence.table
-
-
-def without_cache(layer, sequence, device):
-    """The attention of a sequence's last step from its tokens, the newest of which came of it."""
-    tokens = torch.tensor(sequence.tokens[:-1], device=device)
-    return layer.prefill(tokens, first=len(tokens) - 1)[0][0]
-
-
-def positive(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"want 1 or more, got {text}")
-    return number
+        return out, self.layer.next_tokens(out).tolist()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--format", choices=PRECISION, default="fp8_656")
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
-    parser.add_argument("--requests", type=positive, default=6)
-    parser.add_argument("--prompt", type=positive, default=300, help="tokens of the longest prompt")
-    parser.add_argument(
-        "--steps", type=positive, default=20, help="tokens that a request wants at most"
-    )
-    parser.add_argument("--pages", type=positive, default=14, help="pages of the cache")
-    parser.add_argument("--topk", type=positive, default=64)
-    a = parser.parse_args()
-    columns = 512 if a.format == "fp8_584" else 576
-    layer = Layer(columns, a.topk, a.device)
-    server = Server(layer, Cache(a.format, columns, a.pages, a.device))
-    made = torch.Generator().manual_seed(2)
-    for _ in range(a.requests):
-        prompt = int(torch.randint(1, a.prompt + 1, (), generator=made))
-        more = int(torch.randint(1, a.steps + 1, (), generator=made))
-        if -(-(prompt + more) // PAGE) > a.pages:
-            sys.exit(f"serve: a prompt of {prompt} tokens needs more than {a.pages} pages")
-        tokens = torch.randint(0, TOKENS, (prompt,), generator=made).tolist()
-        server.waiting.append(Sequence(tokens, until=prompt + more))
-
-    steps = queries = widest = 0
+    a = arguments(__doc__.splitlines()[0], PRECISION, pages=14)
+    layer = Layer(512 if a.format == "fp8_584" else 576, a.topk, a.device)
+    server = Server(Cached(layer, a.format, a.pages, a.device), a.pages)
+    list(draw_requests(server, a, TOKENS))
     worst = 0.0
-    while server.waiting or server.running:
-        server.admit()
-        out = server.step()
-        for sequence, got in zip(server.running, out.float(), strict=True):
-            want = without_cache(layer, sequence, a.device).float()
-            worst = max(worst, float((got - want).norm() / want.norm()))
-        widest = max(widest, len(server.running))
-        queries += len(server.running)
-        steps += 1
-        server.release()
 
-    print(f"{steps} steps, {queries} tokens, up to {widest} sequences together")
-    print(f"largest difference from the full computation: {worst:.4f} ({a.format})")
-    if worst > PRECISION[a.format]:
-        sys.exit(f"serve: it should be at most {PRECISION[a.format]}")
-    if sorted(server.cache.free) != list(range(a.pages)):
-        sys.exit("serve: not every page came back")
+    def check(sequence, got):
+        """The step's attention from the tokens alone, the newest of which came of it."""
+        nonlocal worst
+        tokens = torch.tensor(sequence.tokens[:-1], device=a.device)
+        want = layer.attend(tokens, first=len(tokens) - 1)[0][0].float()
+        worst = max(worst, float((got.float() - want).norm() / want.norm()))
+
+    server.run(check)
+    check_precision(worst, PRECISION[a.format], a.format)
     print("every step equals the full computation, to the precision of the cache")
 
 

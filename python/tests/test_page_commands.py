@@ -71,6 +71,9 @@ ELSEWHERE = {
     r"python examples/serve_dsa/serve.py .*": (
         "test_serve_example.py::test_every_step_equals_the_full_computation",
     ),
+    r"python examples/serve_dsa/serve_v4.py": (
+        "test_serve_example.py::test_v4_gets_the_tokens_of_transformers",
+    ),
     r"cmake --build --preset dev --target simulator_forward_test": ("SimulatorForward",),
     r"build/dev/bin/simulator_forward_test --gtest_filter='Quick\*'": ("SimulatorForward",),
     # The folder by the one, torchrun by the other.

@@ -8,28 +8,44 @@ from pathlib import Path
 
 import pytest
 
-from winnow import indexer
+from winnow import indexer, sparse_mla
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "serve_dsa" / "serve.py"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve_dsa"
+
+
+def _output(program, format):
+    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
+    result = subprocess.run(
+        [sys.executable, FOLDER / program, "--device", "cpu", "--format", format],
+        capture_output=True, text=True, env={**os.environ, **one},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("format", ["fp8_656", "fp8_584", "bf16"])
 def test_every_step_equals_the_full_computation(format):
-    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
-    result = subprocess.run(
-        [sys.executable, PROGRAM, "--device", "cpu", "--format", format],
-        capture_output=True, text=True, env={**os.environ, **one},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "up to 5 sequences together" in result.stdout
-    assert result.stdout.endswith(
+    output = _output("serve.py", format)
+    assert "up to 5 sequences together" in output
+    assert output.endswith(
         "every step equals the full computation, to the precision of the cache\n"
     )
 
 
-def _run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["serve.py", "--device", "cpu", *arguments])
-    runpy.run_path(str(PROGRAM), run_name="__main__")
+@pytest.mark.parametrize("format", ["bf16", "fp8_584"])
+def test_v4_gets_the_tokens_of_transformers(format):
+    pytest.importorskip("transformers.models.deepseek_v4")
+    output = _output("serve_v4.py", format)
+    assert "up to 5 sequences together" in output
+    assert format == "fp8_584" or output.endswith(
+        "6 of 6 requests got the tokens of transformers\n"
+    )
+
+
+def _run(monkeypatch, *arguments, program="serve.py"):
+    monkeypatch.setattr(sys, "argv", [program, "--device", "cpu", *arguments])
+    monkeypatch.syspath_prepend(FOLDER)
+    runpy.run_path(str(FOLDER / program), run_name="__main__")
 
 
 def test_a_wrong_choice_is_noticed(monkeypatch):
@@ -41,6 +57,24 @@ def test_a_wrong_choice_is_noticed(monkeypatch):
     monkeypatch.setattr(indexer, "topk_paged", one_less)
     with pytest.raises(SystemExit, match="serve: it should be at most 0.005"):
         _run(monkeypatch, "--format", "bf16", "--requests", "2", "--steps", "3")
+
+
+@pytest.mark.parametrize("forgotten", ["window", "rows"])
+def test_a_row_that_is_not_stored_is_noticed(forgotten, monkeypatch):
+    """Of V4: the token before the new one, or the last compressed row."""
+    pytest.importorskip("transformers.models.deepseek_v4")
+    right = sparse_mla.decode
+
+    def without(q, cache, indices, **options):
+        if forgotten == "window":
+            indices[..., 1] = -1
+        elif options.get("extra_indices") is not None:
+            options["extra_indices"][..., 0] = -1
+        return right(q, cache, indices, **options)
+
+    monkeypatch.setattr(sparse_mla, "decode", without)
+    with pytest.raises(SystemExit, match="serve: it should be at most 0.02"):
+        _run(monkeypatch, "--requests", "2", "--steps", "3", program="serve_v4.py")
 
 
 def test_a_cache_that_is_too_small(monkeypatch):

@@ -350,8 +350,7 @@ struct Range {
 // Adds kSlotsAtOnce slots of a window, from `from` on, of which those of [first, end) count. Loader
 // has a type Raw, of which it fetches one for a slot, and gives kv and the gate with its bias of
 // it. All are under way before the first is used: there is no branch between them, and a slot that
-// does not count is an end of the range instead, of weight 0. A loader may replace the last slots
-// once all are fetched. kWhole: all count.
+// does not count is an end of the range instead, of weight 0. kWhole: all count.
 template <bool kWhole, class Loader>
 __device__ __forceinline__ void add_slots(const Loader& loader, int from, int first, int end,
                                           Sums& sums) {
@@ -362,12 +361,6 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
   typename Loader::Raw raw[kSlotsAtOnce];
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(from, place_of(j));
-  if constexpr (requires { loader.replace(raw[0], 0, 0); }) {
-#pragma unroll
-    for (int j = kSlotsAtOnce - 1; j >= 0; --j) {
-      if (!loader.replace(raw[j], from, place_of(j))) break;
-    }
-  }
   float gate[kSlotsAtOnce][kColumns], reference[kColumns];
   const Sums before = sums;
 #pragma unroll
@@ -389,7 +382,7 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) {
     float kv[kColumns];
-    loader.kv(raw[j], kv);
+    loader.kv(raw[j], from, place_of(j), kv);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float weight = Sums::weight(gate[j][c], reference[c]);
@@ -499,7 +492,7 @@ struct SlotLoader {
     return {Pack<T>::template load<kAligned>(kv_walk.at(from, j, own)),
             Pack<T>::template load<kAligned>(gate_walk.at(from, j, own))};
   }
-  __device__ __forceinline__ void kv(const Raw& raw, float (&kv)[kColumns]) const {
+  __device__ __forceinline__ void kv(const Raw& raw, int, int, float (&kv)[kColumns]) const {
     raw.kv.to_floats(kv);
   }
   __device__ __forceinline__ void gate(const Raw& raw, int from, int j,

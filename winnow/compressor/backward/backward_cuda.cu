@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 #pragma unroll
     for (int j = 0; found && j < kSlotsAtOnce; ++j) {
       float kv[kColumns];
-      loader.kv(raw[j], kv);
+      loader.kv(raw[j], 0, j, kv);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         weights[j][c] = Sums::weight(weights[j][c], reference[c]);
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     const Gradients<T, kAligned> d_gate_walk(p, params.d_gate, params.wide_gate, token, column);
     const auto store = [&](int from, int j) {
       float kv[kColumns], d_kv[kColumns], d_gate[kColumns];
-      loader.kv(raw[j], kv);
+      loader.kv(raw[j], 0, j, kv);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         d_kv[c] = weights[j][c] * gradient[c];

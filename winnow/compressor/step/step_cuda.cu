@@ -59,13 +59,14 @@ __device__ __forceinline__ float* place_of(const KernelParams& params, int state
   return params.state.data + state * params.state.stride0 + place * params.state.stride1;
 }
 
-// Loads from the new tokens, and from the state what stands before them. Every slot is loaded from
-// the state, whatever stands there, so that no load waits for another; then new tokens replace the
-// last ones.
+// Loads from the new tokens, and from the state what stands before them. There is no branch between
+// loads here either: of a slot in the state they are kv and the gate with its bias, of a new token
+// kv, the gate, and the bias.
 template <class T, bool kAligned>
 struct StateLoader {
+  static constexpr bool kNarrow = sizeof(T) < sizeof(float);
   struct Raw {
-    Pack<float> kv, gate;
+    Pack<float> first, second, bias;
   };
 
   int ring, columns, series;      // the columns of all series, and of those before the own one
@@ -86,26 +87,66 @@ struct StateLoader {
     place = static_cast<int>((end - 1) % ring) + 1 - params.problem.slots();
     fresh = params.problem.slots() - static_cast<int>(end - tokens.position);
   }
+  __device__ __forceinline__ bool is_new(int from, int j) const { return from + j >= fresh; }
   __device__ __forceinline__ Raw fetch(int from, int j) const {
     const int at = place + from + j;
-    const float* kv =
+    const float* kept =
         state + (at < 0 ? at + ring : at) * stride + (from + j < token.own ? 0 : series);
-    return {Pack<float>::load<kAligned>(kv), Pack<float>::load<kAligned>(kv + columns)};
+    const bool is_fresh = is_new(from, j);
+    const float* bias = token.bias_walk.at(from, j, token.own);
+    if constexpr (kAligned && kNarrow) {  // a pack of kv's type has half the words of one of floats
+      const auto load = [&](const void* mine, const void* theirs) {
+        return *static_cast<const uint2*>(is_fresh ? mine : theirs);
+      };
+      const uint2 a = load(token.kv_walk.at(from, j, token.own), kept),
+                  b = load(token.gate_walk.at(from, j, token.own), kept + 2),
+                  c = load(bias, kept + columns), d = load(bias + 2, kept + columns + 2);
+      return {of_words(a, b), of_words(c, d)};
+    } else if constexpr (kAligned) {
+      const float* kv = token.kv_walk.at(from, j, token.own);
+      const float* gate = token.gate_walk.at(from, j, token.own);
+      return {Pack<float>::load<true>(is_fresh ? kv : kept),
+              Pack<float>::load<true>(is_fresh ? gate : kept + columns),
+              Pack<float>::load<true>(bias)};
+    } else {
+      if (!is_fresh) {
+        return {Pack<float>::load<false>(kept), Pack<float>::load<false>(kept + columns)};
+      }
+      const auto raw = token.fetch(from, j);
+      float kv[kColumns], gate[kColumns];
+      raw.kv.to_floats(kv);
+      raw.gate.to_floats(gate);
+      return {Pack<float>::of(kv), Pack<float>::of(gate), Pack<float>::load<false>(bias)};
+    }
   }
-  __device__ __forceinline__ bool replace(Raw& raw, int from, int j) const {
-    if (from + j < fresh) return false;
-    const auto in_memory = token.fetch(from, j);
-    float kv[kColumns], gate[kColumns];
-    token.kv(in_memory, kv);
-    token.gate(in_memory, from, j, gate);
-    raw = {Pack<float>::of(kv), Pack<float>::of(gate)};
-    return true;
+  __device__ __forceinline__ void kv(const Raw& raw, int from, int j, float (&kv)[kColumns]) const {
+    raw.first.to_floats(kv);
+    if constexpr (kAligned && kNarrow) {
+      if (is_new(from, j)) narrow(raw.first.words.x, raw.first.words.y).to_floats(kv);
+    }
   }
-  __device__ __forceinline__ void kv(const Raw& raw, float (&kv)[kColumns]) const {
-    raw.kv.to_floats(kv);
+  __device__ __forceinline__ void gate(const Raw& raw, int from, int j,
+                                       float (&gate)[kColumns]) const {
+    raw.second.to_floats(gate);
+    if (!is_new(from, j)) return;
+    float bias[kColumns];
+    if constexpr (kAligned && kNarrow) {
+      raw.second.to_floats(bias);
+      narrow(raw.first.words.z, raw.first.words.w).to_floats(gate);
+    } else {
+      raw.bias.to_floats(bias);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], bias[c]);
   }
-  __device__ __forceinline__ void gate(const Raw& raw, int, int, float (&gate)[kColumns]) const {
-    raw.gate.to_floats(gate);
+
+ private:
+  static __device__ __forceinline__ Pack<float> of_words(uint2 a, uint2 b) {
+    return {
+        {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(b.x), __uint_as_float(b.y)}};
+  }
+  static __device__ __forceinline__ Pack<T> narrow(float x, float y) {
+    return {{__float_as_uint(x), __float_as_uint(y)}};
   }
 };
 

@@ -17,7 +17,9 @@ constexpr Declaration<compressor::kStep> kStep(
 nb::object step(const Arguments<kStep>& given) {
   Call call = given.call();
   compressor::StepArgs args = given.read(call);
-  nb::object out = given.get<"out">();
+  nb::object out = given.get<"out">(), cache = given.get<"cache">(), pages = given.get<"pages">();
+  args.cache = call.in_out("cache", cache);
+  args.pages = call.in_out("pages", pages);
   const bool stored = args.slots.present();
   if (stored) {
     args.rows = call.in_out("out", out);

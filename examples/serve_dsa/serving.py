@@ -1,0 +1,122 @@
+"""What serve.py and serve_v4.py share: sequences that own pages of a cache, and the loop in which
+they come, decode together in one batch, and leave."""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+PAGE = 64  # rows of a page
+
+
+@dataclass
+class Sequence:
+    tokens: list
+    until: int  # tokens at which it is done
+    table: list = field(default_factory=list)  # its pages
+    prompt: int = 0  # tokens of it
+
+    def slots(self, rows):
+        """Where rows of those numbers are in the cache."""
+        return [self.table[row // PAGE] * PAGE + row % PAGE for row in rows]
+
+
+def tables_of(sequences, device):
+    """[sequences, the most pages of one], -1 behind the pages of each."""
+    width = max(len(sequence.table) for sequence in sequences)
+    tables = [s.table + [-1] * (width - len(s.table)) for s in sequences]
+    return torch.tensor(tables, dtype=torch.int32, device=device)
+
+
+class Server:
+    """A model has tokens_of_page, prefill(sequence), which reads a prompt and returns the next
+    token, and step(sequences), which reads the last token of each and returns what it computed for
+    them and their next tokens."""
+
+    def __init__(self, model, pages):
+        self.model, self.pages = model, pages
+        self.free = list(range(pages))
+        self.waiting, self.running = [], []
+
+    def pages_of(self, sequence):
+        return -(-sequence.until // self.model.tokens_of_page)
+
+    def request(self, tokens, more):
+        """A prompt, and how many tokens it wants."""
+        sequence = Sequence(list(tokens), len(tokens) + more, prompt=len(tokens))
+        if self.pages_of(sequence) > self.pages:
+            sys.exit(f"serve: a prompt of {len(tokens)} tokens needs more than {self.pages} pages")
+        self.waiting.append(sequence)
+        return sequence
+
+    def admit(self):
+        """Reads the prompts of those that there are pages for, to their last token."""
+        while self.waiting and len(self.free) >= self.pages_of(self.waiting[0]):
+            sequence = self.waiting.pop(0)
+            sequence.table = [self.free.pop(0) for _ in range(self.pages_of(sequence))]
+            sequence.tokens.append(self.model.prefill(sequence))
+            self.running.append(sequence)
+
+    def step(self):
+        """One token of every running sequence. Returns what the model computed for them."""
+        computed, tokens = self.model.step(self.running)
+        for sequence, token in zip(self.running, tokens, strict=True):
+            sequence.tokens.append(token)
+        return computed
+
+    def release(self):
+        for sequence in [s for s in self.running if len(s.tokens) > s.until]:
+            self.running.remove(sequence)
+            self.free += sequence.table
+
+    def run(self, check):
+        """Until all are done; check(sequence, computed) after every step."""
+        steps = queries = widest = 0
+        while self.waiting or self.running:
+            self.admit()
+            for sequence, computed in zip(self.running, self.step(), strict=True):
+                check(sequence, computed)
+            widest = max(widest, len(self.running))
+            queries += len(self.running)
+            steps += 1
+            self.release()
+        print(f"{steps} steps, {queries} tokens, up to {widest} sequences together")
+        if sorted(self.free) != list(range(self.pages)):
+            sys.exit("serve: not every page came back")
+
+
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"want 1 or more, got {text}")
+    return number
+
+
+def arguments(description, formats, pages):
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--format", choices=formats, default=next(iter(formats)))
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--requests", type=positive, default=6)
+    parser.add_argument("--prompt", type=positive, default=300, help="tokens of the longest prompt")
+    parser.add_argument(
+        "--steps", type=positive, default=20, help="tokens that a request wants at most"
+    )
+    parser.add_argument("--pages", type=positive, default=pages, help="pages of the cache")
+    parser.add_argument("--topk", type=positive, default=64)
+    return parser.parse_args()
+
+
+def draw_requests(server, a, vocabulary):
+    made = torch.Generator().manual_seed(2)
+    for _ in range(a.requests):
+        prompt = int(torch.randint(1, a.prompt + 1, (), generator=made))
+        more = int(torch.randint(1, a.steps + 1, (), generator=made))
+        yield server.request(torch.randint(0, vocabulary, (prompt,), generator=made).tolist(), more)
+
+
+def check_precision(worst, most, format):
+    print(f"largest difference from the full computation: {worst:.4f} ({format})")
+    if worst > most:
+        sys.exit(f"serve: it should be at most {most}")
