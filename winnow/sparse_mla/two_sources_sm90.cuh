@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "winnow/core/rows.h"
 #include "winnow/device/common/math.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
@@ -48,16 +49,11 @@ struct SourceView {
   GatherView rows;  // without `indices` entry j is row j
   CausalRows causal;
 };
-// [s_q], or null.
-struct LimitView {
-  const std::int32_t* data;
-  std::int64_t stride;
-};
 struct TwoSources {
   SourceView source[2];
   // Of each source where the entries of a query begin and end: a range does as its query says, a
   // list begins at 0 and ends at topk_length.
-  LimitView limits[4];
+  Rows<const std::int32_t*> limits[4];  // [s_q]
 };
 
 inline TwoSources two_sources(const Problem& problem) {
@@ -65,11 +61,9 @@ inline TwoSources two_sources(const Problem& problem) {
   const Source* const both[] = {&problem, &problem.extra};
   for (int s = 0; s < 2; ++s) {
     const Source& source = *both[s];
-    const auto& start = source.key_start;
-    const auto& end = source.dense ? source.key_end : source.topk_length;
     sources.source[s] = {gather_view(source, problem), CausalRows(source)};
-    sources.limits[2 * s] = {start.data, start.stride0};
-    sources.limits[2 * s + 1] = {end.data, end.stride0};
+    sources.limits[2 * s] = source.key_start;
+    sources.limits[2 * s + 1] = source.dense ? source.key_end : source.topk_length;
   }
   return sources;
 }
@@ -78,8 +72,8 @@ inline TwoSources two_sources(const Problem& problem) {
 // before they are needed.
 __device__ __forceinline__ std::int32_t load_limits(const TwoSources& sources, std::int64_t query,
                                                     int lane) {
-  const LimitView& limit = sources.limits[lane & 3];
-  return limit.data == nullptr ? 0 : __ldg(limit.data + query * limit.stride);
+  const Rows<const std::int32_t*>& limit = sources.limits[lane & 3];
+  return limit.present() ? __ldg(limit.data + query * limit.stride0) : 0;
 }
 
 // The entries of a query.
@@ -97,7 +91,7 @@ class QueryEntries {
       const int start = __shfl_sync(device::kFullWarp, limits, 2 * s);
       const int end = __shfl_sync(device::kFullWarp, limits, 2 * s + 1);
       // As row_range(), in 32 bits.
-      end_[s] = sources.limits[2 * s + 1].data == nullptr ? all : max(min(end, all), 0);
+      end_[s] = sources.limits[2 * s + 1].present() ? max(min(end, all), 0) : all;
       begin_[s] = min(max(start, 0), end_[s]);
     }
   }
