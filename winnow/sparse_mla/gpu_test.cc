@@ -22,13 +22,14 @@ namespace {
 
 // Outputs of both operations on one device.
 struct Results {
-  Tensor out, max_logits, lse, attn_sum;
+  Tensor out, max_logits, lse, attn_sum, extra_attn_sum;
 
   Results(const CaseShape& shape, Device device)
       : out(shape.dtype, {shape.s_q, shape.h_q, kValueDim}, device),
         max_logits(DType::f32, {shape.s_q, shape.h_q}, device),
         lse(DType::f32, {shape.s_q, shape.h_q}, device),
-        attn_sum(DType::f32, {shape.s_q, shape.topk}, device) {}
+        attn_sum(DType::f32, {shape.s_q, shape.topk}, device),
+        extra_attn_sum(DType::f32, {shape.s_q, shape.extra ? shape.extra->topk : 0}, device) {}
 
   // Both operations on inputs of the same device; `lse` may come from another result.
   void run(const CaseInputs& inputs, const RunOptions& options = {}) {
@@ -37,6 +38,7 @@ struct Results {
     forward(args, options);
     DistributionArgs distribution_args{.lse = lse, .attn_sum = attn_sum};
     inputs.pass_to(distribution_args);
+    if (inputs.extra.kv.view.present()) distribution_args.extra_attn_sum = extra_attn_sum;
     distribution(distribution_args, options);
   }
 };
@@ -46,6 +48,8 @@ void expect_same(const Results& gpu, const Results& cpu, const CaseShape& shape)
   expect_close("lse", gpu.lse, cpu.lse, Quantity::lse, shape);
   expect_close("max_logits", gpu.max_logits, cpu.max_logits, Quantity::max_logits, shape);
   expect_close("attn_sum", gpu.attn_sum, cpu.attn_sum, Quantity::attn_sum, shape);
+  if (!shape.extra) return;
+  expect_close("extra_attn_sum", gpu.extra_attn_sum, cpu.extra_attn_sum, Quantity::attn_sum, shape);
 }
 
 class SparseMlaGpu : public GpuTest {};
@@ -97,6 +101,7 @@ TEST_F(SparseMlaGpu, AWorkspaceChangesNoBit) {
       shape.h_q = queries % 2 == 0 ? 64 : 100;
       shape.s_kv = 5000;
       shape.topk = ragged ? 2000 : 2048;
+      if (queries % 5 == 0) shape.extra = ExtraShape{.s_kv = 3000, .topk = 900};
       if (ragged) shape.lengths = Lengths::ragged;
       const CaseInputs inputs = make_inputs(shape).on(kGpu);
       Results without(shape, kGpu);
@@ -194,6 +199,45 @@ TEST_F(SparseMlaGpu, DenseRangesOfEveryPlace) {
       ASSERT_TRUE(same_bytes(next.out, gpu.out)) << "repeat " << repeat;
       ASSERT_TRUE(same_bytes(next.lse, gpu.lse)) << "repeat " << repeat;
       ASSERT_TRUE(same_bytes(next.attn_sum, gpu.attn_sum)) << "repeat " << repeat;
+    }
+  }
+}
+
+// Two sources: ranges of every length and place beside lists of every length, in one launch.
+TEST_F(SparseMlaGpu, TwoSourcesOfEveryPlace) {
+  for (const std::int64_t heads : {16, 64, 128, 192}) {
+    for (const bool range_first : {false, true}) {
+      CaseShape shape = small_shape("two-places");
+      shape.h_q = heads;
+      shape.d_qk = heads == 128 ? 576 : 512;
+      shape.q_start = 700;
+      shape.lengths = range_first ? Lengths::absent : Lengths::ragged;
+      shape.ranges = range_first ? Ranges::ragged : Ranges::absent;
+      if (range_first) shape.topk = shape.s_kv;
+      shape.extra = ExtraShape{.s_kv = 500, .topk = range_first ? 130 : 500, .k_stride = 2};
+      shape.extra->lengths = range_first ? Lengths::ragged : Lengths::absent;
+      shape.extra->ranges = range_first ? Ranges::absent : Ranges::ragged;
+      shape.poison = false;
+      CaseInputs inputs = make_inputs(shape);
+      SourceInputs& ranged = range_first ? inputs : inputs.extra;
+      const std::int32_t places[] = {0, 1, 63, 64, 65, 127, 128, 250, 499, 500};
+      for (std::int64_t i = 0; i < shape.s_q; ++i) {
+        ranged.key_start.view.at<std::int32_t>(i) = places[i % 10];
+        ranged.key_end.view.at<std::int32_t>(i) = places[i / 10 % 10];
+      }
+      Results cpu(shape, {}), gpu(shape, kGpu);
+      cpu.run(inputs);
+      const CaseInputs there = inputs.on(kGpu);
+      gpu.run(there);
+      expect_same(gpu, cpu, shape);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        Results next(shape, kGpu);
+        next.run(there);
+        ASSERT_TRUE(same_bytes(next.out, gpu.out)) << "repeat " << repeat;
+        ASSERT_TRUE(same_bytes(next.lse, gpu.lse)) << "repeat " << repeat;
+        ASSERT_TRUE(same_bytes(next.attn_sum, gpu.attn_sum)) << "repeat " << repeat;
+        ASSERT_TRUE(same_bytes(next.extra_attn_sum, gpu.extra_attn_sum)) << "repeat " << repeat;
+      }
     }
   }
 }

@@ -202,6 +202,17 @@ std::vector<CaseShape> with_extra_shapes(std::vector<CaseShape> shapes) {
                           .s_q = 6,
                           .ranges = Ranges::empty,
                           .extra = ExtraShape{.s_kv = 100, .ranges = Ranges::empty}});
+  // Strides and positions far beyond the rows, with all of them before the first query or after it.
+  for (const auto& [name, start] : {std::pair{"extra-strides-before", std::int64_t{-3}},
+                                    {"extra-strides-among", (std::int64_t{1} << 33) - 5},
+                                    {"extra-strides-far", kFar}}) {
+    add_extra({f32, bf16}, {.name = name,
+                            .s_q = 9,
+                            .ranges = Ranges::ragged,
+                            .q_start = start,
+                            .k_stride = 2,
+                            .extra = ExtraShape{.k_stride = std::int64_t{1} << 32}});
+  }
   add_extra({f32}, {.name = "extra-reversed", .layout = Layout::reversed, .extra = list});
   return shapes;
 }

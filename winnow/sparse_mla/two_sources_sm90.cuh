@@ -6,41 +6,74 @@
 // tiles wherever it lies.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "winnow/core/rows.h"
+#include "winnow/device/common/math.cuh"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 
 namespace winnow::sparse_mla {
 
-struct SourceView {
-  GatherView rows;   // without `indices` entry j is row j
-  RangeView limits;  // of the entries of a query; a list has no start, and ends at topk_length
+// The rows of a source that a query may see, as visible_rows() has them, but without its division
+// of 64 bits. Query 0 does not see the last `hidden` rows, some of which need not exist, and has
+// seen `tokens` of the next row's.
+class CausalRows {
+ public:
+  CausalRows() = default;
+  explicit CausalRows(const Source& source) : s_kv_(static_cast<std::uint32_t>(source.s_kv)) {
+    if (!source.causal) return;
+    const std::int64_t seen = source.q_start + 1, stride = source.k_stride;
+    std::int64_t tokens = seen % stride;
+    if (tokens < 0) tokens += stride;
+    const std::int64_t rows = (seen - tokens) / stride;
+    constexpr std::int64_t kFar = std::int64_t{1} << 30;  // at least as many as there are queries
+    hidden_ = static_cast<std::uint32_t>(source.s_kv - std::clamp(rows, -kFar, source.s_kv));
+    const std::int64_t near = std::min(stride, 2 * kFar);
+    if (near < stride) tokens = near - std::min(stride - tokens, kFar);
+    tokens_ = static_cast<std::uint32_t>(tokens);
+    stride_ = device::FastDivmod(static_cast<std::uint32_t>(near));
+  }
+
+  __device__ __forceinline__ std::uint32_t visible(std::uint32_t query) const {
+    const std::uint32_t seen = stride_.divide(tokens_ + query).quotient;
+    return s_kv_ - min(hidden_ - min(seen, hidden_), s_kv_);
+  }
+
+ private:
+  std::uint32_t s_kv_ = 0, hidden_ = 0, tokens_ = 0;
+  device::FastDivmod stride_;
 };
 
-inline SourceView source_view(const Source& source, const Problem& problem) {
-  SourceView view{gather_view(source, problem), range_view(source)};
-  if (!source.dense)
-    view.limits = {nullptr, 0, view.rows.topk_length, view.rows.topk_length_stride};
-  return view;
-}
-
+struct SourceView {
+  GatherView rows;  // without `indices` entry j is row j
+  CausalRows causal;
+};
 struct TwoSources {
   SourceView source[2];
+  // Of each source where the entries of a query begin and end: a range does as its query says, a
+  // list begins at 0 and ends at topk_length.
+  Rows<const std::int32_t*> limits[4];  // [s_q]
 };
 
 inline TwoSources two_sources(const Problem& problem) {
-  return {{source_view(problem, problem), source_view(problem.extra, problem)}};
+  TwoSources sources;
+  const Source* const both[] = {&problem, &problem.extra};
+  for (int s = 0; s < 2; ++s) {
+    const Source& source = *both[s];
+    sources.source[s] = {gather_view(source, problem), CausalRows(source)};
+    sources.limits[2 * s] = source.key_start;
+    sources.limits[2 * s + 1] = source.dense ? source.key_end : source.topk_length;
+  }
+  return sources;
 }
 
-// The limits of a query's entries, four numbers, 0 where there is none: lane l has number l % 4.
-// They are loaded long before they are needed.
+// The limits of a query, 0 where there is none: lane l has number l % 4. They are loaded long
+// before they are needed.
 __device__ __forceinline__ std::int32_t load_limits(const TwoSources& sources, std::int64_t query,
                                                     int lane) {
-  const RangeView& limits = sources.source[lane / 2 & 1].limits;
-  const bool ends = lane & 1;
-  const std::int32_t* const limit = ends ? limits.key_end : limits.key_start;
-  if (limit == nullptr) return 0;
-  return __ldg(limit + query * (ends ? limits.key_end_stride : limits.key_start_stride));
+  const Rows<const std::int32_t*>& limit = sources.limits[lane & 3];
+  return limit.present() ? __ldg(limit.data + query * limit.stride0) : 0;
 }
 
 // The entries of a query.
@@ -49,31 +82,22 @@ class QueryEntries {
   // The whole warp must call, with what load_limits() gave it.
   __device__ __forceinline__ QueryEntries(const TwoSources& sources, std::int64_t query,
                                           std::int32_t limits)
-      : sources_(sources), query_(query) {
+      : sources_(sources), query_(static_cast<std::uint32_t>(query)) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const GatherView& rows = sources.source[s].rows;
-      visible_[s] = visible_rows(rows, query);
-      const std::int64_t all = rows.indices == nullptr ? visible_[s] : rows.topk;
-      const std::int64_t start = __shfl_sync(device::kFullWarp, limits, 2 * s);
-      std::int64_t end = __shfl_sync(device::kFullWarp, limits, 2 * s + 1);
-      if (end > all || sources.source[s].limits.key_end == nullptr) end = all;
-      const RowRange range = row_range(start, end);
-      begin_[s] = static_cast<int>(range.begin);
-      end_[s] = static_cast<int>(range.end);
+      visible_[s] = sources.source[s].causal.visible(query_);
+      const int all = rows.indices == nullptr ? static_cast<int>(visible_[s]) : rows.topk;
+      const int start = __shfl_sync(device::kFullWarp, limits, 2 * s);
+      const int end = __shfl_sync(device::kFullWarp, limits, 2 * s + 1);
+      // As row_range(), in 32 bits.
+      end_[s] = sources.limits[2 * s + 1].present() ? max(min(end, all), 0) : all;
+      begin_[s] = min(max(start, 0), end_[s]);
     }
   }
 
-  // Entries of source s.
-  __device__ __forceinline__ int begin(int s) const { return s == 0 ? begin_[0] : begin_[1]; }
-  __device__ __forceinline__ int end(int s) const { return s == 0 ? end_[0] : end_[1]; }
-
   __device__ __forceinline__ int tiles() const { return first_tiles() + tiles_of(1); }
-  // The source of a tile, the first of its entries, and below which row they are visible.
-  __device__ __forceinline__ int source(int tile) const { return tile >= first_tiles(); }
-  __device__ __forceinline__ int first_entry(int tile) const {
-    return begin(source(tile)) + (tile - (source(tile) == 0 ? 0 : first_tiles())) * kTileRows;
-  }
+  // Below it the rows of the tile's entries are visible.
   __device__ __forceinline__ std::uint32_t visible(int tile) const {
     return source(tile) == 0 ? visible_[0] : visible_[1];
   }
@@ -84,25 +108,30 @@ class QueryEntries {
   // As load_tile() for one list. Entries past the end are absent.
   __device__ __forceinline__ TileEntries load(int tile, int lane) const {
     const GatherView& view = rows(tile);
-    const int first = first_entry(tile) + lane, stop = end(source(tile));
-    TileEntries loaded{-1, -1};
-    if (view.indices == nullptr) {
-      if (first < stop) loaded.low = first;
-      if (first + 32 < stop) loaded.high = first + 32;
-    } else {
-      const std::int32_t* const list = view.indices + query_ * view.indices_stride;
-      if (first < stop) loaded.low = __ldg(list + first);
-      if (first + 32 < stop) loaded.high = __ldg(list + first + 32);
+    const bool extra = source(tile) == 1;
+    const int first =
+        (extra ? begin_[1] + (tile - first_tiles()) * kTileRows : begin_[0] + tile * kTileRows) +
+        lane;
+    const int left = (extra ? end_[1] : end_[0]) - first;
+    TileEntries loaded{first, first + 32};
+    if (view.indices != nullptr) {
+      const std::int32_t* const at =
+          view.indices + static_cast<std::int64_t>(query_) * view.indices_stride + first;
+      if (left > 0) loaded.low = __ldg(at);
+      if (left > 32) loaded.high = __ldg(at + 32);
     }
+    if (left <= 0) loaded.low = -1;
+    if (left <= 32) loaded.high = -1;
     return loaded;
   }
 
  private:
   __device__ __forceinline__ int tiles_of(int s) const { return tile_count(end_[s] - begin_[s]); }
   __device__ __forceinline__ int first_tiles() const { return tiles_of(0); }
+  __device__ __forceinline__ int source(int tile) const { return tile >= first_tiles(); }
 
   const TwoSources& sources_;
-  std::int64_t query_;
+  std::uint32_t query_;
   int begin_[2], end_[2];
   std::uint32_t visible_[2];
 };

@@ -14,9 +14,14 @@ const std::vector<std::string> kFew = schedules(1, {12});
 const std::vector<std::string> kMany = schedules(5, {0, 5, 9, 12});
 
 const std::vector<PassingCase> kQuickCases = {
-    {"bf16-h64", kFew},          {"bf16-h128", {"late", "random:2"}},
-    {"bf16-h192", {"random:3"}}, {"bf16-d512-h64-k512", {"random:3"}},
-    {"bf16-all-rules", kFew},    {"bf16-dense-ragged", {"late", "random:1"}},
+    {"bf16-h64", kFew},
+    {"bf16-h128", {"late", "random:2"}},
+    {"bf16-h192", {"random:3"}},
+    {"bf16-d512-h64-k512", {"random:3"}},
+    {"bf16-all-rules", kFew},
+    {"bf16-dense-ragged", {"late", "random:1"}},
+    {"bf16-extra-range-list", {"late"}},
+    {"bf16-extra-list-range-all-rules", {"random:4"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -31,6 +36,11 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-dense-ragged-h70-d512", kMany},
     {"bf16-dense-outside", kMany},
     {"bf16-all-rules", kMany},
+    {"bf16-extra-list-list", kMany},
+    {"bf16-extra-range-range", kMany},
+    {"bf16-extra-h0", kMany},
+    {"bf16-extra-rows0", kMany},
+    {"bf16-extra-alone", kMany},
 };
 
 // 8 tiles of 64 heads, which the two multiplying warpgroups take in turn; the ring is used again.

@@ -35,6 +35,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-extra-list-range", {"random:3"}},
     {"bf16-extra-range-list", {"late", "random:4"}},
     {"bf16-extra-range-range-all-rules", {"random:5"}},
+    {"bf16-extra-strides-among", {"eager"}},
     {"bf16-extra-parts", {"late"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -69,6 +70,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-extra-alone", kMany},
     {"bf16-extra-skv0", kMany},
     {"bf16-extra-range-empty", kMany},
+    {"bf16-extra-strides-before", {"late"}},
+    {"bf16-extra-strides-far", {"late"}},
     {"bf16-extra-parts", kMany},
 };
 
@@ -80,6 +83,10 @@ const BugsOf order{"entry_order_sm90.cuh", "bf16-skv50000"};
 
 // The last of five items has two parts.
 const BugsOf parts{"forward_turns_sm90.cuh", "bf16-parts"};
+
+// The same of two sources of rows.
+const BugsOf two{"forward_sm90.cuh", "bf16-extra-list-range"};
+const BugsOf two_parts{"forward_turns_sm90.cuh", "bf16-extra-parts"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
@@ -97,6 +104,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", order("OrderNoWaitForEntries", "place += __popc(lanes.with(lane));",
                            Action::drop, 0, 2)),
     parts("NobodyHandsOn", "st_release_gpu(flag_, 1);", Action::drop),
+    saying("race: ",
+           two("NoWaitForRowsOfTwo", "shared.full()[kConsumer][kGroup].wait", Action::drop)),
+    two("NoWaitForQueriesOfTwo", "shared.q_full()[group].wait", Action::drop),
+    two_parts("NobodyHandsOnOfTwo", "st_release_gpu(flag_, 1);", Action::drop),
     bug("NoWaitForEmptySlot", "shared.empty()[kSlot][group].wait", Action::drop),
     kernel("NoWaitForQueries", "shared.q_full()[group].wait", Action::drop),
     bug("NoWaitForProbabilities", "shared.p_ready()[other].wait", Action::drop),

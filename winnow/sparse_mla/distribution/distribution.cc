@@ -23,9 +23,9 @@ DistributionParams check_args(const DistributionArgs& args) {
 
 void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
   const Check check(kOperation);
-  check_one_source(check, Backend::sm90, problem);
   check_for_sm90(check, "q", args.q);
   check_for_sm90(check, "kv", args.kv);
+  check_for_sm90(check, "extra_kv", args.extra_kv);
   check_sizes_for_sm90(check, problem);
 }
 

@@ -44,15 +44,14 @@ struct DistributionArgs {
 //
 // With extra_kv, see forward(), extra_attn_sum is the same of its entries: the two rows of a query
 // together sum to h_q. Since `lse` is given, a call with one of the sources alone gives its part of
-// the distribution as well; that is what a GPU takes.
+// the distribution as well.
 //
 // Repeated calls give bitwise equal results (on the CPU with the same number of threads).
-// On sm90 q and kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv) and s_q * h_q
-// are up to 2^30; heads are padded to 64, beyond 64 to a multiple of 128. The call allocates
-// nothing and does not wait.
-// With f64, which is for the CPU, lse and attn_sum are f64.
-// Shapes, strides, memory, streams and errors: as forward(): an attn_sum that overlaps an input is
-// refused. Returns the backend that ran.
+// On sm90 q, kv and extra_kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv), with
+// extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are padded to 64, beyond 64 to a
+// multiple of 128. The call allocates nothing and does not wait. With f64, which is for the CPU,
+// lse and attn_sum are f64. Shapes, strides, memory, streams and errors: as forward(): an attn_sum
+// that overlaps an input is refused. Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer by the KL divergence from
 // this distribution.

@@ -16,8 +16,8 @@ struct DistributionParams {
 
 void distribution_cpu(const DistributionParams& params, const Executor& executor);
 
-// Queues the kernel on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants what the checks for sm90 ask for, and s_q and topk of at least 1. Allocates nothing and
+// Queues a kernel for each source on `stream` (a cudaStream_t) of the current device, which holds
+// the tensors. Wants what the checks for sm90 ask for, and s_q of at least 1. Allocates nothing and
 // does not wait, so the stream may be in capture.
 void distribution_sm90(const DistributionParams& params, void* stream);
 

@@ -44,14 +44,25 @@ void launch(const DistributionParams& params, cudaStream_t stream) {
                   stream, kernel_params(params));
 }
 
+// Of the problem's first source.
+void launch(const DistributionParams& params, cudaStream_t stream) {
+  if (params.problem.topk == 0) return;
+  const bool wide = params.problem.d_qk == 576;
+  const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
+                                             : (wide ? launch<576, false> : launch<512, false>);
+  function(params, stream);
+}
+
 }  // namespace
 
 void distribution_sm90(const DistributionParams& params, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
-  const bool wide = params.problem.d_qk == 576;
-  const auto function = params.problem.dense ? (wide ? launch<576, true> : launch<512, true>)
-                                             : (wide ? launch<576, false> : launch<512, false>);
-  function(params, queue);
+  launch(params, queue);
+  // With lse given, the sums of one source do not depend on the other.
+  DistributionParams extra = params;
+  static_cast<Source&>(extra.problem) = params.problem.extra;
+  extra.attn_sum = params.extra_attn_sum;
+  launch(extra, queue);
 }
 
 }  // namespace winnow::sparse_mla
