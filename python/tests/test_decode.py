@@ -90,7 +90,7 @@ def test_all_rows_of_a_sequence(of_queries, format, device):
     block = tables[:, t // 16]
     slots = torch.where((block < 0) | (block > 4), -1, block * 16 + t % 16).int()
     slots = slots[:, None].expand(3, 2, 48).contiguous()
-    lens = context if of_queries else context[:, 1]
+    lens = context if of_queries else context[:, 1].contiguous()
     given = {"format": format, "scale": 0.05}
     got = sparse_mla.decode(
         q, cache, block_tables=tables.to(device), context_lens=lens.to(device), **given
