@@ -95,7 +95,10 @@ def inner(f):
 def outer(library):
     Runner(library.fp8_mqa_logits, g=None).run()
 
-outer(library=deep_gemm)
+def load():
+    return deep_gemm
+
+outer(library=load())
 """,
     "attribute": """
 from deep_gemm import fp8_mqa_logits

@@ -76,6 +76,9 @@ ELSEWHERE = {
     ),
     r"cmake --build --preset dev --target simulator_forward_test": ("SimulatorForward",),
     r"build/dev/bin/simulator_forward_test --gtest_filter='Quick\*'": ("SimulatorForward",),
+    r"python -m winnow.compat check site-packages/sglang": (
+        "test_compat_check.py::test_the_command",
+    ),
     # The folder by the one, torchrun by the other.
     r"PYTHONPATH=\$\(python -m winnow compat-path\) torchrun .*": (
         "test_deep_ep.py::test_the_folder_has_a_real_package",
@@ -93,6 +96,9 @@ NOT_RUN = {
     ),
     r"pip install torch==.* transformers==.*": "pyproject.toml pins both for the tests",
     r"compute-sanitizer .*": "wants a GPU",
+    r"(WINNOW_VLLM=1 )?PYTHONPATH=\$\(python -m winnow\.compat path .*": (
+        "wants an engine and a GPU; test_compat_check.py and test_vllm_plugin.py have the parts"
+    ),
     r"make test": "it is what runs this",
     r"WINNOW_RENDEZVOUS=.* (mpirun|srun|torchrun .* --no-python) .*": (
         "CI has neither MPI nor SLURM; launch_environment_test.cc has their variables"

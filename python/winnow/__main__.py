@@ -2,7 +2,7 @@
 
 ``bench`` shows two things more: after the operations, and alone with ``bench python``, what a call
 from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model.
-``compat-path`` prints the folder for PYTHONPATH with the packages that stand for other libraries.
+``compat-path`` prints the folder for PYTHONPATH with the package that stands for deep_ep.
 """
 
 import argparse
@@ -55,7 +55,8 @@ _HELP = """
 From Python also:
   python -m winnow bench python         what a call from Python costs
   python -m winnow bench transformers   a layer of a model of Hugging Face transformers
-  python -m winnow compat-path          the folder for PYTHONPATH that stands for other libraries
+  python -m winnow compat-path          the folder for PYTHONPATH that stands for deep_ep
+  python -m winnow.compat --help        such folders by name, and which calls of a package they take
 """
 
 

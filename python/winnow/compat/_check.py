@@ -132,13 +132,16 @@ def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iter
         if exchanged or node.func.attr in _METHODS:
             reason = "the class of the object is not known"
             found.append((f"deep_ep.?.{node.func.attr}", NOT_JUDGED, reason))
-    if dotted(node.func) not in _LOOKS and not package.functions(scope, node):
+    if dotted(node.func) not in _LOOKS:
+        parameters = package.parameters(scope, node)
         for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+            held = [of.names.get(name, ()) for one, of, name in parameters if one is given]
             for value in package.values(scope, given):
-                # Objects keep their class in annotations.
+                # Objects keep their class in annotations, and a parameter may be followed.
                 if value.library and value.kind != "object" and _may_be_called(value):
-                    reason = f"it is passed on to {dotted(node.func) or 'a call'}"
-                    found.append((value.name, NOT_JUDGED, reason))
+                    if not any(value in names for names in held):
+                        reason = f"it is passed on to {dotted(node.func) or 'a call'}"
+                        found.append((value.name, NOT_JUDGED, reason))
     for one in found:
         yield Finding(str(scope.module.path.relative_to(folder)), node.lineno, *one)
 

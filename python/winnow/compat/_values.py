@@ -10,7 +10,7 @@ library they are given.
 import ast
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Union
+from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 # Where packages have copies of the libraries, or had.
 _VENDORED = {
@@ -158,6 +158,14 @@ class Package:
             if any(value.library for value in values):
                 self._telling.add(name)
 
+    def _give_back(self, scope: Scope, values: Values) -> None:
+        """Of a function: what it returns."""
+        if not values <= scope.returns:
+            scope.returns |= values
+            self._changed = True
+            if any(value.library for value in values):
+                self._telling.add(scope.name.rpartition(".")[2].rstrip("'"))
+
     # ---- Statements
 
     def _read(self, scope: Scope, node: ast.AST) -> None:
@@ -167,9 +175,7 @@ class Package:
             for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
                 self._add(inner.names, argument.arg, self._annotated(scope, argument.annotation))
             returned = self._annotated(scope, node.returns)
-            if not returned <= inner.returns:
-                inner.returns |= returned
-                self._changed = True
+            self._give_back(inner, returned)
         elif isinstance(node, ast.ClassDef):
             self._add(scope.names, node.name, frozenset({Value("class", self.scope_of[node].name)}))
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
@@ -192,40 +198,40 @@ class Package:
             if isinstance(node, ast.AnnAssign):
                 self._hold(scope, node.target, self._annotated(scope, node.annotation))
         elif isinstance(node, ast.Return) and node.value is not None:
-            values = self.values(scope, node.value)
-            if not values <= scope.returns:
-                scope.returns |= values
-                self._changed = True
+            self._give_back(scope, self.values(scope, node.value))
 
     def _pass(self, scope: Scope, node: ast.Call) -> None:
         """Gives parameters of the package's functions what of a library a call gives them."""
-        given = [(n, "", a) for n, a in enumerate(node.args)]
-        given += [(-1, k.arg, k.value) for k in node.keywords if k.arg is not None]
-        held = [(n, name, self._of_library(scope, argument)) for n, name, argument in given]
-        if not any(values for _, _, values in held):
-            return
-        for inner in self.functions(scope, node):
-            assert isinstance(inner.node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            listed = [*inner.node.args.posonlyargs, *inner.node.args.args]
-            bound = inner.outer is not None and inner.outer.is_class and not _is_static(inner.node)
-            by_place = [argument.arg for argument in listed[bound:]]
-            for n, name, values in held:
-                if values and (name or n < len(by_place)):
-                    self._add(inner.names, name or by_place[n], values)
+        given = (*node.args, *(keyword.value for keyword in node.keywords))
+        if any(self._of_library(scope, argument) for argument in given):
+            for argument, inner, name in self.parameters(scope, node):
+                self._add(inner.names, name, self._of_library(scope, argument))
 
     def _of_library(self, scope: Scope, node: ast.AST) -> Values:
-        if self._telling.isdisjoint(dotted(node).split(".")):
+        whole = dotted(node.func if isinstance(node, ast.Call) else node)
+        if whole != "getattr" and self._telling.isdisjoint(whole.split(".")):
             return _NONE
         return frozenset(value for value in self.values(scope, node) if value.library)
 
-    def functions(self, scope: Scope, node: ast.Call) -> List[Scope]:
-        """Those of the package that a call may call, __init__() of its classes among them."""
-        found = []
+    def parameters(self, scope: Scope, node: ast.Call) -> List[Tuple[ast.AST, Scope, str]]:
+        """Arguments of a call, and the parameters that they are of functions of the package, also
+        of __init__() of its classes."""
+        found: List[Tuple[ast.AST, Scope, str]] = []
         for value in self.values(scope, node.func):
             made = value.kind == "class"
             for one in self._member(value, "__init__", set()) if made else {value}:
-                if one.kind == "function":
-                    found.append(self.scopes[one.name])
+                if one.kind != "function":
+                    continue
+                inner = self.scopes[one.name]
+                assert isinstance(inner.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                listed = [*inner.node.args.posonlyargs, *inner.node.args.args]
+                in_class = inner.outer is not None and inner.outer.is_class
+                by_place = listed[in_class and not _is_static(inner.node) :]
+                for argument, parameter in zip(node.args, by_place, strict=False):
+                    if isinstance(argument, ast.Starred):
+                        break
+                    found.append((argument, inner, parameter.arg))
+                found += [(k.value, inner, k.arg) for k in node.keywords if k.arg is not None]
         return found
 
     def imported(self, scope: Scope, node: ast.ImportFrom) -> str:
