@@ -33,6 +33,8 @@ std::pair<std::int32_t, std::int32_t> range_of(const CaseShape& shape, std::int6
       return i % 2 == 0 ? std::pair{50, 20} : std::pair{10, 90};
     case Ranges::out_of_range:
       return {i % 2 == 0 ? kLeast : s_kv / 2, i % 3 == 0 ? kMost : i % 3 == 1 ? kLeast : s_kv + 1};
+    case Ranges::window:
+      return {static_cast<std::int32_t>(i + 1 - kWindow), static_cast<std::int32_t>(i + 1)};
     default:
       return {static_cast<std::int32_t>(random.below(shape.s_kv / 2 + 1)),
               static_cast<std::int32_t>(shape.s_kv / 2 + random.below(shape.s_kv / 2 + 1))};
@@ -345,6 +347,19 @@ testing::Benchmark make_benchmark(const BenchShape& bench, std::int64_t k, doubl
   return benchmark;
 }
 
+namespace {
+
+testing::Benchmark make_gpu_benchmark(const CaseShape& shape, std::int64_t k,
+                                      std::optional<double> reach) {
+  testing::Benchmark benchmark = make_benchmark(BenchShape{shape}, k, 0);
+  benchmark.device = DeviceType::cuda;
+  benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  benchmark.target = reach;
+  return benchmark;
+}
+
+}  // namespace
+
 CaseShape case_shape(const GpuBenchShape& bench) {
   const bool hot = bench.choice == Choice::hot_rows;
   return {.name = "bf16-h" + std::to_string(bench.h_q) + "-kv" + std::to_string(bench.s_kv) +
@@ -359,10 +374,33 @@ CaseShape case_shape(const GpuBenchShape& bench) {
 }
 
 testing::Benchmark make_benchmark(const GpuBenchShape& bench, std::int64_t k) {
-  testing::Benchmark benchmark = make_benchmark(BenchShape{case_shape(bench)}, k, 0);
-  benchmark.device = DeviceType::cuda;
-  benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
-  benchmark.target = bench.reach;
+  return make_gpu_benchmark(case_shape(bench), k, bench.reach);
+}
+
+CaseShape case_shape(const LayerBenchShape& bench) {
+  constexpr std::int64_t kTokens = 16384;
+  const bool all = bench.extra_topk == 0;
+  ExtraShape extra{.s_kv = kTokens / bench.compression,
+                   .topk = all ? kTokens / bench.compression : bench.extra_topk,
+                   .ranges = all ? Ranges::whole : Ranges::absent};
+  return {.name = "bf16-h" + std::to_string(bench.h_q) + (all ? "-hca" : "-csa"),
+          .dtype = DType::bf16,
+          .s_q = kTokens,
+          .h_q = bench.h_q,
+          .s_kv = kTokens,
+          .d_qk = 512,
+          .topk = kTokens,
+          .ranges = Ranges::window,
+          .poison = false,
+          .extra = extra};
+}
+
+testing::Benchmark make_benchmark(const LayerBenchShape& bench, std::int64_t k) {
+  const CaseShape shape = case_shape(bench);
+  CaseShape seen = shape;
+  seen.topk = kWindow + shape.extra->topk;
+  testing::Benchmark benchmark = make_gpu_benchmark(seen, k, bench.reach);
+  benchmark.shape = describe(shape) + ", window " + std::to_string(kWindow);
   return benchmark;
 }
 

@@ -39,7 +39,9 @@ enum class Ranges {
   late,          // the last rows, from one that begins no tile
   empty,         // start behind end, for every other query
   out_of_range,  // far outside of the rows
+  window,        // the kWindow rows up to the one with the query's number
 };
+inline constexpr std::int64_t kWindow = 128;
 enum class Lengths { absent, zero, one, ragged, out_of_range };
 enum class Sink { absent, minus_inf, finite, plus_inf, mixed };
 
@@ -161,5 +163,15 @@ struct GpuBenchShape {
 };
 CaseShape case_shape(const GpuBenchShape& bench);
 testing::Benchmark make_benchmark(const GpuBenchShape& bench, std::int64_t k);
+
+// The same of two sources, as layers of DeepSeek-V4 have them over 16,384 tokens, with d_qk 512: a
+// window of rows, and of one row for each `compression` tokens `extra_topk` chosen ones, or where
+// that is 0 all.
+struct LayerBenchShape {
+  std::int64_t h_q, compression, extra_topk;
+  std::optional<double> reach;
+};
+CaseShape case_shape(const LayerBenchShape& bench);
+testing::Benchmark make_benchmark(const LayerBenchShape& bench, std::int64_t k);
 
 }  // namespace winnow::sparse_mla
