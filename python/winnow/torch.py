@@ -269,7 +269,7 @@ def sparse_mla_attention(
 
     Args:
         q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk] or [s_q, topk], int32, or
-            None with key_start and key_end: dense, whose gradient is for the CPU; extra_kv:
+            None with key_start and key_end: dense; extra_kv:
             [s_extra, 1, d_qk], a second source of rows, for the CPU; all others up to
             extra_k_stride: as in winnow.sparse_mla.forward(). Under torch.autocast q, kv and
             extra_kv are cast to its dtype. attn_sink may be bfloat16 or float16, too, as
