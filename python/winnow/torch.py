@@ -275,11 +275,10 @@ def sparse_mla_attention(
 
     Args:
         q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk] or [s_q, topk], int32, or
-            None with key_start and key_end: dense, whose gradient is for the CPU; extra_kv:
-            [s_extra, 1, d_qk], a second source of rows, whose gradient is for the CPU; all others
-            up to extra_k_stride: as in winnow.sparse_mla.forward(). Under torch.autocast q, kv and
-            extra_kv are cast to its dtype. attn_sink may be bfloat16 or float16, too, as
-            module.bfloat16() makes one.
+            None with key_start and key_end: dense; extra_kv: [s_extra, 1, d_qk], a second source of
+            rows; all others up to extra_k_stride: as in winnow.sparse_mla.forward(). Under
+            torch.autocast q, kv and extra_kv are cast to its dtype. attn_sink may be bfloat16 or
+            float16, too, as module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.
         dkv_dtype: in which the backward kernel gives the gradients of kv and extra_kv:
             torch.float32, or their own (None). Autograd then casts them to their dtype.

@@ -96,6 +96,12 @@ const BugsOf long_bug{"backward_fused_sm90.cuh", "bf16-k2048"};
 // Four queries of two tiles.
 const BugsOf bounds_bug{"backward_bounds_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
 const BugsOf drain_bug{"backward_fused_drain_sm90.cuh", "bf16-d512-h16-k100-deterministic"};
+// Ranges of up to three tiles before a list, and shares of the tail.
+const BugsOf ranges_bug{"backward_fused_sm90.cuh", "bf16-extra-range-list"};
+const BugsOf order_bug{"backward_fused_steps_sm90.cuh", "bf16-extra-range-list"};
+const BugsOf ranges_bounds{"backward_bounds_sm90.cuh",
+                           "bf16-extra-range-list-all-rules-deterministic"};
+const BugsOf select_bug{"backward_split_sm90.cuh", "bf16-extra-range-list-all-rules-deterministic"};
 // Several tiles a block and warpgroup.
 const BugsOf many_tiles{"backward_bounds_sm90.cuh", "bf16-all-rules-deterministic"};
 
@@ -104,6 +110,9 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", bug("NoWaitForFreeRows", "shared.k_free().wait(progress", Action::drop)),
     saying("race: ", bounds_bug("BoundsNoBarrier", "bar_sync<128>(1 + warpgroup);", Action::drop)),
     drain_bug("FixedNoSums", "reduce_add(params.fixed", Action::drop),
+    ranges_bug("RangesNoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),
+    saying("race: ",
+           order_bug("SourcesNoBarrier", "place[thread] = sum - count;", Action::drop, 0, 2)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),
@@ -139,6 +148,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bounds_bug("BoundsNoBarrierAfterInit", "fence_mbarrier_init();", Action::drop, 0, 2),
     bounds_bug("BoundsCountOfFull", "shared.full()[slot].init", Action::add, -1),
     many_tiles("BoundsCountOfEmpty", "shared.empty()[slot].init", Action::add, -1),
+    ranges_bug("RangesNoWaitForFreeRows", "shared.k_free().wait(progress", Action::drop),
+    ranges_bug("RangesLateTargets", "shared.targets()[parity][row].store(target);", Action::delay),
+    ranges_bounds("BoundsOfRangesNoBarrier", "bar_sync<128>(1 + warpgroup);", Action::drop),
+    ranges_bounds("BoundsOfRangesNoShares", "st_shared(buffer", Action::drop),
+    saying("race: ", select_bug("SourcesSelectNoBarrier",
+                                "counts[thread / kPrepareWarps][thread % kPrepareWarps] = 0;",
+                                Action::drop, 0, 1)),
     long_bug("NoDeltaBarrier", "a quad's delta is written by one of its lanes", Action::drop),
 };
 

@@ -13,7 +13,7 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
                               const testing::Target& target) {
   struct Data {
     CaseInputs inputs;
-    Tensor out, lse, d_out, dq, dkv, workspace;
+    Tensor out, lse, d_out, dq, dkv, dextra_kv, workspace;
   };
   const Device device = testing::device_of(target);
   const std::vector<std::int64_t> values = {shape.s_q, shape.h_q, kValueDim};
@@ -24,13 +24,17 @@ std::function<void()> prepare(const CaseShape& shape, bool deterministic,
       Data{make_inputs(shape).on(device), Tensor(shape.dtype, values, device),
            Tensor(DType::f32, {shape.s_q, shape.h_q}, device), d_out.to(device),
            Tensor(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk}, device),
-           Tensor(DType::f32, {shape.s_kv, 1, shape.d_qk}, device), Tensor()});
+           Tensor(DType::f32, {shape.s_kv, 1, shape.d_qk}, device), Tensor(), Tensor()});
   ForwardArgs forward_args{.out = data->out, .lse = data->lse};
   data->inputs.pass_to(forward_args);
   forward(forward_args, target.options);
   BackwardArgs args{
       .out = data->out, .lse = data->lse, .d_out = data->d_out, .dq = data->dq, .dkv = data->dkv};
   data->inputs.pass_to(args);
+  if (shape.extra) {
+    data->dextra_kv = Tensor(DType::f32, {shape.extra->s_kv, 1, shape.d_qk}, device);
+    args.dextra_kv = data->dextra_kv;
+  }
   args.deterministic = deterministic;
   // As an engine would: memory for scratch is had once.
   data->workspace = Tensor(DType::u8, {backward_workspace_bytes(args, target.options)}, device);
@@ -71,6 +75,15 @@ std::vector<testing::Benchmark> backward_benchmarks() {
                                      GpuBenchShape{64, 32768, 0.16, Choice::hot_rows}}) {
     const CaseShape shape = case_shape(bench);
     add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
+  }
+  // Layers of DeepSeek-V4.
+  for (const LayerBenchShape& bench :
+       {LayerBenchShape{64, 4, 512, 0.58}, LayerBenchShape{128, 4, 1024, 0.64},
+        LayerBenchShape{64, 128, 0, {}}, LayerBenchShape{128, 128, 0, {}}}) {
+    const CaseShape shape = case_shape(bench);
+    add(make_benchmark(bench, 3 * shape.d_qk + 2 * kValueDim), shape);
+    const LayerBenchShape promised_nothing{bench.h_q, bench.compression, bench.extra_topk, {}};
+    add(make_benchmark(promised_nothing, 3 * shape.d_qk + 2 * kValueDim), shape, true);
   }
   return list;
 }

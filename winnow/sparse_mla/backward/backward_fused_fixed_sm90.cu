@@ -143,22 +143,25 @@ void add_heads(const JointParams& params, const Layout& layout, char* workspace,
   split::sum_sinks(kRuntime, params, split_params(params, layout, workspace, 0, 0), stream);
 }
 
+void skip(Rows<const void*>& rows, std::int64_t bytes) {
+  if (rows.present()) rows.data = static_cast<const char*>(rows.data) + bytes;
+}
+void skip(Rows<void*>& rows, std::int64_t bytes) {
+  if (rows.present()) rows.data = static_cast<char*>(rows.data) + bytes;
+}
+
 // The call with heads [first, first + 64) alone, those that there are.
 JointParams with_heads(const JointParams& params, std::int64_t first) {
   JointParams some = params;
   some.problem.h_q = std::min<std::int64_t>(params.problem.h_q - first, fused::kHeads);
-  const auto skip = [first](auto& rows, std::int64_t stride, int bytes) {
-    if (rows.present())
-      rows.data = const_cast<char*>(static_cast<const char*>(rows.data)) + first * stride * bytes;
-  };
-  skip(some.problem.q, params.problem.q.stride1, 2);
-  skip(some.out, params.out.stride1, 2);
-  skip(some.d_out, params.d_out.stride1, 2);
-  skip(some.lse, 1, 4);
-  skip(some.delta, 1, 4);
-  skip(some.attn_sink, params.attn_sink.stride0, 4);
-  skip(some.dq, params.dq.stride1, static_cast<int>(size_of(params.dq_dtype)));
-  skip(some.d_sink, params.d_sink.stride0, 4);
+  skip(some.problem.q, 2 * first * params.problem.q.stride1);
+  skip(some.out, 2 * first * params.out.stride1);
+  skip(some.d_out, 2 * first * params.d_out.stride1);
+  skip(some.lse, 4 * first);
+  skip(some.delta, 4 * first);
+  skip(some.attn_sink, 4 * first * params.attn_sink.stride0);
+  skip(some.dq, size_of(params.dq_dtype) * first * params.dq.stride1);
+  skip(some.d_sink, 4 * first * params.d_sink.stride0);
   return some;
 }
 

@@ -26,7 +26,7 @@ namespace {
 struct Step {
   CaseShape shape;
   CaseInputs inputs;
-  Tensor out, lse, d_out, dq, dkv, d_sink;
+  Tensor out, lse, d_out, dq, dkv, dextra_kv, d_sink;
 
   // On the CPU, with out and lse of forward.
   explicit Step(const CaseShape& case_shape)
@@ -62,11 +62,13 @@ struct Step {
     };
     dq = unwritten(shape.dtype, {shape.s_q, shape.h_q, shape.d_qk});
     dkv = unwritten(DType::f32, {shape.s_kv, 1, shape.d_qk});
+    if (shape.extra) dextra_kv = unwritten(DType::f32, {shape.extra->s_kv, 1, shape.d_qk});
     if (inputs.attn_sink.view.present()) d_sink = unwritten(DType::f32, {shape.h_q});
   }
   BackwardArgs args() {
     BackwardArgs result{.out = out, .lse = lse, .d_out = d_out, .dq = dq, .dkv = dkv};
     if (inputs.attn_sink.view.present()) result.d_sink = d_sink;
+    if (shape.extra) result.dextra_kv = dextra_kv;
     inputs.pass_to(result);
     return result;
   }
@@ -76,6 +78,9 @@ struct Step {
 void expect_close(const Step& gpu, const Step& cpu) {
   expect_close("dq", gpu.dq, cpu.dq, Quantity::dq, cpu.shape);
   expect_close("dkv", gpu.dkv, cpu.dkv, Quantity::dkv, cpu.shape);
+  if (cpu.shape.extra) {
+    expect_close("dextra_kv", gpu.dextra_kv, cpu.dextra_kv, Quantity::dkv, cpu.shape);
+  }
   if (cpu.d_sink.numel() > 0) {
     expect_close("d_sink", gpu.d_sink, cpu.d_sink, Quantity::d_sink, cpu.shape);
   }
@@ -205,6 +210,63 @@ TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
       }
     }
   }
+}
+
+// A layer of DeepSeek-V4, smaller: a window of the last 128 rows beside a list or a range of rows
+// that stand for 4 tokens each. Many more queries than blocks, so that neighbours add to the same
+// rows at the same time, and a tail whose items are cut.
+TEST_F(BackwardGpu, WindowBesideCompressedRows) {
+  for (const std::int64_t heads : {40, 64, 130}) {
+    for (const Ranges extra : {Ranges::absent, Ranges::whole}) {
+      for (const std::int64_t d_qk : {512, 576}) {
+        CaseShape shape = shape_with_sink("window");
+        shape.s_q = 700;
+        shape.h_q = heads;
+        shape.d_qk = d_qk;
+        shape.s_kv = shape.topk = 900;
+        shape.ranges = Ranges::whole;
+        shape.q_start = 200;
+        shape.extra = ExtraShape{.s_kv = 225, .topk = 100, .ranges = extra, .k_stride = 4};
+        if (extra != Ranges::absent) shape.extra->topk = shape.extra->s_kv;
+        Step cpu(shape);
+        for (std::int32_t i = 0; i < shape.s_q; ++i) {
+          cpu.inputs.key_start.view.at<std::int32_t>(i) = 200 + i - 127;
+        }
+        cpu.redo_forward();
+        Step gpu(cpu, kGpu), first(cpu, kGpu), next(cpu, kGpu);
+        cpu.run();
+        gpu.run();
+        expect_close(gpu, cpu);
+        for (Step* step : {&first, &next}) {
+          BackwardArgs args = step->args();
+          args.deterministic = true;
+          backward(args);
+        }
+        expect_close(first, cpu);
+        EXPECT_TRUE(same_bytes(first.dq, next.dq) && same_bytes(first.dkv, next.dkv) &&
+                    same_bytes(first.dextra_kv, next.dextra_kv) &&
+                    same_bytes(first.d_sink, next.d_sink))
+            << heads << " heads, d_qk " << d_qk;
+      }
+    }
+  }
+}
+
+// The workspace does not grow with the rows that a range may have.
+TEST_F(BackwardGpu, RangesTakeNoMemory) {
+  CaseShape shape = shape_with_sink("ranges-memory");
+  shape.s_q = 8;
+  shape.ranges = Ranges::whole;
+  const auto bytes_of = [&](std::int64_t rows, bool deterministic) {
+    shape.s_kv = shape.topk = rows;
+    Step gpu(Step(shape), kGpu);
+    BackwardArgs args = gpu.args();
+    args.deterministic = deterministic;
+    return backward_workspace_bytes(args) - rows * shape.d_qk * 4;
+  };
+  // Deterministic: 20 bytes of each row's scale and bound, and its integers.
+  EXPECT_LT(bytes_of(20000, false) - bytes_of(1000, false), 1000);
+  EXPECT_LT(bytes_of(20000, true) - bytes_of(1000, true), 19000 * 40);
 }
 
 // Rounding to integers costs no more than rounding P and dS to bf16: in the worst row the error is
