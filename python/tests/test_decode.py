@@ -77,6 +77,36 @@ def close(out, lse, want):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", ["fp8_656", "bf16"])
+@pytest.mark.parametrize("of_queries", [False, True])
+def test_all_rows_of_a_sequence(of_queries, format, device):
+    """block_tables in place of indices: the formula, and the bits of a call with all slots."""
+    q, cache, _, rows = problem(format, device=device)
+    tables = torch.tensor([[4, 0, 2], [1, 1, -1], [3, 5, 0]], dtype=torch.int32)
+    context = torch.tensor([[40, 41], [48, 3], [0, 33]], dtype=torch.int32)
+    if not of_queries:
+        context[:, 0] = context[:, 1] - 1
+    t = torch.arange(48)
+    block = tables[:, t // 16]
+    slots = torch.where((block < 0) | (block > 4), -1, block * 16 + t % 16).int()
+    slots = slots[:, None].expand(3, 2, 48).contiguous()
+    lens = context if of_queries else context[:, 1]
+    given = {"format": format, "scale": 0.05}
+    got = sparse_mla.decode(
+        q, cache, block_tables=tables.to(device), context_lens=lens.to(device), **given
+    )
+    close(*got, attention(q.cpu(), [(rows, slots, context)], 0.05))
+    same = sparse_mla.decode(q, cache, slots.to(device), topk_length=context.to(device), **given)
+    assert torch.equal(got[0], same[0]) and torch.equal(got[1], same[1])
+    operator = ops.sparse_mla_decode(
+        q, cache, block_tables=tables.to(device), context_lens=lens.to(device), **given
+    )
+    assert torch.equal(operator[0], got[0])
+    with pytest.raises(ValueError, match="indices: want none, with block_tables and context_lens"):
+        sparse_mla.decode(q, cache, slots.to(device), block_tables=tables.to(device), **given)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_decode_against_a_formula(format, device):
     q, cache, indices, rows = problem(format, device=device)

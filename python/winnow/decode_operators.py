@@ -9,18 +9,23 @@ _VALUE_DIM = 512
 
 
 def _decode_flops(
-    q, cache, indices, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
-    extra_cache=None, extra_indices=None, *others, out_shape=None, **options,
+    q, cache, indices=None, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
+    extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
+    block_tables=None, *others, out_shape=None, **options,
 ):  # fmt: skip
     b, s_q, h_q, d_qk = q
-    chosen = indices[-1] + (0 if extra_indices is None else extra_indices[-1])
+    if indices is None:
+        chosen = 0 if block_tables is None else block_tables[-1] * cache[1]
+    else:
+        chosen = indices[-1] + (0 if extra_indices is None else extra_indices[-1])
     return 2 * b * s_q * h_q * chosen * (d_qk + _VALUE_DIM)
 
 
 @_operators.operator(_sparse_mla.decode, results=2, flops=_decode_flops)
 def sparse_mla_decode(
-    q, cache, indices, *, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
+    q, cache, indices=None, *, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
     extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
+    block_tables=None, context_lens=None,
 ):  # fmt: skip
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
     b, s_q, h_q = q.shape[:3]

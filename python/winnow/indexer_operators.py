@@ -189,7 +189,7 @@ class _RecordedScores(_operators.Recorded):
 )
 def indexer_scores(
     q, k, weights, indices=None, *, k_scale=None, key_start=None, key_end=None, q_start=None,
-    k_stride=1, deterministic=False,
+    k_stride=1, clean=True, deterministic=False,
 ):  # fmt: skip
     """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
 

@@ -16,7 +16,7 @@
 
 namespace winnow::contract {
 
-inline constexpr int kMostArguments = 32, kMostSizes = 12;
+inline constexpr int kMostArguments = 32, kMostSizes = 13;
 
 // In place of a note: the next argument has the same shape and dtype, and its note is for both.
 inline constexpr std::string_view kWithNext = "with next";

@@ -272,6 +272,16 @@ TEST(RewrittenContents, SparseDecodeSurvivesAnotherThread) {
     sparse_mla::decode(
         {.q = q, .cache = cache, .indices = indices, .topk_length = length, .out = out});
   };
+  Tensor block_tables(DType::i32, {2, 3}), contexts(DType::i32, {2});
+  for (std::int32_t& block : block_tables.values<std::int32_t>()) block = next++ % 4;
+  for (std::int32_t& rows_of_sequence : contexts.values<std::int32_t>()) rows_of_sequence = 24;
+  const auto attend_all = [&] {
+    sparse_mla::decode({.q = q,
+                        .cache = cache,
+                        .block_tables = block_tables,
+                        .context_lens = contexts,
+                        .out = out});
+  };
   Tensor index_q(DType::f8_e4m3, {2, 1, 4, 64}), pages(DType::u8, {3, indexer::page_bytes(64)});
   Tensor weights(DType::f32, {2, 1, 4}), tables(DType::i32, {2, 8}), lengths(DType::i32, {2});
   Tensor chosen(DType::i32, {2, 1, 20}), count(DType::i32, {2, 1});
@@ -304,6 +314,8 @@ TEST(RewrittenContents, SparseDecodeSurvivesAnotherThread) {
     rewrite_during(slots, odd, fill_cache);
     rewrite_during(indices, odd, attend);
     rewrite_during(length, odd, attend);
+    rewrite_during(block_tables, odd, attend_all);
+    rewrite_during(contexts, odd, attend_all);
     rewrite_during(tables, odd, choose);
     rewrite_during(lengths, odd, choose);
   }

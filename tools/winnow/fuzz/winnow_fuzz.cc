@@ -50,6 +50,16 @@ void fuzz_paged_cache(Bytes& bytes) {
                                 .lse = tensor(DType::f32, {b, s_q, h})});
   });
   attempt([&] {
+    winnow::sparse_mla::decode(
+        {.q = tensor(DType::bf16, {b, s_q, h, columns}),
+         .cache = cache(),
+         .block_tables = tensor(DType::i32, {b, topk}),
+         .context_lens = bytes.flag() ? tensor(DType::i32, {b, s_q}) : tensor(DType::i32, {b}),
+         .format = format,
+         .out = tensor(DType::bf16, {b, s_q, h, 512}),
+         .lse = tensor(DType::f32, {b, s_q, h})});
+  });
+  attempt([&] {
     winnow::sparse_mla::store({.rows = tensor(DType::bf16, {b, columns}),
                                .slots = tensor(bytes.flag() ? DType::i64 : DType::i32, {b}),
                                .format = format,

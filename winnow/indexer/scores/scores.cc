@@ -19,6 +19,7 @@ ScoresParams check_args(const ScoresArgs& args) {
   kScores.check(args);
   ScoresParams params;
   params.problem = problem_of(args);
+  params.clean = args.clean;
   if (args.indices.present()) params.topk = args.indices.size(1);
   params.indices = rows_of<const std::int32_t*>(args.indices, 0);
   params.scores = rows_of<float*>(args.scores, 0);

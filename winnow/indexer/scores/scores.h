@@ -21,13 +21,16 @@ struct ScoresArgs {
   ConstTensorView key_end{};    // optional [s_q], i32
   std::optional<std::int64_t> q_start{};
   std::int64_t k_stride = 1;
+  bool clean = true;    // dense scores of rows that a query does not see are -inf
   TensorView scores{};  // [s_q, topk] with indices, otherwise [s_q, s_k]; f32
 };
 
 // scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
 // the visibility of topk(). The score is -inf if the index is outside of [0, s_k) or query i does
-// not see the row. Dense scores are those that topk() compares, bit for bit, so that its choice can
-// be checked. They are meant for small problems and tests, since they fill [s_q, s_k].
+// not see the row; where `clean` is false, dense scores of rows that it does not see are -inf or
+// left as they are, and a GPU spends no time on rows that none of a few queries sees. Dense scores
+// are those that topk() compares, bit for bit, so that its choice can be checked. They fill
+// [s_q, s_k]: topk() itself needs no such memory.
 //
 // The CPU backend allocates at most 1 MiB of scratch memory per thread. On sm90 topk is up to 2^30;
 // other limits, strides, memory, streams and errors are those of topk(): scores that overlap an

@@ -1,5 +1,6 @@
 // The entry of indexer::scores in the list of operations: its cases against the oracle.
 #include <cmath>
+#include <cstring>
 
 #include "winnow/indexer/cases.h"
 #include "winnow/indexer/scores/scores.h"
@@ -68,6 +69,28 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   if (static_cast<std::int64_t>(allowed.size()) == dense.view.numel()) {
     outcome.samples.push_back(testing::sample("dense scores", dense.view, allowed));
   }
+
+  // Without what the queries do not see: the same bits of what they see.
+  const StridedTensor seen_there =
+      testing::on(device, make_output(DType::f32, {shape.s_q, shape.s_k}, shape.layout));
+  args.scores = seen_there.view;
+  args.clean = false;
+  scores(args, target.options);
+  const StridedTensor seen = testing::on({}, seen_there);
+  testing::Comparison same{"dense scores of what is seen", 0, 0, true, ""};
+  for (const std::int64_t i : queries) {
+    for (const std::int64_t t : rows) {
+      const float &want = dense.view.at<float>(i, t), &got = seen.view.at<float>(i, t);
+      const bool left = !oracle::visible(in, i, t) &&
+                        testing::count_unwritten(ConstTensorView(&got, DType::f32, {1})) == 1;
+      if (left || std::memcmp(&want, &got, sizeof want) == 0) continue;
+      same.passed = false;
+      same.detail = testing::numbered("query ", i) + testing::numbered(", column ", t) + ": want " +
+                    std::to_string(want) + ", got " + std::to_string(got);
+    }
+  }
+  outcome.comparisons.push_back(same);
+  args.clean = true;
 
   // Rows by index: random ones, some outside and some that are not visible.
   const std::int64_t topk = shape.topk;

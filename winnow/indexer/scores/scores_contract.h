@@ -17,6 +17,8 @@ struct ScoresTable {
         problem<Args>(),
         std::tuple(optional_input<&Args::indices>("[s_q, topk]", any_of(DType::i32),
                                                   "the rows to score; None for all"),
+                   value<&Args::clean>("dense scores of rows that a query does not see are -inf; "
+                                       "otherwise that, or left as they are"),
                    output<&Args::scores>("[s_q, topk or s_k]", any_of(DType::f32))));
   }
 };

@@ -8,6 +8,7 @@ namespace winnow::indexer {
 
 struct ScoresParams {
   Problem problem;
+  bool clean = true;                  // dense scores that a query does not see are written
   std::int64_t topk = 0;              // columns of indices
   Rows<const std::int32_t*> indices;  // [s_q, topk]; null: every row
   Rows<float*> scores;                // [s_q, topk] or [s_q, s_k]

@@ -11,7 +11,7 @@ namespace {
 constexpr Declaration<indexer::kScores> kScores(
     "def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
     "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-    "q_start: int | None = None, k_stride: int = 1, out: T | None = None, "
+    "q_start: int | None = None, k_stride: int = 1, clean: bool = True, out: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> T");
 
 nb::object scores(const Arguments<kScores>& given) {
@@ -36,7 +36,8 @@ Args:
     stream, backend: as in topk().
 
 Returns:
-    scores, float32. No gradient is recorded.
+    scores, float32. No gradient is recorded. If clean is False, dense scores of rows that a query
+    does not see are -inf or, in a new result, anything.
 
 Raises:
     ValueError, winnow.Error: as topk().)";

@@ -80,7 +80,8 @@ void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows ro
 void scores_sm90(const ScoresParams& params, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   if (!params.indices.present()) {
-    dense_scores_sm90(params.problem, params.scores, DenseRows::all, stream);
+    dense_scores_sm90(params.problem, params.scores,
+                      params.clean ? DenseRows::all : DenseRows::seen, stream);
   } else {
     scores_at(params, queue);
   }

@@ -39,6 +39,11 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16_576-parts-nothing", {"eager"}},
     {"fp8_656-h192", {"late"}},
     {"bf16_512-h192", {"random:1"}},
+    {"fp8_656-paged-sq3", {"late", "random:2"}},
+    {"bf16_576-paged-scattered", {"random:3"}},
+    {"fp8_656-paged-length-out-of-range", {"random:4"}},
+    {"bf16_576-paged-h128-batch", {"random:5"}},
+    {"bf16_576-paged-no-block", {"eager"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -68,6 +73,14 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-parts-invariant-h100", kMany},
     {"fp8_656-h300-extra", kMany},
     {"fp8_584-h200-invariant", kMany},
+    {"fp8_656-paged", kMany},
+    {"bf16_576-paged-length-query", kMany},
+    {"fp8_656-paged-block3", kMany},
+    {"bf16_576-paged-block128", kMany},
+    {"fp8_656-paged-long", kMany},
+    {"fp8_656-paged-h70-ragged-batch", kMany},
+    {"bf16_576-paged-wide", kMany},
+    {"fp8_656-paged-reversed", kMany},
 };
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
+#include <utility>
 
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
@@ -28,6 +30,19 @@ struct ChosenNames {
   std::string_view cache, indices, topk_length;
 };
 
+Rows<const std::int32_t*> check_lengths(const Check& check, const DecodeArgs& args,
+                                        std::string_view name, const ConstTensorView& lengths) {
+  const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)};
+  const bool of_queries = lengths.rank() == 2;
+  if (of_queries) {
+    check.input(name, lengths, {b, s_q}, {DType::i32}, args.q.device());
+  } else {
+    check.rank(name, lengths, 1, "[b], or 2 dimensions [b, s_q]");
+    check.input(name, lengths, {b}, {DType::i32}, args.q.device());
+  }
+  return rows_of<const std::int32_t*>(lengths, 0, of_queries ? 1 : -1);
+}
+
 ChosenRows check_chosen(const Check& check, const DecodeArgs& args, const ChosenNames& names,
                         const ConstTensorView& cache, const ConstTensorView& indices,
                         const ConstTensorView& topk_length) {
@@ -40,23 +55,46 @@ ChosenRows check_chosen(const Check& check, const DecodeArgs& args, const Chosen
   check.input(names.indices, indices, {b, s_q, {"topk", chosen.topk}}, {DType::i32}, device);
   chosen.indices = rows_of<const std::int32_t*>(indices, 0, 1);
   if (topk_length.present()) {
-    const bool of_queries = topk_length.rank() == 2;
-    if (of_queries) {
-      check.input(names.topk_length, topk_length, {b, s_q}, {DType::i32}, device);
-    } else {
-      check.rank(names.topk_length, topk_length, 1, "[b], or 2 dimensions [b, s_q]");
-      check.input(names.topk_length, topk_length, {b}, {DType::i32}, device);
-    }
-    chosen.topk_length = rows_of<const std::int32_t*>(topk_length, 0, of_queries ? 1 : -1);
+    chosen.topk_length = check_lengths(check, args, names.topk_length, topk_length);
   }
   return chosen;
+}
+
+ChosenRows check_paged(const Check& check, const DecodeArgs& args) {
+  ChosenRows all;
+  all.cache = check_cache(check, "cache", args.cache, args.format, args.q.device());
+  const std::pair<std::string_view, ConstTensorView> others[] = {
+      {"indices", args.indices},
+      {"topk_length", args.topk_length},
+      {"extra_cache", args.extra_cache},
+      {"extra_indices", args.extra_indices},
+      {"extra_topk_length", args.extra_topk_length}};
+  for (const auto& [name, view] : others) {
+    check.that(!view.present(), name, "none, with block_tables and context_lens", "a tensor");
+  }
+  check.rank("block_tables", args.block_tables, 2, "[b, n]");
+  const std::int64_t n = args.block_tables.size(1), block_size = all.cache.block_size;
+  check.input("block_tables", args.block_tables, {{"b", args.q.size(0)}, {"n", n}}, {DType::i32},
+              args.q.device());
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  check.that(block_size == 0 || n <= kMost / block_size, "block_tables",
+             "n * block_size up to 2^31 - 1",
+             std::to_string(n) + " blocks of " + std::to_string(block_size));
+  all.paged = true;
+  all.topk = n * block_size;
+  all.indices = rows_of<const std::int32_t*>(args.block_tables, 0);
+  all.topk_length = check_lengths(check, args, "context_lens", args.context_lens);
+  if (args.context_lens.rank() == 1) all.step = args.q.size(1);
+  return all;
 }
 
 }  // namespace
 
 void check_chosen_rows(const Check& check, const DecodeArgs& args, DecodeParams& params) {
-  params.chosen = check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
-                               args.indices, args.topk_length);
+  params.chosen = args.block_tables.present() || args.context_lens.present()
+                      ? check_paged(check, args)
+                      : check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
+                                     args.indices, args.topk_length);
   params.d_qk = params.chosen.cache.columns;
   const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)}, h_q{"h_q", args.q.size(2)};
   check.input("q", args.q, {b, s_q, h_q, {"d_qk", params.d_qk}}, {DType::bf16}, args.q.device());
@@ -108,6 +146,10 @@ void check_args_for_sm90(const Check& check, const DecodeArgs& args, const Decod
   check_cache_for_gpu(check, "cache", args.cache, args.format);
   if (args.extra_cache.present()) {
     check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
+  }
+  if (params.chosen.paged && params.d_qk != 576) {
+    check.unsupported("sm90: want rows of 576 columns with block_tables, got " +
+                      std::to_string(params.d_qk));
   }
   // What the kernels count in 32 bits.
   constexpr std::int64_t kLimit = std::int64_t{1} << 23, kRowsLimit = std::int64_t{1} << 30;

@@ -1,4 +1,4 @@
-// Top-k sparse MLA attention of decode steps over a paged cache.
+// MLA attention of decode steps over a paged cache: over chosen rows, or over all of a sequence.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,16 @@ namespace winnow::sparse_mla {
 struct DecodeArgs {
   ConstTensorView q{};            // [b, s_q, h_q, d_qk], bf16; d_qk: the columns of a cache row
   ConstTensorView cache{};        // [blocks, block_size, 1, row], see CacheFormat
-  ConstTensorView indices{};      // [b, s_q, topk], i32: the slots of each query in `cache`
+  ConstTensorView indices{};      // [b, s_q, topk], i32: the slots of each query in `cache`;
+                                  // absent with block_tables
   ConstTensorView topk_length{};  // optional [b] or [b, s_q], i32: entries of each row of `indices`
                                   // that count
+  // In place of `indices`, for attention over all rows of each sequence; both or none, and none of
+  // the other arguments that choose rows with them.
+  ConstTensorView block_tables{};  // [b, n], i32: the blocks of each sequence in `cache`
+  // i32: [b], cached rows, including those of the step's own queries; or [b, s_q], the rows that
+  // each query sees.
+  ConstTensorView context_lens{};
   // A second cache of the same format, attended in the same softmax, with slots of its own. Either
   // both of the first two are given or none of the three.
   ConstTensorView extra_cache{};        // [extra_blocks, extra_block_size, 1, row]
@@ -46,6 +53,13 @@ struct DecodeArgs {
 // fp8_584 and in bf16 with 512 columns these are all, RoPE included. The entries of a second cache
 // take part in the same sums.
 //
+// With block_tables the entries of a query are the positions t of its sequence, whose slots are
+// block_tables[i, t / block_size] * block_size + t % block_size. With context_lens [b] query s sees
+// the positions t < context_lens[i] - s_q + s + 1: the queries of a step are the last rows of its
+// sequence. With context_lens [b, s_q] it sees the positions t < context_lens[i,s]. Lengths are
+// clamped to [0, n * block_size]; the rows of a block outside of [0, blocks) are ignored, and
+// entries of the table behind what any query sees are not read.
+//
 // A slot is block * block_size + offset. Entry j is visible if j is below the query's topk_length
 // (clamped to [0, topk]; absent: topk) and its slot lies in the cache: 0 <= slot < blocks *
 // block_size. Other entries are ignored and their rows are not read. Several entries with the same
@@ -56,21 +70,21 @@ struct DecodeArgs {
 // gives NaN, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
 // Sizes: any b, s_q, h_q, topk, blocks and block_size, including 0; fewer than 2^31 slots in a
-// cache. Sums are in f32. Strides: the innermost dimension is contiguous, the others are arbitrary
-// (also 0 or negative; not 0 for outputs). The cache of fp8_584 has rows 584 elements apart, as its
-// nominal shape says, and where there are several blocks, these are at least block_size * 584 bytes
-// rounded up to a multiple of 576 apart.
+// cache and n * block_size below 2^31. Sums are in f32. Strides: the innermost dimension is
+// contiguous, the others are arbitrary (also 0 or negative; not 0 for outputs). The cache of
+// fp8_584 has rows 584 elements apart, as its nominal shape says, and where there are several
+// blocks, these are at least block_size * 584 bytes rounded up to a multiple of 576 apart.
 //
 // Memory: all tensors belong to the caller and live on one device; an output that overlaps another
 // tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
-// by 4 bytes per entry, with topk. Repeated calls give bitwise equal results, on the CPU with any
-// number of threads and whatever batch_invariant is.
-// On sm90 topk, extra_topk and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows of q, out
-// and caches begin at multiples of 16 bytes, as do the blocks of fp8_584. The call allocates
-// nothing and neither waits nor reads lengths on the host, so a CUDA graph may capture it and
-// replay it with other contents. Streams: see Stream. Thread-safe. Returns the backend that ran.
-// Errors: Error (invalid_argument) naming the argument, before anything is written; Error
-// (unsupported) if no backend, or not the forced one, can run it.
+// by 4 bytes per entry, with topk or n * block_size. Repeated calls give bitwise equal results, on
+// the CPU with any number of threads and whatever batch_invariant is. On sm90 topk, extra_topk, n *
+// block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows of q, out and caches
+// begin at multiples of 16 bytes, as do the blocks of fp8_584. The call allocates nothing and
+// neither waits nor reads lengths on the host, so a CUDA graph may capture it and replay it with
+// other contents. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error
+// (invalid_argument) naming the argument, before anything is written; Error (unsupported) if no
+// backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); the caches in f8 are those of FlashMLA.
 WINNOW_EXPORT Backend decode(const DecodeArgs& args, const RunOptions& options = {});

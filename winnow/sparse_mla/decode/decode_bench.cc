@@ -1,8 +1,12 @@
 // The benchmarks of sparse_mla::decode: useful FLOPs are those of the products with the real heads.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
 #include "winnow/testing/generate.h"
@@ -52,6 +56,10 @@ struct GpuShape {
   std::optional<double> reach_us{};
   bool batch_invariant = false;
   std::int64_t s_q = 2;
+  // Contexts of so many rows, all attended; 0: topk of kContext.
+  std::int64_t dense = 0;
+
+  std::int64_t context() const { return dense > 0 ? dense : kContext; }
 };
 
 // Every sequence has blocks of its own, all with the same random rows.
@@ -65,7 +73,7 @@ Tensor gpu_cache(const GpuShape& shape, Device device) {
                    .poison = false};
   const DecodeStep step(block);
   const TensorView& view = step.chosen.cache.view;
-  const auto blocks = shape.b * (kContext / kBlockRows);
+  const auto blocks = shape.b * (shape.context() / kBlockRows);
   const std::int64_t bytes = shape.format == CacheFormat::fp8_584
                                  ? Row584::block_bytes(kBlockRows)
                                  : view.numel() * size_of(view.dtype());
@@ -79,7 +87,7 @@ Tensor gpu_cache(const GpuShape& shape, Device device) {
 
 std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& target) {
   struct Data {
-    Tensor q, cache, indices, out, lse, workspace;
+    Tensor q, cache, indices, tables, lengths, out, lse, workspace;
   };
   const Device device = testing::device_of(target);
   auto data = std::make_shared<Data>();
@@ -89,13 +97,25 @@ std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& 
   testing::fill_normal(data->q, random);
   data->q = data->q.to(device);
   data->cache = gpu_cache(shape, device);
-  data->indices = Tensor(DType::i32, {shape.b, shape.s_q, shape.topk});
-  testing::fill_distinct(data->indices, random, kContext);
-  for (std::int64_t i = 0, each = shape.s_q * shape.topk; i < shape.b * each; ++i) {
-    static_cast<std::int32_t*>(data->indices.data())[i] +=
-        static_cast<std::int32_t>(i / each * kContext);
+  if (shape.dense > 0) {
+    const std::int64_t n = shape.dense / kBlockRows;
+    data->tables = Tensor(DType::i32, {shape.b, n});
+    std::span<std::int32_t> blocks = data->tables.values<std::int32_t>();
+    std::iota(blocks.begin(), blocks.end(), 0);
+    testing::shuffle(blocks, random);
+    data->lengths = Tensor(DType::i32, {shape.b});
+    std::ranges::fill(data->lengths.values<std::int32_t>(), static_cast<std::int32_t>(shape.dense));
+    data->tables = data->tables.to(device);
+    data->lengths = data->lengths.to(device);
+  } else {
+    data->indices = Tensor(DType::i32, {shape.b, shape.s_q, shape.topk});
+    testing::fill_distinct(data->indices, random, kContext);
+    for (std::int64_t i = 0, each = shape.s_q * shape.topk; i < shape.b * each; ++i) {
+      static_cast<std::int32_t*>(data->indices.data())[i] +=
+          static_cast<std::int32_t>(i / each * kContext);
+    }
+    data->indices = data->indices.to(device);
   }
-  data->indices = data->indices.to(device);
   data->out = Tensor(DType::bf16, {shape.b, shape.s_q, shape.h_q, 512}, device);
   data->lse = Tensor(DType::f32, {shape.b, shape.s_q, shape.h_q}, device);
   const std::int64_t blocks = data->cache.view().size(0), stride = data->cache.view().size(1);
@@ -106,7 +126,9 @@ std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& 
                          {blocks, kBlockRows, 1, row}, {stride / bytes, row, row, 1}, device);
   DecodeArgs args{.q = data->q,
                   .cache = cache,
-                  .indices = data->indices,
+                  .indices = shape.dense > 0 ? ConstTensorView() : data->indices.view(),
+                  .block_tables = shape.dense > 0 ? data->tables.view() : ConstTensorView(),
+                  .context_lens = shape.dense > 0 ? data->lengths.view() : ConstTensorView(),
                   .format = shape.format,
                   .batch_invariant = shape.batch_invariant,
                   .out = data->out,
@@ -121,13 +143,15 @@ testing::Benchmark make_gpu_benchmark(const GpuShape& shape) {
   testing::Benchmark benchmark;
   benchmark.name = name_of(shape.format) + testing::numbered("-b", shape.b) +
                    testing::numbered("-sq", shape.s_q) + testing::numbered("-h", shape.h_q) +
-                   testing::numbered("-k", shape.topk) +
+                   (shape.dense > 0 ? testing::numbered("-dense", shape.dense)
+                                    : testing::numbered("-k", shape.topk)) +
                    (shape.batch_invariant ? "-invariant" : "");
-  benchmark.shape = testing::numbered("s_kv ", kContext) + testing::numbered(", s_q ", shape.s_q) +
-                    testing::numbered(", b ", shape.b) + testing::numbered(", h_q ", shape.h_q) +
-                    testing::numbered(", topk ", shape.topk);
-  benchmark.flops =
-      2.0 * double(shape.b * shape.s_q * shape.h_q) * double(shape.topk) * double(columns);
+  benchmark.shape = testing::numbered("s_kv ", shape.context()) +
+                    testing::numbered(", s_q ", shape.s_q) + testing::numbered(", b ", shape.b) +
+                    testing::numbered(", h_q ", shape.h_q) +
+                    (shape.dense > 0 ? std::string() : testing::numbered(", topk ", shape.topk));
+  const std::int64_t rows = shape.dense > 0 ? shape.dense : shape.topk;
+  benchmark.flops = 2.0 * double(shape.b * shape.s_q * shape.h_q) * double(rows) * double(columns);
   benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
   benchmark.device = DeviceType::cuda;
   benchmark.queued = true;
@@ -159,6 +183,14 @@ void add_gpu_benchmarks(std::vector<testing::Benchmark>& list) {
   }
   for (const CacheFormat format : {CacheFormat::fp8_584, CacheFormat::bf16}) {
     for (const std::int64_t b : {2, 64}) add({.format = format, .b = b});
+  }
+  // All rows of the contexts, one query each.
+  for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_656}) {
+    for (const std::int64_t rows : {4096, 16384}) {
+      for (const std::int64_t b : {64, 128}) {
+        add({.format = format, .b = b, .s_q = 1, .dense = rows});
+      }
+    }
   }
 }
 

@@ -231,6 +231,76 @@ std::vector<DecodeCase> make_cases() {
               .extra_topk = 20,
               .layout = layout});
   }
+  // All rows of a sequence.
+  const auto add_paged = [&](DecodeCase shape) {
+    if (shape.table < 0) shape.table = 4;
+    add_case(shape);
+  };
+  add_paged({.name = "paged"});
+  add_paged(
+      {.name = "paged-sq3", .b = 3, .s_q = 3, .lengths = Lengths::ragged, .sink = Sink::finite});
+  add_paged({.name = "paged-length-query",
+             .b = 3,
+             .s_q = 3,
+             .lengths = Lengths::ragged,
+             .length_per_query = true});
+  add_paged({.name = "paged-length-zero", .s_q = 2, .lengths = Lengths::zero});
+  add_paged({.name = "paged-length-one", .s_q = 2, .lengths = Lengths::one});
+  add_paged(
+      {.name = "paged-length-out-of-range", .b = 4, .s_q = 3, .lengths = Lengths::out_of_range});
+  add_paged({.name = "paged-query-out-of-range",
+             .s_q = 4,
+             .lengths = Lengths::out_of_range,
+             .length_per_query = true});
+  add_paged({.name = "paged-repeated", .blocks = 2, .choice = Choice::repeated});
+  add_paged({.name = "paged-scattered",
+             .b = 3,
+             .s_q = 2,
+             .choice = Choice::scattered,
+             .lengths = Lengths::ragged});
+  add_paged({.name = "paged-nothing", .choice = Choice::nothing, .sink = Sink::finite});
+  add_paged({.name = "paged-no-table", .table = 0});
+  add_paged({.name = "paged-no-block", .blocks = 0, .choice = Choice::scattered});
+  add_paged({.name = "paged-empty-blocks", .block_size = 0});
+  add_paged({.name = "paged-block1", .blocks = 80, .block_size = 1, .table = 70});
+  add_paged({.name = "paged-block3",
+             .blocks = 60,
+             .block_size = 3,
+             .lengths = Lengths::ragged,
+             .table = 50});
+  add_paged({.name = "paged-block128",
+             .s_q = 2,
+             .blocks = 5,
+             .block_size = 128,
+             .lengths = Lengths::ragged});
+  add_paged({.name = "paged-h128-batch",
+             .b = 1,
+             .s_q = 2,
+             .h_q = 128,
+             .blocks = 24,
+             .table = 20,
+             .sink = Sink::finite,
+             .batch_invariant = false});
+  add_paged({.name = "paged-h70-ragged-batch",
+             .b = 5,
+             .h_q = 70,
+             .blocks = 24,
+             .lengths = Lengths::ragged,
+             .table = 20,
+             .batch_invariant = false});
+  add_paged(
+      {.name = "paged-long", .h_q = 64, .blocks = 45, .lengths = Lengths::ragged, .table = 40});
+  for (const auto& [name, layout] :
+       {std::pair("paged-wide", Layout::wide), std::pair("paged-reversed", Layout::reversed),
+        std::pair("paged-broadcast", Layout::broadcast)}) {
+    add_paged({.name = name,
+               .b = 3,
+               .s_q = 2,
+               .h_q = 3,
+               .lengths = Lengths::ragged,
+               .length_per_query = true,
+               .layout = layout});
+  }
   // Numbers.
   add_case({.name = "logits-30", .logits = 30});
   add_case({.name = "logits-3000", .sink = Sink::finite, .logits = 3000});
@@ -263,7 +333,9 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
 }  // namespace
 
 testing::Operation decode_operation() {
-  const auto on_gpu = [](const DecodeCase&) { return true; };
+  const auto on_gpu = [](const DecodeCase& shape) {
+    return shape.table < 0 || row_columns(shape.format, shape.columns) == 576;
+  };
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
           testing::cases_of<DecodeCase>(make_cases(), run, on_gpu), decode_benchmarks(),
           testing::repeated(kDecode, decode)};

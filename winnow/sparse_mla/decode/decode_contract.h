@@ -32,10 +32,22 @@ struct DecodeTable {
             .asked("[blocks, block_size=64, 1, d_qk]")
             .by_rule(),
         input<&Args::indices>("[b, s_q, topk=64]", any_of(i32),
-                              "slots; outside of the cache means absent")
+                              "slots; outside of the cache means absent; None with block_tables")
+            .described()
             .by_rule(),
         optional_input<&Args::topk_length>("[b]", any_of(i32),
                                            "entries of each row that count; clamped to [0, topk]")
+            .or_as("[b, s_q]")
+            .by_rule(),
+        optional_input<&Args::block_tables>(
+            "[b, n]", any_of(i32),
+            "in place of indices, for attention over all rows of each sequence: its blocks in the "
+            "cache; those outside of it are ignored")
+            .by_rule(),
+        optional_input<&Args::context_lens>(
+            "[b]", any_of(i32),
+            "required with block_tables: cached rows, including those of the step's own queries; "
+            "or, [b, s_q], the rows that each query sees")
             .or_as("[b, s_q]")
             .by_rule(),
         rule<check_chosen_rows>,

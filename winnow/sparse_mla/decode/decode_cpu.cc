@@ -1,4 +1,4 @@
-// Decode on the CPU: each query's chosen rows are dequantised in blocks and join a running softmax.
+// Decode on the CPU: the rows of each query are dequantised in blocks and join a running softmax.
 // The heads of a work item and the blocks are the same whatever the batch and the threads are, and
 // so are the results.
 #include <algorithm>
@@ -73,11 +73,11 @@ struct Scratch {
 void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index heads, float scale,
             Scratch& scratch, const Executor& executor) {
   const std::int64_t entries = chosen.entries(i, s);
-  const std::int32_t* indices = chosen.indices.data + chosen.indices.offset(i, s);
   Index visible = 0;
   for (std::int64_t j = 0; j < entries; ++j) {
-    const std::int32_t slot = read_once(indices + j);
-    if (chosen.cache.holds(slot)) scratch.slots[static_cast<std::size_t>(visible++)] = slot;
+    const std::int64_t slot = chosen.slot(i, s, j);
+    if (!chosen.cache.holds(slot)) continue;
+    scratch.slots[static_cast<std::size_t>(visible++)] = static_cast<std::int32_t>(slot);
   }
   for (Index begin = 0; begin < visible && !executor.stopped(); begin += kBlock) {
     const Index count = std::min(kBlock, visible - begin);

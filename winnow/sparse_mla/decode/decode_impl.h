@@ -13,17 +13,31 @@
 namespace winnow::sparse_mla {
 
 // One of the caches of a call, and the rows that each query chose of it.
+//
+// With block tables the entries are the positions of the sequence: topk is how many the table has
+// room for, `indices` are the tables, [b, n], and topk_length is context_lens.
 struct ChosenRows {
   Cache<const std::uint8_t> cache;
-  std::int64_t topk = 0;                  // 0: there is no such cache, or nothing chosen of it
+  bool paged = false;
+  std::int64_t step = 0;  // paged: s_q, where context_lens counts all queries of the step
+  std::int64_t topk = 0;  // 0: there is no such cache, or nothing chosen of it
   Rows<const std::int32_t*> indices;      // [b, s_q, topk]
   Rows<const std::int32_t*> topk_length;  // [b, s_q], stride1 0 for [b]; null: every entry counts
 
   // Entries of query s of sequence i that count.
   std::int64_t entries(std::int64_t i, std::int64_t s) const {
     if (!topk_length.present()) return topk;
-    return std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0,
-                                    topk);
+    const std::int64_t given =
+        std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0, topk);
+    return step > 0 ? std::max<std::int64_t>(given - step + s + 1, 0) : given;
+  }
+  // The slot of entry j of query s of sequence i; it may not be in the cache.
+  std::int64_t slot(std::int64_t i, std::int64_t s, std::int64_t j) const {
+    if (!paged) return read_once(indices.data + indices.offset(i, s) + j);
+    const std::int64_t block =
+        read_once(indices.data + indices.offset(i, 0) + j / cache.block_size);
+    return block < 0 || block >= cache.blocks ? -1
+                                              : block * cache.block_size + j % cache.block_size;
   }
 };
 

@@ -32,6 +32,25 @@ inline std::vector<std::int64_t> visible_slots(const ConstTensorView& cache,
   return slots;
 }
 
+// The slots of the positions that query s of sequence i sees.
+inline std::vector<std::int64_t> paged_slots(const DecodeArgs& args, std::int64_t i,
+                                             std::int64_t s) {
+  std::vector<std::int64_t> slots;
+  const std::int64_t blocks = args.cache.size(0), block_size = args.cache.size(1);
+  const std::int64_t room = args.block_tables.size(1) * block_size, s_q = args.q.size(1);
+  std::int64_t seen = 0;
+  if (args.context_lens.rank() == 2) {
+    seen = std::clamp<std::int64_t>(args.context_lens.at<std::int32_t>(i, s), 0, room);
+  } else {
+    seen = std::clamp<std::int64_t>(args.context_lens.at<std::int32_t>(i), 0, room) - s_q + s + 1;
+  }
+  for (std::int64_t t = 0; t < seen; ++t) {
+    const std::int64_t block = args.block_tables.at<std::int32_t>(i, t / block_size);
+    if (block >= 0 && block < blocks) slots.push_back(block * block_size + t % block_size);
+  }
+  return slots;
+}
+
 // cache_row() of a cache that is only read.
 inline std::vector<double> row_at(const ConstTensorView& cache, CacheFormat format,
                                   std::int64_t slot) {
@@ -52,15 +71,18 @@ inline Decode decode(const DecodeArgs& args) {
   for (std::int64_t i = 0; i < args.q.size(0); ++i) {
     for (std::int64_t s = 0; s < args.q.size(1); ++s) {
       std::vector<double> rows;
-      const auto add_rows = [&](const ConstTensorView& cache, const ConstTensorView& indices,
-                                const ConstTensorView& topk_length) {
-        for (const std::int64_t slot : visible_slots(cache, indices, topk_length, i, s)) {
+      const auto add_rows = [&](const ConstTensorView& cache,
+                                const std::vector<std::int64_t>& slots) {
+        for (const std::int64_t slot : slots) {
           const std::vector<double> row = row_at(cache, args.format, slot);
           rows.insert(rows.end(), row.begin(), row.end());
         }
       };
-      add_rows(args.cache, args.indices, args.topk_length);
-      add_rows(args.extra_cache, args.extra_indices, args.extra_topk_length);
+      add_rows(args.cache, args.block_tables.present()
+                               ? paged_slots(args, i, s)
+                               : visible_slots(args.cache, args.indices, args.topk_length, i, s));
+      add_rows(args.extra_cache,
+               visible_slots(args.extra_cache, args.extra_indices, args.extra_topk_length, i, s));
       std::vector<double> q = winnow::testing::read(args.q.slice(0, i, i + 1).slice(1, s, s + 1));
       Inputs in;
       in.q = ConstTensorView(q.data(), DType::f64, {1, h_q, d_qk});

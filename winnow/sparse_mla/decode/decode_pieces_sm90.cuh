@@ -46,6 +46,7 @@ struct alignas(16) PartialSums {
 };
 
 struct KernelParams {
+  static constexpr bool kPaged = false;
   ChosenView chosen[2];  // of the cache and of the extra one
   HeadsView q, out;
   HeadsView lse;           // data may be null
@@ -61,6 +62,14 @@ struct KernelParams {
   char* partial_out;          // [partials, 64, 512], f16
   PartialSums* partial_sums;  // [partials, 64]
   bool partials_in_pairs;     // how the columns of partial_out stand (store_output_row())
+};
+
+// Of calls with block tables. The entries of the first list are positions of the sequence: its
+// `indices` are the tables, topk_length is context_lens, and there is no second list.
+struct PagedKernelParams : KernelParams {
+  static constexpr bool kPaged = true;
+  std::int32_t step;     // s_q where context_lens counts all queries of the step, otherwise 0
+  std::uint32_t blocks;  // of the cache
 };
 
 // The partial of a piece: where queries are cut, group `group` has at most two such pieces, of
@@ -111,7 +120,8 @@ class Pieces {
 
   // Fills the table: every length is read once, when the kernel begins, so that whatever is written
   // to the lengths meanwhile, all roles go by the same tiles. A __syncthreads() follows.
-  __device__ __forceinline__ void fill(const KernelParams& params) const {
+  template <class Params>
+  __device__ __forceinline__ void fill(const Params& params) const {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
     for (int n = threadIdx.x; n < count_; n += blockDim.x) {
@@ -145,6 +155,10 @@ class Pieces {
           const int length = __ldg(chosen.topk_length + piece.i * chosen.topk_length_stride_b +
                                    piece.s * chosen.topk_length_stride_s);
           count = min(max(length, 0), chosen.topk);
+          if constexpr (Params::kPaged) {
+            if (params.step > 0)
+              count = max(count - params.step + static_cast<int>(piece.s) + 1, 0);
+          }
         }
         piece.first[c] = max(static_cast<int>(from) - before, 0);
         piece.tiles[c] =
@@ -194,16 +208,21 @@ class Pieces {
 };
 
 // The tiles of the block's pieces in turn.
+template <class Params>
 class TileStream {
  public:
-  __device__ TileStream(const KernelParams& params, const Pieces& pieces)
+  __device__ TileStream(const Params& params, const Pieces& pieces)
       : params_(params), pieces_(pieces) {}
 
   // Moves to the next tile; false where there is none.
   __device__ __forceinline__ bool advance() {
     ++tile_;
     if (--left_ <= 0) return begin_list();
-    list_ += kTileRows;
+    if constexpr (Params::kPaged) {
+      position_ += kTileRows;
+    } else {
+      list_ += kTileRows;
+    }
     entries_ -= kTileRows;
     return true;
   }
@@ -212,9 +231,22 @@ class TileStream {
   __device__ int cache() const { return cache_; }
   __device__ int slot() const { return tile_ & 1; }  // tile t belongs to consumer t % 2
   __device__ bool begins_piece() const { return tile_ == 0; }
-  // The entries of the list from the tile's first one on, and how many of them count.
-  __device__ const std::int32_t* list() const { return list_; }
-  __device__ int entries() const { return entries_; }
+  // The entries of the tile.
+  __device__ __forceinline__ TileEntries load(int lane) const {
+    if constexpr (Params::kPaged) {
+      const auto slot_of = [&](int row) -> std::int32_t {
+        if (row >= entries_) return -1;
+        const ChosenView& rows = params_.chosen[0];
+        const auto place = rows.of_block.divide(position_ + row);
+        const auto block = static_cast<std::uint32_t>(__ldg(list_ + place.quotient));
+        if (block >= params_.blocks) return -1;  // negative ones, too
+        return static_cast<std::int32_t>(block * rows.cache.block_size + place.remainder);
+      };
+      return {slot_of(lane), slot_of(lane + 32)};
+    } else {
+      return load_tile(list_, 0, entries_, lane);
+    }
+  }
 
  private:
   __device__ __forceinline__ bool begin_list() {
@@ -229,19 +261,27 @@ class TileStream {
     const ChosenView& chosen = params_.chosen[cache_];
     const Piece at = pieces_[piece_];
     const int first = pieces_.first(piece_, cache_) * kTileRows;
-    list_ =
-        chosen.indices + at.i * chosen.indices_stride_b + at.s * chosen.indices_stride_s + first;
+    if constexpr (Params::kPaged) {
+      list_ = chosen.indices + at.i * chosen.indices_stride_b;
+      position_ = first;
+    } else {
+      list_ =
+          chosen.indices + at.i * chosen.indices_stride_b + at.s * chosen.indices_stride_s + first;
+    }
     entries_ = pieces_.entries(piece_, cache_) - first;
     return true;
   }
 
-  const KernelParams& params_;
+  const Params& params_;
   const Pieces& pieces_;
   int piece_ = -1, cache_ = 1;
   int tile_ = -1;
   int left_ = 0;  // tiles of the list, this one included
+  // The list from the tile's first entry on, or the sequence's block table, and how many entries
+  // count from there on.
   const std::int32_t* list_ = nullptr;
   int entries_ = 0;
+  int position_ = 0;  // paged: of the tile's first entry
 };
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

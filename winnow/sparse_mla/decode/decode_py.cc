@@ -9,10 +9,11 @@ namespace winnow::python {
 namespace {
 
 constexpr Declaration<sparse_mla::kDecode> kDecode(
-    "def decode(q: T, cache: T, indices: T, *, format: str = 'fp8_656', "
+    "def decode(q: T, cache: T, indices: T | None = None, *, format: str = 'fp8_656', "
     "scale: float | None = None, topk_length: T | None = None, attn_sink: T | None = None, "
     "extra_cache: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, batch_invariant: bool = True, "
+    "block_tables: T | None = None, context_lens: T | None = None, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
 
@@ -31,7 +32,7 @@ nb::object decode(const Arguments<kDecode>& given) {
 }
 
 constexpr const char* kDoc =
-    R"(Top-k sparse MLA attention of decode steps over a paged cache.
+    R"(MLA attention of decode steps over a paged cache: over chosen rows, or over all of a sequence.
 
     x[i,s,h,j] = scale * dot(q[i,s,h,:], row(indices[i,s,j]))    over the visible entries j
     lse = log sum_j exp(x)                                       natural logarithm, without the sink
@@ -39,7 +40,9 @@ constexpr const char* kDoc =
 
 row(t) is what slot t = block * block_size + offset of the cache holds: float8 values are multiplied
 by the scales stored beside them and rounded to bfloat16. An entry is visible if j < topk_length and
-its slot is in the cache. sink = attn_sink[h], or -inf without one. A query without visible entries
+its slot is in the cache. With block_tables the entries are the positions of the sequence, position
+t being row t % block_size of block block_tables[i, t // block_size]; query s sees those below
+context_lens[i] - s_q + s + 1, or below context_lens[i,s]. sink = attn_sink[h], or -inf without one. A query without visible entries
 gets out = 0 and lse = -inf.
 
 Args:

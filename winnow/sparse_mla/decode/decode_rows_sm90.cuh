@@ -209,19 +209,19 @@ __device__ __forceinline__ void load_quantised_rows(DecodePlan<kDim> shared, std
 // --- the role -----------------------------------------------------------------------------------
 
 // Runs ahead of the consumers by what the slots allow, into the next piece too.
-template <CacheFormat kFormat, int kDim>
-__device__ __forceinline__ void copy_role(const KernelParams& params, const Pieces& pieces,
+template <CacheFormat kFormat, int kDim, class Params>
+__device__ __forceinline__ void copy_role(const Params& params, const Pieces& pieces,
                                           DecodePlan<kDim> shared) {
   const int thread = threadIdx.x - 2 * 128;
   const int lane = thread & 31;
   const std::uint64_t keep = policy_evict_last();
-  TileStream stream(params, pieces);
+  TileStream<Params> stream(params, pieces);
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
   TileEntries entries;  // of the stream's tile
   const auto advance = [&] {
     if (!stream.advance()) return false;
-    entries = load_tile(stream.list(), 0, stream.entries(), lane);
+    entries = stream.load(lane);
     return true;
   };
   for (bool more = advance(); more;) {

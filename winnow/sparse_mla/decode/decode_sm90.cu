@@ -63,11 +63,13 @@ ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
 constexpr std::int64_t kPartialBytes =
     kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
 
-template <CacheFormat kFormat, int kDim>
-void launch(const KernelParams& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
+template <CacheFormat kFormat, int kDim, class Params>
+void launch(const Params& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
   constexpr int kBytes = sizeof(DecodeLayout<kDim>);
-  auto* const function =
-      is_short ? decode_kernel<kFormat, kDim, true> : decode_kernel<kFormat, kDim, false>;
+  auto* function = decode_kernel<kFormat, kDim, false, Params>;
+  if constexpr (!Params::kPaged) {
+    if (is_short) function = decode_kernel<kFormat, kDim, true, Params>;
+  }
   kRuntime.allow_shared_memory(function, kBytes);
   kRuntime.launch(function, groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes, stream,
                   kernel);
@@ -118,17 +120,26 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.cut_end = count(cut * split.segment_tiles);
   const std::int64_t partials =
       (split.cut_tiles > 0 ? 2 * split.groups : queries * split.segments) * head_blocks_of(params);
-  const bool is_short = split.is_short();
+  const bool is_short = split.is_short() && !params.chosen.paged;
   kernel.partials_in_pairs = is_short;
   kernel.partial_out = static_cast<char*>(workspace);
   kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
                                                        partials * kHeads * kPartialRowBytes);
 
-  const auto function = params.format == CacheFormat::fp8_656   ? launch<CacheFormat::fp8_656, 576>
-                        : params.format == CacheFormat::fp8_584 ? launch<CacheFormat::fp8_584, 512>
-                        : params.d_qk == 576                    ? launch<CacheFormat::bf16, 576>
-                                                                : launch<CacheFormat::bf16, 512>;
-  function(kernel, is_short, count(split.groups), queue);
+  using enum CacheFormat;
+  if (params.chosen.paged) {
+    const PagedKernelParams paged{kernel, static_cast<std::int32_t>(params.chosen.step),
+                                  count(params.chosen.cache.blocks)};
+    const auto function = params.format == fp8_656 ? launch<fp8_656, 576, PagedKernelParams>
+                                                   : launch<bf16, 576, PagedKernelParams>;
+    function(paged, is_short, count(split.groups), queue);
+  } else {
+    const auto function = params.format == fp8_656   ? launch<fp8_656, 576, KernelParams>
+                          : params.format == fp8_584 ? launch<fp8_584, 512, KernelParams>
+                          : params.d_qk == 576       ? launch<bf16, 576, KernelParams>
+                                                     : launch<bf16, 512, KernelParams>;
+    function(kernel, is_short, count(split.groups), queue);
+  }
   const std::int64_t merged = split.segments > 1 ? queries : cut;
   if (merged == 0) return;
   const bool few = split.most_parts() <= kFewParts;

@@ -3,7 +3,8 @@
 // A block takes its pieces (decode_pieces_sm90.cuh) in turn. The consumers are those of
 // attention_sm90.cuh; the others bring the rows (decode_rows_sm90.cuh, decode_turn_sm90.cuh). Each
 // kernel is there twice: kShort is for calls that are over after some tiles, in which what is done
-// once takes the time. Both give the same bits.
+// once takes the time. Both give the same bits. Calls with block tables have kernels of their own
+// (PagedKernelParams), never kShort.
 #pragma once
 
 #include <cstdint>
@@ -201,9 +202,9 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
 
 // --- kernels ------------------------------------------------------------------------------------
 
-template <CacheFormat kFormat, int kDim, bool kShort>
+template <CacheFormat kFormat, int kDim, bool kShort, class Params>
 __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
-    decode_kernel(const __grid_constant__ KernelParams params) {
+    decode_kernel(const __grid_constant__ Params params) {
   const DecodePlan<kDim> shared{shared_address(dynamic_shared<1024>())};
   const Plan<kDim> consumers = shared.consumers();
   constexpr bool kCopied = kFormat == CacheFormat::bf16;

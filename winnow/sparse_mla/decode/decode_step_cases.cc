@@ -56,17 +56,13 @@ std::vector<std::uint8_t> random_row(const DecodeCase& shape, std::size_t bytes,
   return row;
 }
 
-void fill_cache(const DecodeCase& shape, const ChosenTensors& part, Random& random) {
-  const TensorView& cache = part.cache.view;
+// Slots that entries name, of which any may be outside of the cache.
+void fill_cache(const DecodeCase& shape, const TensorView& cache,
+                const std::vector<std::int64_t>& named, Random& random) {
   const std::int64_t slots = cache.size(0) * cache.size(1), bytes = oracle::row_bytes(cache);
   std::vector<bool> seen(static_cast<std::size_t>(slots), !shape.poison);
-  for (std::int64_t i = 0; i < shape.b; ++i) {
-    for (std::int64_t s = 0; s < shape.s_q; ++s) {
-      for (std::int64_t j = 0; j < part.indices.view.size(2); ++j) {
-        const std::int64_t slot = part.indices.view.at<std::int32_t>(i, s, j);
-        if (slot >= 0 && slot < slots) seen[static_cast<std::size_t>(slot)] = true;
-      }
-    }
+  for (const std::int64_t slot : named) {
+    if (slot >= 0 && slot < slots) seen[static_cast<std::size_t>(slot)] = true;
   }
   for (std::int64_t slot = 0; slot < slots; ++slot) {
     // All bits set are NaN in every format.
@@ -111,6 +107,8 @@ std::int32_t length_of(const DecodeCase& shape, std::int64_t topk, std::int64_t 
                                  static_cast<std::int32_t>(topk + 1),
                                  std::numeric_limits<std::int32_t>::max()};
   switch (shape.lengths) {
+    case Lengths::absent:
+      return static_cast<std::int32_t>(topk);
     case Lengths::zero:
       return 0;
     case Lengths::one:
@@ -120,6 +118,55 @@ std::int32_t length_of(const DecodeCase& shape, std::int64_t topk, std::int64_t 
     default:
       return static_cast<std::int32_t>(random.below(topk + 1));
   }
+}
+
+// [b], or [b, s_q], of 0 to `most` and beyond.
+StridedTensor make_lengths(const DecodeCase& shape, std::int64_t most, Random& random) {
+  const std::int64_t s_q = shape.length_per_query ? shape.s_q : 1;
+  StridedTensor lengths = shape.length_per_query
+                              ? testing::make_tensor(DType::i32, {shape.b, shape.s_q}, shape.layout)
+                              : testing::make_tensor(DType::i32, {shape.b}, Layout::dense);
+  for (std::int64_t i = 0; i < shape.b; ++i) {
+    for (std::int64_t s = 0; s < s_q; ++s) {
+      const std::int32_t length = length_of(shape, most, i * s_q + s, random);
+      if (shape.length_per_query) {
+        lengths.view.at<std::int32_t>(i, s) = length;
+      } else {
+        lengths.view.at<std::int32_t>(i) = length;
+      }
+    }
+  }
+  return lengths;
+}
+
+// Contexts are as long as the table, unless the case has lengths.
+ChosenTensors make_paged(const DecodeCase& shape, const Part& part, Random& random) {
+  ChosenTensors paged;
+  paged.cache = make_cache(shape.format, part.blocks, part.block_size, shape.columns, shape.layout);
+  paged.context_lens = make_lengths(shape, shape.table * part.block_size, random);
+  DecodeCase of_tables = shape;  // whose entries are drawn as the indices of one query
+  of_tables.s_q = 1;
+  Tensor drawn(DType::i32, {shape.b, 1, shape.table});
+  fill_indices(of_tables, drawn.view(), part.blocks, random);
+  paged.block_tables = testing::make_tensor(DType::i32, {shape.b, shape.table}, shape.layout);
+  std::vector<std::int64_t> named;
+  for (std::int64_t i = 0; i < shape.b; ++i) {
+    std::int64_t context = 0;
+    for (std::int64_t s = 0; s < (shape.length_per_query ? shape.s_q : 1); ++s) {
+      context = std::max<std::int64_t>(context, shape.length_per_query
+                                                    ? paged.context_lens.view.at<std::int32_t>(i, s)
+                                                    : paged.context_lens.view.at<std::int32_t>(i));
+    }
+    for (std::int64_t n = 0; n < shape.table; ++n) {
+      const std::int64_t block = drawn.view().at<std::int32_t>(i, 0, n);
+      paged.block_tables.view.at<std::int32_t>(i, n) = static_cast<std::int32_t>(block);
+      for (std::int64_t r = 0; r < part.block_size && n * part.block_size + r < context; ++r) {
+        if (block >= 0 && block < part.blocks) named.push_back(block * part.block_size + r);
+      }
+    }
+  }
+  fill_cache(shape, paged.cache.view, named, random);
+  return paged;
 }
 
 ChosenTensors make_chosen(const DecodeCase& shape, const Part& part, Random& random) {
@@ -133,23 +180,13 @@ ChosenTensors make_chosen(const DecodeCase& shape, const Part& part, Random& ran
                  part.blocks * part.block_size, random);
   }
   if (shape.lengths != Lengths::absent) {
-    const std::int64_t s_q = shape.length_per_query ? shape.s_q : 1;
-    StridedTensor lengths = shape.length_per_query
-                                ? testing::make_tensor(DType::i32, {shape.b, shape.s_q}, layout)
-                                : testing::make_tensor(DType::i32, {shape.b}, Layout::dense);
-    for (std::int64_t i = 0; i < shape.b; ++i) {
-      for (std::int64_t s = 0; s < s_q; ++s) {
-        const std::int32_t length = length_of(shape, part.topk, i * s_q + s, random);
-        if (shape.length_per_query) {
-          lengths.view.at<std::int32_t>(i, s) = length;
-        } else {
-          lengths.view.at<std::int32_t>(i) = length;
-        }
-      }
-    }
-    chosen.topk_length = std::move(lengths);
+    chosen.topk_length = make_lengths(shape, part.topk, random);
   }
-  fill_cache(shape, chosen, random);
+  std::vector<std::int64_t> named;
+  for (const double slot : testing::read(chosen.indices.view)) {
+    named.push_back(static_cast<std::int64_t>(slot));
+  }
+  fill_cache(shape, chosen.cache.view, named, random);
   return chosen;
 }
 
@@ -173,14 +210,15 @@ float sink_of(const DecodeCase& shape, std::int64_t h, Random& random) {
 std::string describe(const DecodeCase& shape) {
   using testing::numbered;
   return numbered("b ", shape.b) + numbered(", s_q ", shape.s_q) + numbered(", h_q ", shape.h_q) +
-         numbered(", topk ", shape.topk) +
+         (shape.table < 0 ? numbered(", topk ", shape.topk) : numbered(", table ", shape.table)) +
          (shape.extra_topk < 0 ? "" : numbered(" and ", shape.extra_topk)) +
          numbered(", blocks ", shape.blocks) + numbered(", block_size ", shape.block_size);
 }
 
 ChosenTensors ChosenTensors::on(Device device) const {
   return {testing::on(device, cache), testing::on(device, indices),
-          testing::on(device, topk_length)};
+          testing::on(device, topk_length), testing::on(device, block_tables),
+          testing::on(device, context_lens)};
 }
 
 DecodeStep::DecodeStep(const DecodeCase& step) : shape(step) {
@@ -188,7 +226,8 @@ DecodeStep::DecodeStep(const DecodeCase& step) : shape(step) {
   const std::int64_t d_qk = row_columns(shape.format, shape.columns);
   q = testing::make_tensor(DType::bf16, {shape.b, shape.s_q, shape.h_q, d_qk}, shape.layout);
   testing::fill_normal(q.view, random, shape.logits);
-  chosen = make_chosen(shape, {shape.blocks, shape.block_size, shape.topk}, random);
+  const Part part{shape.blocks, shape.block_size, shape.topk};
+  chosen = shape.table >= 0 ? make_paged(shape, part, random) : make_chosen(shape, part, random);
   if (shape.extra_topk >= 0) {
     extra =
         make_chosen(shape, {shape.extra_blocks, shape.extra_block_size, shape.extra_topk}, random);
@@ -220,6 +259,8 @@ DecodeArgs DecodeStep::args() const {
           .cache = chosen.cache.view,
           .indices = chosen.indices.view,
           .topk_length = chosen.topk_length.view,
+          .block_tables = chosen.block_tables.view,
+          .context_lens = chosen.context_lens.view,
           .extra_cache = extra.cache.view,
           .extra_indices = extra.indices.view,
           .extra_topk_length = extra.topk_length.view,

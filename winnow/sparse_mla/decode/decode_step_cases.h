@@ -21,6 +21,9 @@ struct DecodeCase {
   Choice choice = Choice::distinct;  // distinct, repeated, scattered, some_nothing or nothing
   Lengths lengths = Lengths::absent;
   bool length_per_query = false;
+  // Block tables in place of indices, with that many blocks each; -1: none. `choice` and `lengths`
+  // are those of their entries and of the contexts.
+  std::int64_t table = -1;
   std::int64_t extra_topk = -1;  // of the second cache; -1: none
   std::int64_t extra_blocks = 3, extra_block_size = 32;
   Sink sink = Sink::absent;
@@ -34,9 +37,9 @@ struct DecodeCase {
 
 std::string describe(const DecodeCase& shape);
 
-// One cache of a step, and what is chosen of it.
+// One cache of a step, and what is chosen of it: by block tables where the case has them.
 struct ChosenTensors {
-  StridedTensor cache, indices, topk_length;
+  StridedTensor cache, indices, topk_length, block_tables, context_lens;
   ChosenTensors on(Device device) const;
 };
 

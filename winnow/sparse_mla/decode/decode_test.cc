@@ -172,6 +172,85 @@ TEST(Decode, ANanReachesOnlyTheQueriesThatSeeIt) {
   }
 }
 
+// With block tables the bits are those of a call with the slots of all positions as indices.
+TEST(Decode, BlockTablesAreAllIndices) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16}) {
+    const DecodeStep step({.name = "tables",
+                           .format = format,
+                           .columns = row_columns(format),
+                           .b = 3,
+                           .s_q = 3,
+                           .h_q = 40,
+                           .blocks = 9,
+                           .block_size = 30,
+                           .choice = Choice::scattered,
+                           .lengths = Lengths::ragged,
+                           .table = 7});
+    decode(step.args());
+    Tensor indices(DType::i32, {3, 3, 210}), length(DType::i32, {3, 3});
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t s = 0; s < 3; ++s) {
+        for (std::int32_t t = 0; t < 210; ++t) {
+          const std::int32_t block = step.chosen.block_tables.view.at<std::int32_t>(i, t / 30);
+          const bool there = block >= 0 && block < 9;
+          indices.view().at<std::int32_t>(i, s, t) = there ? 30 * block + t % 30 : -1;
+        }
+        const std::int32_t context = step.chosen.context_lens.view.at<std::int32_t>(i);
+        length.view().at<std::int32_t>(i, s) = context - 2 + static_cast<std::int32_t>(s);
+      }
+    }
+    Tensor out(DType::bf16, {3, 3, 40, 512}), lse(DType::f32, {3, 3, 40});
+    DecodeArgs args = step.args();
+    args.block_tables = args.context_lens = {};
+    args.indices = indices;
+    args.topk_length = length;
+    args.out = out;
+    args.lse = lse;
+    decode(args);
+    EXPECT_TRUE(winnow::testing::same_bytes(out, step.out.storage));
+    EXPECT_TRUE(winnow::testing::same_bytes(lse, step.lse.storage));
+  }
+}
+
+TEST(Decode, RefusesTablesBesideIndices) {
+  const DecodeStep step({.name = "refused", .table = 4}), chosen({.name = "refused-indices"});
+  Tensor wide(DType::i64, {2, 4}), three(DType::i32, {3, 4}), flat(DType::i32, {8});
+  Tensor many(DType::i32, {2, 1});
+  const auto reject = [&](const auto& bend, const std::string& text) {
+    DecodeArgs args = step.args();
+    bend(args);
+    for (const bool dry_run : {false, true}) {
+      expect_error([&] { decode(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
+                   "sparse_mla::decode: " + text);
+    }
+    EXPECT_EQ(winnow::testing::count_unwritten(step.out.view), step.out.view.numel()) << text;
+  };
+  using Args = DecodeArgs;
+  const ConstTensorView indices = chosen.chosen.indices.view;
+  reject([&](Args& a) { a.indices = indices; },
+         "indices: want none, with block_tables and context_lens, got a tensor");
+  reject([&](Args& a) { a.topk_length = many; },
+         "topk_length: want none, with block_tables and context_lens, got a tensor");
+  reject([&](Args& a) { a.extra_cache = a.cache; },
+         "extra_cache: want none, with block_tables and context_lens, got a tensor");
+  reject([](Args& a) { a.block_tables = {}; }, "block_tables: want a tensor [b, n], got none");
+  reject([&](Args& a) { a.block_tables = flat; },
+         "block_tables: want 2 dimensions [b, n], got shape [8]");
+  reject([&](Args& a) { a.block_tables = wide; }, "block_tables: want dtype i32, got i64");
+  reject([&](Args& a) { a.block_tables = three; },
+         "block_tables: want shape [b=2, n=4], got [3, 4]");
+  reject(
+      [&](Args& a) {
+        a.block_tables = ConstTensorView(flat.data(), DType::i32, {2, 1 << 25}, {0, 1});
+      },
+      "block_tables: want n * block_size up to 2^31 - 1, got 33554432 blocks of 64");
+  reject([](Args& a) { a.context_lens = {}; },
+         "context_lens: want a tensor [b], or 2 dimensions [b, s_q], got none");
+  reject([&](Args& a) { a.context_lens = flat; }, "context_lens: want shape [b=2], got [8]");
+  reject([&](Args& a) { a.context_lens = wide; },
+         "context_lens: want shape [b=2, s_q=1], got [2, 4]");
+}
+
 TEST(Decode, Refuses) {
   Tensor q512(DType::bf16, {2, 1, 8, 512}), f32(DType::f32, {2, 1, 8, 576});
   Tensor flat(DType::i32, {2, 64}), wide(DType::i64, {2, 1, 64}), three(DType::i32, {3});
