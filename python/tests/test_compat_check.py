@@ -170,7 +170,7 @@ f(q, k, None, None, 512, plan, None, 1.0, False, True, i, s, e, x, l, l, o, Fals
     assert found.pop("a.py:3 get_mla_metadata") == ("taken", "")
     assert [reason for _, (_, reason) in sorted(found.items(), key=lambda f: int(f[0][5:7]))] == [
         "",
-        "dense attention (no indices)",
+        "",
         "",
         "is_fp8_kvcache: want True, got False",
         "causal: want False, got True",

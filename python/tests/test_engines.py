@@ -105,12 +105,49 @@ def test_batch_invariant_decode_has_the_bits_of_each_sequence_alone(device):
         assert torch.equal(alone[1], together[1][i : i + 1])
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("format", ["bf16", "fp8_656"])
+def test_dense_decode_as_vllm_and_megatron_call_it(device, format, causal):
+    """Over all cached rows of each sequence, found by its table."""
+    q, cache, _, rows = problem(format, blocks=7, block_size=16, device=device)
+    table = torch.tensor([[3, 0, 5], [6, 6, 6], [1, 4, 2]], dtype=torch.int32)
+    lengths = torch.tensor([40, 0, 17], dtype=torch.int32)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, cache, table.to(device), lengths.to(device), 512, flash_mla.FlashMLASchedMeta(), None,
+        softmax_scale=SCALE, causal=causal, is_fp8_kvcache=format != "bf16",
+    )  # fmt: skip
+    position = torch.arange(48)
+    slots = (table[:, position // 16] * 16 + position % 16)[:, None].expand(3, 2, 48)
+    seen = lengths[:, None] - (torch.tensor([1, 0]) if causal else torch.zeros(2, dtype=torch.int))
+    want = attention(q.cpu(), [(rows, slots, seen.clamp(min=0))], SCALE)
+    close(out, lse_of_flash_mla(lse), want)
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong", "text"),
+    [
+        ("block_table", None, "a tensor, got NoneType"),
+        ("cache_seqlens", torch.ones(3, dtype=torch.int64), "dtype i32"),
+        ("topk_length", torch.ones(3, dtype=torch.int32), "None without indices"),
+        ("descale_k", torch.ones(1), "None: caches have scales"),
+    ],
+)
+def test_dense_decode_refuses_by_the_engines_names(argument, wrong, text):
+    q, cache, _, _ = problem("bf16")
+    table, lengths = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    given = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": lengths}
+    given |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "causal": True, argument: wrong}
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: want {text}") as e:
+        flash_mla.flash_mla_with_kvcache(**given)
+    assert e.value.argument == argument
+
+
 # What an engine may pass that is not here: refused by its name.
 DECODE_REFUSALS = [
     ("kv_format", "V32_NO_ROPE", "V32 for rows of 656 bytes, got V32_NO_ROPE"),
     ("kv_format", "V4", "V32 for rows of 656 bytes, got V4"),
-    ("descale_q", torch.ones(1), "None beside indices, got Tensor"),
-    ("descale_k", torch.ones(1), "None beside indices, got Tensor"),
+    ("descale_q", torch.ones(1), "None: caches have scales of their own, got Tensor"),
+    ("descale_k", torch.ones(1), "None: caches have scales of their own, got Tensor"),
     ("enable_batch_invariant", torch.ones(2), "True or False, got Tensor"),
     ("out", torch.zeros(3, 2, 8, 512), "dtype bf16, got f32"),
     ("k_cache", torch.zeros(5, 16, 1, 528, dtype=torch.uint8), "rows .* got 528 .V4.1, or V3.2"),

@@ -81,7 +81,7 @@ assert torch.equal(out, winnow.sparse_mla.forward(q, kv, indices, scale=0.1)[0])
 assert flash_mla_with_kvcache is flashmla.flash_mla_with_kvcache
 assert isinstance(flashmla.get_mla_metadata()[0], flashmla.FlashMLASchedMeta)
 assert backend.is_flashmla_sparse_supported() == (True, None)
-assert flashmla.is_flashmla_dense_supported()[0] is False
+assert flashmla.is_flashmla_dense_supported() == (True, None)
 current_platform.family = 100
 assert "Hopper" in backend.is_flashmla_sparse_supported()[1]
 """

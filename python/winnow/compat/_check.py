@@ -232,9 +232,10 @@ def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
 def _refused(name: str, arguments: Dict[str, Any]) -> str:
     """The value that is refused, as far as constants tell."""
     name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
-    if name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None:
-        return "dense attention (no indices)"
+    dense = name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None
     for argument, taken in _CONSTANTS.get(name, {}).items():
+        if dense and argument in ("causal", "is_fp8_kvcache", "kv_format"):
+            continue
         value = arguments[argument]
         if value is not _UNKNOWN and value not in taken:
             return f"{argument}: want {' or '.join(map(str, taken))}, got {value}"

@@ -1,8 +1,9 @@
-"""A module that replaces flash_mla: its functions for sparse attention.
+"""A module that replaces flash_mla: its functions for sparse attention and for decode.
 
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
-may change between calls, and every number of heads is taken. Dense attention is refused by name.
+may change between calls, and every number of heads is taken. Dense attention is here for decode
+alone, and refused by name elsewhere.
 Arguments that only SGLang's build of FlashMLA has, or its branch nv_dev, are taken by keyword.
 """
 
@@ -39,6 +40,8 @@ _NAMES_OF_DECODE = {
     "scale": "softmax_scale",
     "extra_cache": "extra_k_cache",
     "extra_indices": "extra_indices_in_kvcache",
+    "block_tables": "block_table",
+    "context_lens": "cache_seqlens",
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
@@ -134,17 +137,20 @@ def flash_mla_with_kvcache(
     descale_q: None = None,
     descale_k: None = None,
 ) -> Tuple[Any, Any]:
-    """Sparse MLA decode over an f8 cache as FlashMLA's function of this name.
+    """MLA decode as FlashMLA's function of this name: over chosen rows of an f8 cache, or without
+    indices over all rows of each sequence.
 
     Args:
         q: [b, s_q, h_q, 576 or 512], bfloat16.
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
-            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode().
-        block_table, cache_seqlens: not read, as in FlashMLA's sparse mode.
+            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
+            [..., 576 or 512], bfloat16.
+        block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
         softmax_scale: of the logits; 1 / sqrt(d_qk) if None.
-        causal: False. is_fp8_kvcache: True.
+        causal: False beside indices; without, query s sees cache_seqlens - s_q + s + 1 rows.
+        is_fp8_kvcache: whether k_cache is one; True beside indices.
         indices: [b, s_q, topk], int32: block * block_size + offset.
         attn_sink: [h_q], float32.
         extra_k_cache, extra_indices_in_kvcache: a second cache and its indices.
@@ -161,21 +167,53 @@ def flash_mla_with_kvcache(
         the last bits depend on the batch by default; those of winnow.sparse_mla.decode() do not.
 
     Raises:
-        ValueError: head_dim_v is not 512, causal, not is_fp8_kvcache, a cache of another format, or
-            as winnow.sparse_mla.decode().
-        winnow.Error: there are no indices: dense attention.
+        ValueError: head_dim_v is not 512, causal or not is_fp8_kvcache beside indices, an argument
+            of sparse decode without them, a cache of another format, or as
+            winnow.sparse_mla.decode().
     """
     name = "flash_mla_with_kvcache"
-    if indices is None:
-        refuse_call(name, "dense attention (no indices) is not here; only sparse decode is")
     check_value(name, "head_dim_v", 512, head_dim_v)
+    for argument, value in (("descale_q", descale_q), ("descale_k", descale_k)):
+        if value is not None:
+            refuse(name, argument, "None: caches have scales of their own", type(value).__name__)
+    invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
+    if indices is None:
+        sparse = {
+            "attn_sink": attn_sink,
+            "extra_k_cache": extra_k_cache,
+            "extra_indices_in_kvcache": extra_indices_in_kvcache,
+            "topk_length": topk_length,
+            "extra_topk_length": extra_topk_length,
+        }
+        for argument, value in sparse.items():
+            if value is not None:
+                refuse(name, argument, "None without indices", type(value).__name__)
+        for argument, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+            shape_of(name, argument, value)
+        lens = cache_seqlens
+        if not flag(name, "causal", causal) and shape_of(name, "q", q)[1:2] != (1,):
+            of_each = (len(lens), q.shape[1])  # every query sees all rows
+            lens = lens[:, None]
+            lens = lens.expand(of_each) if hasattr(lens, "expand") else lens.repeat(of_each[1], 1)
+        out, lse = renamed(
+            name,
+            _NAMES_OF_DECODE,
+            sparse_mla.decode,
+            q,
+            _bytes(k_cache),
+            format="fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16",
+            scale=softmax_scale,
+            block_tables=block_table,
+            context_lens=lens,
+            batch_invariant=invariant,
+            out=out,
+        )
+        _nothing_is_plus_inf(lse)
+        return out, lse.swapaxes(1, 2)
     if flag(name, "causal", causal):
         refuse(name, "causal", "False beside indices", causal)
     if not flag(name, "is_fp8_kvcache", is_fp8_kvcache):
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
-    for argument, value in (("descale_q", descale_q), ("descale_k", descale_k)):
-        if value is not None:
-            refuse(name, argument, "None beside indices", type(value).__name__)
     row = _format_of(name, "k_cache", k_cache)
     if kv_format is not None and _KV_FORMATS.get(str(kv_format)) != row:
         wanted = next(known for known, of in _KV_FORMATS.items() if of == row)
@@ -196,7 +234,7 @@ def flash_mla_with_kvcache(
         extra_cache=_bytes(extra_k_cache),
         extra_indices=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
-        batch_invariant=flag(name, "enable_batch_invariant", enable_batch_invariant),
+        batch_invariant=invariant,
         out=out,
     )
     _nothing_is_plus_inf(lse)

@@ -33,15 +33,11 @@ _NAMES = (
 )
 
 
-def _is_sparse_supported() -> Tuple[bool, Optional[str]]:
+def _is_supported() -> Tuple[bool, Optional[str]]:
     platform: Any = import_module("vllm.platforms").current_platform
     if platform.is_device_capability_family(90):
         return True, None
-    return False, "Winnow's sparse attention is for Hopper devices."
-
-
-def _is_dense_supported() -> Tuple[bool, Optional[str]]:
-    return False, "Winnow stands behind FlashMLA (WINNOW_VLLM=1) and has no dense attention."
+    return False, "Winnow stands behind FlashMLA (WINNOW_VLLM=1) and is for Hopper devices."
 
 
 def register() -> None:
@@ -59,8 +55,8 @@ def register() -> None:
     sys.modules[_COPY] = flash_mla  # first, for the door imports from it
     door = import_module(_DOOR)
     ours: Dict[str, Any] = {name: getattr(flash_mla, name) for name in _NAMES}
-    ours["is_flashmla_sparse_supported"] = _is_sparse_supported
-    ours["is_flashmla_dense_supported"] = _is_dense_supported
+    ours["is_flashmla_sparse_supported"] = _is_supported
+    ours["is_flashmla_dense_supported"] = _is_supported
     theirs = {name: getattr(door, name, None) for name in ours}
     if missing := [name for name, found in theirs.items() if found is None]:
         refuse("winnow.compat.vllm_plugin", _DOOR, f"a module with {missing[0]}", version)
