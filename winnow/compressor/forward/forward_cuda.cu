@@ -162,7 +162,7 @@ struct PartLoader {
   __device__ __forceinline__ Raw fetch(int, int j) const {
     return {part.kv[j][threadIdx.x], part.gate[j][threadIdx.x]};
   }
-  __device__ __forceinline__ void kv(const Raw& raw, float (&kv)[kColumns]) const {
+  __device__ __forceinline__ void kv(const Raw& raw, int, int, float (&kv)[kColumns]) const {
     raw.kv.to_floats(kv);
   }
   __device__ __forceinline__ void gate(const Raw& raw, int from, int j,

@@ -93,7 +93,7 @@ struct StateLoader {
     const float* kept =
         state + (at < 0 ? at + ring : at) * stride + (from + j < token.own ? 0 : series);
     const bool is_fresh = is_new(from, j);
-    const float* bias = token.bias_walk.at(from, j, token.own);
+    const float* bias = token.biases.walk.at(from, j, token.own);
     if constexpr (kAligned && kNarrow) {  // a pack of kv's type has half the words of one of floats
       const auto load = [&](const void* mine, const void* theirs) {
         return *static_cast<const uint2*>(is_fresh ? mine : theirs);
