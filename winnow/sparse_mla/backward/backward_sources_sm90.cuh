@@ -71,16 +71,17 @@ __device__ __forceinline__ QueryRanges ranges_of(const SourcesParams& p, std::in
 }
 
 // The entries of a query's list: their number, and loads of them, which are rows that the query
-// sees where they are below visible().
+// sees where they are below visible(): load(first, lane) is entry first + lane.
+template <class Query>
 struct OneList {
   const GatherView& list;
-  std::int64_t query;
+  Query query;
 
   __device__ __forceinline__ int count() const { return query_entries(list, query); }
   __device__ __forceinline__ std::uint32_t visible() const { return visible_rows(list, query); }
   __device__ __forceinline__ auto loads() const {
-    return [indices = list.indices + query * list.indices_stride](int entry) {
-      return __ldg(indices + entry);
+    return [indices = list.indices + query * list.indices_stride](int first, int lane = 0) {
+      return __ldg(indices + first + lane);
     };
   }
 };
@@ -101,7 +102,8 @@ struct ListedEntries {
     return [indices, extra, first_entries = p.first.entries(query),
             visible = visible_rows(p.first.list, query),
             extra_visible = visible_rows(p.extra.list, query),
-            rows = static_cast<std::int32_t>(p.first.list.s_kv)](int entry) {
+            rows = static_cast<std::int32_t>(p.first.list.s_kv)](int at, int lane = 0) {
+      const int entry = at + lane;
       const bool first = entry < first_entries;
       const std::int32_t index = __ldg(first ? indices + entry : extra + (entry - first_entries));
       if (static_cast<std::uint32_t>(index) >= (first ? visible : extra_visible)) return -1;

@@ -160,7 +160,7 @@ __device__ __forceinline__ void select_entries(const Params& p, int query, const
   __syncthreads();
   const auto walk = [&](auto&& visit) {
     for (int first = begin; first < end; first += 32) {
-      const std::int32_t index = first + lane < end ? load(first + lane) : -1;
+      const std::int32_t index = first + lane < end ? load(first, lane) : -1;
       const bool counted = static_cast<std::uint32_t>(index) < visible;
       const LanesByRange lanes(index, counted, p.range_shift);
       visit(index, counted ? lanes.range() : -1, lanes.with(lanes.range()));
@@ -225,8 +225,8 @@ __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) 
 // A given delta is taken over; others are formed by the scores. With kForBounds, which come before
 // the fused kernel, they are formed here, and head_sizes too. `any`: the query sees something.
 template <bool kForBounds>
-__device__ __forceinline__ void prepare_heads(const Params& p, int query, bool any) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ __forceinline__ void prepare_heads(const Params& p, int query, int warp, int lane,
+                                              bool any) {
   const int heads = p.blocks * kBlockHeads;
   for (int head = warp; head < heads; head += kPrepareWarps) {
     float delta = 0, lse2 = infinity();
@@ -273,11 +273,11 @@ __device__ __forceinline__ bool any_listed(const Params& p, int query) {
 template <bool kForBounds>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_kernel(const __grid_constant__ Params p) {
-  const int query = blockIdx.x;
+  const int query = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (!kForBounds && query == 0 && threadIdx.x == 0) *p.dkv_taken = 0;
   select_entries(p, query, OneList{p.chosen, query});
   __syncthreads();
-  prepare_heads<kForBounds>(p, query, any_listed(p, query));
+  prepare_heads<kForBounds>(p, query, warp, lane, any_listed(p, query));
 }
 
 // The same of two sources or of ranges.
@@ -295,7 +295,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
     sources.lengths[query] =
         ranges.rows() + p.offsets[query * (p.ranges + std::int64_t{1}) + p.ranges];
   }
-  prepare_heads<kForBounds>(p, query, ranges.rows() > 0 || any_listed(p, query));
+  prepare_heads<kForBounds>(p, query, threadIdx.x / 32, threadIdx.x % 32,
+                            ranges.rows() > 0 || any_listed(p, query));
 }
 
 // ---- Scores ------------------------------------------------------------------------------------
