@@ -17,18 +17,18 @@ std::vector<testing::Benchmark> backward_benchmarks() {
     benchmark.prepare = [shape](const testing::Target& target) -> testing::Prepared {
       struct Data {
         CaseInputs inputs;
-        Tensor d_rows, d_kv, d_gate, d_bias, d_norm;
+        Tensor d_rows, d_kv, d_gate, d_bias, d_norm, workspace;
       };
       const std::int64_t columns = shape.columns();
       const Device device = testing::device_of(target);
       const auto output = [&](DType dtype, std::initializer_list<std::int64_t> sizes) {
         return Tensor(dtype, sizes, device);
       };
-      auto data = std::make_shared<Data>(
-          Data{make_inputs(shape).on(device), Tensor(shape.dtype, {shape.rows(), shape.d}),
-               output(shape.dtype, {shape.tokens(), columns}),
-               output(shape.dtype, {shape.tokens(), columns}),
-               output(DType::f32, {shape.ratio, columns}), output(DType::f32, {shape.d})});
+      auto data = std::make_shared<Data>(Data{
+          make_inputs(shape).on(device), Tensor(shape.dtype, {shape.rows(), shape.d}),
+          output(shape.dtype, {shape.tokens(), columns}),
+          output(shape.dtype, {shape.tokens(), columns}),
+          output(DType::f32, {shape.ratio, columns}), output(DType::f32, {shape.d}), Tensor()});
       testing::Random random(1);
       testing::fill_normal_rows(data->d_rows, random);
       data->d_rows = data->d_rows.to(device);
@@ -38,6 +38,8 @@ std::vector<testing::Benchmark> backward_benchmarks() {
                         .d_position_bias = data->d_bias,
                         .d_norm_weight = data->d_norm};
       data->inputs.pass_to(args);
+      data->workspace = Tensor(DType::u8, {backward_workspace_bytes(args, target.options)}, device);
+      args.workspace = data->workspace;
       return {[data, args, options = target.options] { backward(args, options); },
               {data->d_kv, data->d_gate, data->d_bias, data->d_norm}};
     };

@@ -45,7 +45,7 @@ void store(const StepParams& params, const float* finished, std::int64_t token) 
   // Another thread may have changed the slot since it was checked.
   const std::int64_t slot = params.slots[token], d = params.problem.d;
   if (!(cached ? params.cache.holds(slot) : params.pages.holds(slot))) return;
-  alignas(float) std::uint8_t rounded[kMostColumns * sizeof(float)];
+  alignas(float) std::uint8_t rounded[kMostColumns * sizeof(float)] = {};
   float row[kMostColumns];
   store_f32(params.rows_dtype, finished, d, rounded, 0);
   load_f32(params.rows_dtype, rounded, 0, d, row);
