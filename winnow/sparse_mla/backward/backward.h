@@ -54,8 +54,8 @@ struct BackwardArgs {
 //   d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
 // `out` and `lse` are used as passed. Every element of the outputs is written. Queries without
 // visible entries and heads with a sink of +inf contribute exactly 0; rows that no query sees get
-// 0. Ranges, and a second source, whose gradient is dextra_kv, are those of forward(). sm100 refuses
-// them.
+// 0. Ranges, and a second source, whose gradient is dextra_kv, are those of forward(). sm100
+// refuses them.
 //
 // With f64, which is for the CPU, every tensor that is f32 above is f64.
 //
