@@ -24,7 +24,7 @@ help:
 	@echo "make soak          $(SOAK_ITERATIONS) random calls of each all-to-all on random worlds"
 	@echo "make test-gpu-python  the Python tests that need a GPU, with torch"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
-	@echo "make asan          the test suite under AddressSanitizer and UBSan, without ASAN_SKIP=regex, for ASAN_ISAS"
+	@echo "make asan          the tests under AddressSanitizer and UBSan for ASAN_ISAS, without those that match ASAN_SKIP; ASAN_SIMULATOR=OFF: without the simulator"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
 	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
 	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
@@ -161,7 +161,8 @@ test-gpu-python:
 
 asan:
 	@tools/setup
-	cmake --preset asan $(once) $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)')
+	cmake --preset asan $(once) $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)') \
+	  $(if $(ASAN_SIMULATOR),-DWINNOW_SIMULATOR=$(ASAN_SIMULATOR))
 	cmake --build --preset asan
 	ctest --preset asan -j2 $(if $(ASAN_SKIP),-E '$(ASAN_SKIP)')
 
