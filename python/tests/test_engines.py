@@ -261,8 +261,10 @@ def logits_problem(device, s_q=7, h=8, s_k=300, d=128):
 
 
 def near(got, want):
+    """Products of f8 on GPUs are added with fewer bits: by scores.md up to 1 is right here."""
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-4, atol=1e-2)
+    atol = 0.2 if got.is_cuda else 1e-2
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-4, atol=atol)
 
 
 def from_start(want, start, width):
@@ -343,7 +345,7 @@ def test_paged_logits_as_engines_call_them(device):
     logits = deep_gemm.fp8_paged_mqa_logits(
         q, cache, weights, lens, tables[::2], None, 200, clean_logits=False
     )
-    near(logits.cpu()[visible], want[visible])
+    near(logits[visible.to(device)], want[visible])
     # Its queries one by one, with a length each.
     one_by_one = deep_gemm.fp8_paged_mqa_logits(
         q.flatten(0, 1).unsqueeze(1), cache, weights, lens.view(-1, 1), tables, None, 200,
@@ -356,7 +358,7 @@ def test_paged_logits_as_engines_call_them(device):
     logits = deep_gemm.fp8_fp4_paged_mqa_logits(
         (q, None), apart[:, 1], weights, lens, order, None, 200, None
     )
-    near(logits.cpu()[visible], want[visible])
+    near(logits[visible.to(device)], want[visible])
 
 
 LOGITS_REFUSALS = [

@@ -194,7 +194,11 @@ def flash_mla_with_kvcache(
         if not flag(name, "causal", causal) and shape_of(name, "q", q)[1:2] != (1,):
             of_each = (len(lens), q.shape[1])  # every query sees all rows
             lens = lens[:, None]
-            lens = lens.expand(of_each) if hasattr(lens, "expand") else lens.repeat(of_each[1], 1)
+            lens = (
+                lens.expand(of_each).contiguous()
+                if hasattr(lens, "expand")
+                else lens.repeat(of_each[1], 1)
+            )
         out, lse = renamed(
             name,
             _NAMES_OF_DECODE,
