@@ -29,6 +29,7 @@ void launch_early_kernel(const std::uint32_t* in, std::uint32_t* out);
 // conformance_copy.cu
 void launch_cp_async(const std::uint32_t* in, std::uint32_t* out);
 void launch_cp_async_words(const std::uint32_t* in, std::uint32_t* out);
+void launch_cp_async_groups(const std::uint32_t* in, std::uint32_t* out);
 void launch_bulk(const std::uint32_t* in, std::uint32_t* out);
 void launch_global_proxy(const std::uint32_t* in, std::uint32_t* out);
 

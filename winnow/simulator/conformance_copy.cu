@@ -1,6 +1,7 @@
 // Conformance: cp.async, bulk copies, and boxes of tensors.
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/copy.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
@@ -62,6 +63,27 @@ __global__ void cp_async_words_kernel(const std::uint32_t* in, std::uint32_t* ou
   mbarrier_arrive_cp_async(barrier);
   mbarrier_wait(barrier, 0, "copied", 0);
   copy_out(smem, 4 * kCopiedWords, out);
+}
+
+// in: [1024], in two groups of copies, of 16 bytes a thread; out: the same, each 16 bytes by the
+// thread beside that which copied them.
+__global__ void cp_async_groups_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  const std::uint32_t smem = shared_address(dynamic_shared<1024>());
+  const int own = static_cast<int>(threadIdx.x), other = own ^ 1;
+  for (int group = 0; group < 2; ++group) {
+    const int at = 512 * group + 4 * own;
+    cp_async(smem + 4 * at, in + at);
+    cp_async_commit();
+  }
+  const auto read = [&](int group) {
+    __syncwarp();
+    const int at = 512 * group + 4 * other;
+    for (int i = at; i < at + 4; ++i) out[i] = ld_shared<std::uint32_t>(smem + 4 * i);
+  };
+  cp_async_wait<1>();
+  read(0);
+  cp_async_wait<0>();
+  read(1);
 }
 
 // in: [1024], which come in four copies to two barriers; out: [1024] what came plus its place,
@@ -165,6 +187,9 @@ void launch_cp_async(const std::uint32_t* in, std::uint32_t* out) {
 }
 void launch_cp_async_words(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(cp_async_words_kernel, 1, kThreads, 4 * kCopiedWords + 8, nullptr, in, out);
+}
+void launch_cp_async_groups(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(cp_async_groups_kernel, 1, kThreads, 4096, nullptr, in, out);
 }
 void launch_bulk(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(bulk_kernel, 1, kThreads, 4096 + 16, nullptr, in, out);

@@ -37,6 +37,11 @@ TEST_F(Conformance, CopiesOfWordsWithZeroFill) {
   }
 }
 
+TEST_F(Conformance, GroupsOfCopies) {
+  const Words in = random_words(1024, 19), out = run(launch_cp_async_groups, in, 1024);
+  EXPECT_EQ(out, in);
+}
+
 TEST_F(Conformance, BulkCopies) {
   const Words in = random_words(1024, 12), out = run(launch_bulk, in, 1024);
   for (std::size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], in[i] + i) << i;

@@ -221,7 +221,7 @@ TEST(CommandLine, InfoTellsBackendsAndReasons) {
 TEST(CommandLine, InfoTellsWhichOperationsRunHereOrWhyNot) {
   const json info = json::parse(run("info --json").output);
   const std::string text = run("info").output;
-  ASSERT_EQ(info["operations"].size(), 20u);
+  ASSERT_EQ(info["operations"].size(), 21u);
   for (const auto& operation : info["operations"]) {
     EXPECT_EQ(operation["cpu"], (json{{"backend", "cpu"}, {"reason", ""}}));
     const std::string backend = operation["gpu"]["backend"], reason = operation["gpu"]["reason"];
