@@ -22,7 +22,7 @@ struct QueryRanges {
 static_assert(sizeof(QueryRanges) == sizeof(int4));
 
 // One source: a list or, with key_start, a range for each query.
-struct SourceView {
+struct JointSource {
   GatherView list;
   RangeView ranges;
 
@@ -36,11 +36,11 @@ struct SourceView {
 };
 
 // Of the sources of a problem, queries from `first` on, numbered from 0.
-inline SourceView source_view(const Problem& problem, const Source& source, std::int64_t first) {
+inline JointSource joint_source(const Problem& problem, const Source& source, std::int64_t first) {
   Problem alone;
   static_cast<Source&>(alone) = source;
   alone.q = problem.q;
-  SourceView view{gather_view(alone), range_view(alone)};
+  JointSource view{gather_view(alone), range_view(alone)};
   const auto skip = [first](const std::int32_t*& data, std::int64_t stride) {
     if (data != nullptr) data += first * stride;
   };
@@ -54,14 +54,14 @@ inline SourceView source_view(const Problem& problem, const Source& source, std:
 
 // The sources, and what is found out of each query before its entries are wanted.
 struct SourcesParams {
-  SourceView first, extra;
+  JointSource first, extra;
   QueryRanges* ranges;    // [queries]; null where both sources are lists
   std::int32_t* lengths;  // [queries]: all entries, those of ranges and the valid ones of lists
 };
 
 inline SourcesParams sources_params(const Problem& problem, std::int64_t first_query) {
-  return {source_view(problem, problem, first_query),
-          source_view(problem, problem.extra, first_query), nullptr, nullptr};
+  return {joint_source(problem, problem, first_query),
+          joint_source(problem, problem.extra, first_query), nullptr, nullptr};
 }
 
 __device__ __forceinline__ QueryRanges ranges_of(const SourcesParams& p, std::int64_t query) {
