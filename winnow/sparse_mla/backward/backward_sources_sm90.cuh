@@ -90,16 +90,20 @@ struct OneList {
 struct ListedEntries {
   const SourcesParams& p;
   std::int64_t query;
+  int first_entries, extra_entries;  // one reading of the lengths, whoever rewrites them
 
-  __device__ __forceinline__ int count() const {
-    return p.first.entries(query) + p.extra.entries(query);
-  }
+  __device__ __forceinline__ ListedEntries(const SourcesParams& sources, std::int64_t of_query)
+      : p(sources),
+        query(of_query),
+        first_entries(sources.first.entries(of_query)),
+        extra_entries(sources.extra.entries(of_query)) {}
+  __device__ __forceinline__ int count() const { return first_entries + extra_entries; }
   // Entries that the query does not see are loaded as -1.
   __device__ __forceinline__ std::uint32_t visible() const { return std::uint32_t{1} << 31; }
   __device__ __forceinline__ auto loads() const {
     const std::int32_t* const indices = p.first.list.indices + query * p.first.list.indices_stride;
     const std::int32_t* const extra = p.extra.list.indices + query * p.extra.list.indices_stride;
-    return [indices, extra, first_entries = p.first.entries(query),
+    return [indices, extra, first_entries = first_entries,
             visible = visible_rows(p.first.list, query),
             extra_visible = visible_rows(p.extra.list, query),
             rows = static_cast<std::int32_t>(p.first.list.s_kv)](int at, int lane = 0) {
