@@ -27,6 +27,7 @@ void launch(const ScoresPagedParams& params, cudaStream_t stream) {
   stored.clean = params.clean;
   stored.aligned = reinterpret_cast<std::uintptr_t>(stored.scores) % 16 == 0 &&
                    stored.stride0 % 4 == 0 && stored.stride1 % 4 == 0;
+  if (params.num_pages == 0) stored.absent_table = static_cast<int>(params.table);
   constexpr int kBytes = sizeof(PagedLayout<Shape, true>);
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedScores>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
