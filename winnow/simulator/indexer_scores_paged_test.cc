@@ -17,6 +17,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"lengths-out-of-range", {"random:4"}},
     {"absent", {"late"}},
     {"no-page", {"eager"}},
+    {"left-no-page", {"eager"}},
     {"columns0", {"eager"}},
     {"columns130", {"random:5"}},
     {"columns9000", {"random:6"}},

@@ -44,6 +44,9 @@ std::vector<DenseCase> make_cases() {
     list.push_back({lengths, testing::numbered("left", columns), columns, false});
     list.push_back({of_queries, testing::numbered("left-of-queries", columns), columns, false});
   }
+  PagedCase no_page = lengths;
+  no_page.num_pages = 0;
+  list.push_back({no_page, "left-no-page", 400, false});
   PagedCase strided = lengths;
   strided.layout = Layout::wide;
   list.push_back({strided, "columns700-wide", 700});

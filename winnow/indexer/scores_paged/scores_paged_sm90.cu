@@ -27,14 +27,18 @@ void launch(const ScoresPagedParams& params, cudaStream_t stream) {
   stored.clean = params.clean;
   stored.aligned = reinterpret_cast<std::uintptr_t>(stored.scores) % 16 == 0 &&
                    stored.stride0 % 4 == 0 && stored.stride1 % 4 == 0;
+  if (params.num_pages == 0) stored.absent_table = static_cast<int>(params.table);
   constexpr int kBytes = sizeof(PagedLayout<Shape, true>);
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedScores>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
   const std::int64_t all = params.b * groups_of_a_sequence<Shape>(params);
-  for (std::int64_t group = 0; group < all; group += kMostGroups) {
+  // The tiles of a launch are counted in 32 bits.
+  const std::int64_t tiles = std::max<std::int64_t>((params.table + 1) / 2, 1);
+  const std::int64_t most = std::min<std::int64_t>(INT32_MAX / tiles, kMostGroups);
+  for (std::int64_t group = 0; group < all; group += most) {
     p.line.first_group = group;
-    p.line.groups = static_cast<int>(std::min<std::int64_t>(all - group, kMostGroups));
+    p.line.groups = static_cast<int>(std::min(all - group, most));
     kRuntime.check(device::launch_early(kernel, blocks, kPagedThreads, kBytes, stream, p),
                    "launch");
   }

@@ -14,6 +14,8 @@ struct PagedScores {
   int columns;
   bool clean;    // -inf behind what a query sees
   bool aligned;  // every row to 16 bytes
+  // Pages of a row of block_tables where the cache has none: positions without tiles, all absent.
+  int absent_table;
 
   __device__ float* of_group(const PageLine& line, int group) const {
     const QueryGroup queries = query_group(line, group);
@@ -28,19 +30,27 @@ struct PagedScores {
         visible && row < seen ? score + 0.0f : device::negative_infinity();
   }
 
-  // -inf behind the tiles of every group, by a warp of each block. `rows`: those that a group sees.
+  // -inf behind the tiles of every group, by a warp of each block; unless `clean`, to the end of
+  // what a query sees. `rows`: those that a group sees.
   __device__ void store_rest(const PageLine& line, const std::int32_t* rows) const {
-    if (!clean) return;
+    if (!clean && absent_table == 0) return;
+    PageLine seen = line;
+    seen.table = absent_table;
     const std::int64_t parts = device::ceil_div(std::int64_t{columns}, std::int64_t{kRestColumns});
     const std::int64_t items = std::int64_t{line.groups} * line.queries * parts;
     const float rest = device::negative_infinity();
     for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
       const int place = static_cast<int>(item / parts), query = place % line.queries;
       const int group = place / line.queries;
-      if (query >= query_group(line, group).count) continue;
+      const QueryGroup queries = query_group(line, group);
+      if (query >= queries.count) continue;
       const std::int64_t part = item % parts * kRestColumns;
       const std::int64_t behind = device::ceil_div(rows[group], kPagedTileRows) * kPagedTileRows;
-      const std::int64_t end = min(part + kRestColumns, std::int64_t{columns});
+      std::int64_t end = min(part + kRestColumns, std::int64_t{columns});
+      if (!clean) {
+        const int visible = rows_of_query(seen, queries.sequence, queries.first + query);
+        end = min(end, std::int64_t{visible});
+      }
       float* const out = of_group(line, group) + query * stride1;
       for (std::int64_t at = max(part, behind) + 4 * (threadIdx.x % 32); at < end; at += 4 * 32) {
         if (aligned && at + 4 <= end) {

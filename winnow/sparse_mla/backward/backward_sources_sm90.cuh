@@ -22,7 +22,7 @@ struct QueryRanges {
 static_assert(sizeof(QueryRanges) == sizeof(int4));
 
 // One source: a list or, with key_start, a range for each query.
-struct SourceView {
+struct JointSource {
   GatherView list;
   RangeView ranges;
 
@@ -36,11 +36,11 @@ struct SourceView {
 };
 
 // Of the sources of a problem, queries from `first` on, numbered from 0.
-inline SourceView source_view(const Problem& problem, const Source& source, std::int64_t first) {
+inline JointSource joint_source(const Problem& problem, const Source& source, std::int64_t first) {
   Problem alone;
   static_cast<Source&>(alone) = source;
   alone.q = problem.q;
-  SourceView view{gather_view(alone), range_view(alone)};
+  JointSource view{gather_view(alone), range_view(alone)};
   const auto skip = [first](const std::int32_t*& data, std::int64_t stride) {
     if (data != nullptr) data += first * stride;
   };
@@ -54,14 +54,14 @@ inline SourceView source_view(const Problem& problem, const Source& source, std:
 
 // The sources, and what is found out of each query before its entries are wanted.
 struct SourcesParams {
-  SourceView first, extra;
+  JointSource first, extra;
   QueryRanges* ranges;    // [queries]; null where both sources are lists
   std::int32_t* lengths;  // [queries]: all entries, those of ranges and the valid ones of lists
 };
 
 inline SourcesParams sources_params(const Problem& problem, std::int64_t first_query) {
-  return {source_view(problem, problem, first_query),
-          source_view(problem, problem.extra, first_query), nullptr, nullptr};
+  return {joint_source(problem, problem, first_query),
+          joint_source(problem, problem.extra, first_query), nullptr, nullptr};
 }
 
 __device__ __forceinline__ QueryRanges ranges_of(const SourcesParams& p, std::int64_t query) {
@@ -90,16 +90,20 @@ struct OneList {
 struct ListedEntries {
   const SourcesParams& p;
   std::int64_t query;
+  int first_entries, extra_entries;  // one reading of the lengths, whoever rewrites them
 
-  __device__ __forceinline__ int count() const {
-    return p.first.entries(query) + p.extra.entries(query);
-  }
+  __device__ __forceinline__ ListedEntries(const SourcesParams& sources, std::int64_t of_query)
+      : p(sources),
+        query(of_query),
+        first_entries(sources.first.entries(of_query)),
+        extra_entries(sources.extra.entries(of_query)) {}
+  __device__ __forceinline__ int count() const { return first_entries + extra_entries; }
   // Entries that the query does not see are loaded as -1.
   __device__ __forceinline__ std::uint32_t visible() const { return std::uint32_t{1} << 31; }
   __device__ __forceinline__ auto loads() const {
     const std::int32_t* const indices = p.first.list.indices + query * p.first.list.indices_stride;
     const std::int32_t* const extra = p.extra.list.indices + query * p.extra.list.indices_stride;
-    return [indices, extra, first_entries = p.first.entries(query),
+    return [indices, extra, first_entries = first_entries,
             visible = visible_rows(p.first.list, query),
             extra_visible = visible_rows(p.extra.list, query),
             rows = static_cast<std::int32_t>(p.first.list.s_kv)](int at, int lane = 0) {
