@@ -179,7 +179,7 @@ def fp8_mqa_logits(
         logits[i,t] = scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
 
     Args:
-        q: [s_q, h, d], float8_e4m3fn, or a pair of them and None.
+        q: [s_q, h, d], float8_e4m3fn, or a pair of that and None; h 1 to 128, d 128 or 64.
         kv: (k [s_k, d], float8_e4m3fn; scale [s_k], float32).
         weights: [s_q, h], float32 or bfloat16.
         cu_seq_len_k_start, cu_seq_len_k_end: [s_q], int32: the keys that each query sees.
@@ -274,7 +274,7 @@ def fp8_paged_mqa_logits(
     """The indexer's scores over a paged cache, as DeepGEMM's function of this name before 2.8.
 
     Args:
-        q: [b, next_n, h, d], float8_e4m3fn, or a pair of them and None.
+        q: [b, next_n, h, d], float8_e4m3fn, or a pair of that and None; h 1 to 128, d 128 or 64.
         kv_cache: [blocks, 64, 1, d + 4], uint8: in each block 64 keys, then their 64 scales as
             float32; blocks may be apart.
         weights: [b * next_n, h], float32 or bfloat16.

@@ -144,7 +144,7 @@ def flash_mla_with_kvcache(
         q: [b, s_q, h_q, 576 or 512], bfloat16.
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
             "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
-            [..., 576 or 512], bfloat16.
+            [..., 576], bfloat16; on the CPU also [..., 512].
         block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
