@@ -5,7 +5,8 @@
 
 namespace winnow::indexer {
 
-// Rows in a page of a paged cache: rows * d bytes of f8_e4m3, then as many scales in f32.
+// The rows in a page. A page of rows with d columns has kPageRows * d bytes of f8_e4m3, then
+// kPageRows scales in f32.
 inline constexpr std::int64_t kPageRows = 64;
 constexpr std::int64_t page_bytes(std::int64_t d) { return kPageRows * (d + 4); }
 

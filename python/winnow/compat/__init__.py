@@ -1,11 +1,11 @@
 """Functions with the signatures and conventions of other libraries, for code that used them.
 
-Each is a thin wrapper over ``winnow.sparse_mla`` or ``winnow.paged_xl`` and takes what they take.
+Each is a thin wrapper over a function of this package and takes what that takes.
 ``winnow.compat.flash_mla`` is a module that replaces ``flash_mla``, and
 ``winnow.compat.deep_ep`` and ``winnow.compat.deep_gemm``, which need torch, those of their names;
-``install()`` puts one in that place for code that cannot be edited. So does what ``path()`` returns
-on PYTHONPATH, also in the processes that a server starts. ``python -m winnow.compat check FOLDER``
-lists which calls of a package they take.
+``install()`` puts one in that place for code that cannot be edited. The folders that ``path()``
+returns do the same on PYTHONPATH, also in the processes that a server starts.
+``python -m winnow.compat check FOLDER`` lists which calls of a package they take.
 """
 
 import os
@@ -69,8 +69,13 @@ def install(name: str) -> ModuleType:
 
 
 def path(*names: str) -> str:
-    """Folders for PYTHONPATH where imports of these libraries, and of no others, find the modules
-    that replace them, deep_ep if none is named; several are joined as PYTHONPATH wants them.
+    """Folders for PYTHONPATH where imports of the named libraries find what replaces them here.
+
+    Args:
+        names: of "deep_ep", "deep_gemm" and "flash_mla"; "deep_ep" if there is none.
+
+    Returns:
+        One folder for each name, joined as PYTHONPATH wants them.
 
     Raises:
         ValueError: there is no such module here.

@@ -1,8 +1,8 @@
-"""``python -m winnow.compat``: the modules that stand in for other libraries, for programs that
-cannot be edited.
+"""``python -m winnow.compat``: the modules that replace other libraries, for programs that cannot
+be edited.
 
-``path NAME...`` prints folders for PYTHONPATH with the named ones, and ``check FOLDER`` which calls
-of a package they take.
+``path NAME...`` prints folders for PYTHONPATH with the named ones, and ``check FOLDER`` lists which
+calls of a package they take.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """A module that replaces deep_gemm for the scores of the lightning indexer, in 8 bits.
 
-Names, arguments and results are those of DeepGEMM, of 2.8 and of the build that SGLang uses, as on
-Hopper: queries without scales of their own, float32 results. Columns that a query does not see are
--inf where DeepGEMM leaves them as they are. Every other name of deep_gemm raises an error: its
-matrix products are not here. It needs torch.
+Names, arguments and results are those of DeepGEMM 2.8, and of the build that SGLang uses, as on
+Hopper: queries have no scales of their own, and results are float32. Columns that a query does not
+see are -inf where DeepGEMM leaves them as they are, but in the paged functions only with
+clean_logits. Every other name of deep_gemm raises an AttributeError: its matrix products are not
+here. It needs torch.
 """
 
 import operator
@@ -46,8 +47,8 @@ _NAMES_OF_PAGED = {
 
 
 class NotStoodIn(Error, AttributeError):
-    """A name of deep_gemm that is not here, which getattr() with a default and hasattr() take for
-    absent."""
+    """A name of deep_gemm that is not here: an AttributeError, so that hasattr() finds nothing, and
+    neither does getattr() with a default."""
 
 
 def __getattr__(name: str) -> NoReturn:
@@ -178,11 +179,11 @@ def fp8_mqa_logits(
         logits[i,t] = scale[t] * sum over h of weights[i,h] * max(0, dot(q[i,h,:], k[t,:]))
 
     Args:
-        q: [s_q, h, d], float8_e4m3fn, or a pair of them and None.
+        q: [s_q, h, d], float8_e4m3fn, or a pair of that and None; h 1 to 128, d 128 or 64.
         kv: (k [s_k, d], float8_e4m3fn; scale [s_k], float32).
         weights: [s_q, h], float32 or bfloat16.
         cu_seq_len_k_start, cu_seq_len_k_end: [s_q], int32: the keys that each query sees.
-        clean_logits: -inf for the others, which are it in any case.
+        clean_logits: True or False; the columns of other keys are -inf in any case.
         max_seqlen_k: if not 0, columns of a result whose row i begins with key
             cu_seq_len_k_start[i].
         logits_dtype: torch.float32.
@@ -215,8 +216,9 @@ def fp8_fp4_mqa_logits(
 ) -> Tensor:
     """fp8_mqa_logits() under DeepGEMM's newer name, for data in 8 bits.
 
-    DeepGEMM 2.8 has max_seqlen_k in the place of clean_logits and a plan in the place behind, and
-    its result always has max_seqlen_k columns: a number there, which is no bool, is taken for it.
+    DeepGEMM 2.8 has max_seqlen_k in the place of clean_logits and schedule_meta, which is not read
+    here, in the next; its result always has max_seqlen_k columns. A clean_logits that is a number
+    and no bool is taken for max_seqlen_k.
     """
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
@@ -272,7 +274,7 @@ def fp8_paged_mqa_logits(
     """The indexer's scores over a paged cache, as DeepGEMM's function of this name before 2.8.
 
     Args:
-        q: [b, next_n, h, d], float8_e4m3fn, or a pair of them and None.
+        q: [b, next_n, h, d], float8_e4m3fn, or a pair of that and None; h 1 to 128, d 128 or 64.
         kv_cache: [blocks, 64, 1, d + 4], uint8: in each block 64 keys, then their 64 scales as
             float32; blocks may be apart.
         weights: [b * next_n, h], float32 or bfloat16.
@@ -310,7 +312,7 @@ def fp8_fp4_paged_mqa_logits(
     indices: Any = None,
 ) -> Tensor:
     """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 has
-    indices in the place of clean_logits: None there is taken for them."""
+    indices in the place of clean_logits: None or a tensor there is taken for them."""
     name = "fp8_fp4_paged_mqa_logits"
     if clean_logits is None or isinstance(clean_logits, torch.Tensor):
         indices, clean_logits = clean_logits, False

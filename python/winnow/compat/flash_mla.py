@@ -3,8 +3,8 @@
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
 may change between calls, and every number of heads is taken. Dense attention is here for decode
-alone, and refused by name elsewhere.
-Arguments that only SGLang's build of FlashMLA has, or its branch nv_dev, are taken by keyword.
+alone; FlashMLA's other functions for it raise an error. Arguments that only SGLang's build of
+FlashMLA has are taken by keyword.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def flash_mla_with_kvcache(
         q: [b, s_q, h_q, 576 or 512], bfloat16.
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
             "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
-            [..., 576 or 512], bfloat16.
+            [..., 576], bfloat16; on the CPU also [..., 512].
         block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
@@ -266,11 +266,12 @@ def flash_mla_sparse_fwd(
         sm_scale: of the logits.
         d_v: 512.
         attn_sink: [h_q], float32. topk_length: [s_q], int32.
-        indexer_topk: N: a further result, the lse over the first N entries of indices; 0: none. The
-            argument of nv_dev, which stands before the others; at a price of a second call.
+        indexer_topk: if not 0, a further result is the lse over that many first entries of
+            indices, at the price of a second call. An argument of FlashMLA's branch nv_dev,
+            where it stands before the others: give it by keyword.
         out: [s_q, h_q, 512], as q, to write into; new if None.
         use_legacy: a choice between kernels of SGLang's build; not read.
-        return_log2_lse: max_logits and lse are logarithms of base 2.
+        return_log2_lse: max_logits and lse are in base 2.
 
     Returns:
         (out [s_q, h_q, 512], max_logits [s_q, h_q], lse [s_q, h_q]), and with indexer_topk the

@@ -1,7 +1,7 @@
 """A plugin of vLLM, which loads it in each of its processes: an entry point vllm.general_plugins.
 
-With WINNOW_VLLM=1 in the environment it puts winnow.compat.flash_mla behind vLLM's copy of
-flash_mla, before a model is loaded; otherwise it does nothing.
+With WINNOW_VLLM=1 in the environment it makes vLLM call winnow.compat.flash_mla in the place of its
+copy of flash_mla, before a model is loaded; otherwise it does nothing.
 """
 
 import logging
@@ -52,7 +52,7 @@ def register() -> None:
     if version.split("+")[0] not in VERSIONS:
         wanted = f"{' or '.join(VERSIONS)}, or no WINNOW_VLLM=1"
         refuse("winnow.compat.vllm_plugin", "vllm", wanted, version)
-    sys.modules[_COPY] = flash_mla  # first, for the door imports from it
+    sys.modules[_COPY] = flash_mla  # first, since that module imports from it
     door = import_module(_DOOR)
     ours: Dict[str, Any] = {name: getattr(flash_mla, name) for name in _NAMES}
     ours["is_flashmla_sparse_supported"] = _is_supported
@@ -60,7 +60,7 @@ def register() -> None:
     theirs = {name: getattr(door, name, None) for name in ours}
     if missing := [name for name, found in theirs.items() if found is None]:
         refuse("winnow.compat.vllm_plugin", _DOOR, f"a module with {missing[0]}", version)
-    # Also in the modules that have taken them from the door before.
+    # Also in the modules that have imported them from there before.
     for module in [m for name, m in sys.modules.items() if name.startswith("vllm.") and m]:
         for name, found in theirs.items():
             if vars(module).get(name) is found:

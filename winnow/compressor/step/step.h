@@ -56,8 +56,10 @@ struct StepArgs {
 // contains an unspecified mixture of them.
 //
 // Sizes: any tokens and n, including 0, and sequences without new tokens. No two sequences have the
-// same state. Strides, memory, streams and errors: as forward(); a state or rows that overlap each
-// other or an input are refused. Returns the backend that ran.
+// same state. Strides, memory, streams and errors: as forward(); a state, rows, a cache or pages
+// that overlap each other or an input are refused. Strides of a cache, and on a GPU the alignment
+// of caches and pages, are as sparse_mla::store() and indexer::quantize() want them. Returns the
+// backend that ran.
 WINNOW_EXPORT Backend step(const StepArgs& args, const RunOptions& options = {});
 
 }  // namespace winnow::compressor

@@ -27,8 +27,8 @@ struct ScoresArgs {
 
 // scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
 // the visibility of topk(). The score is -inf if the index is outside of [0, s_k) or query i does
-// not see the row; where `clean` is false, dense scores of rows that it does not see are -inf or
-// left as they are, and a GPU spends no time on rows that none of a few queries sees. Dense scores
+// not see the row. Where `clean` is false, dense scores of rows that it does not see are -inf or
+// left as they are; sm90 then skips rows that none of a few neighbouring queries sees. Dense scores
 // are those that topk() compares, bit for bit, so that its choice can be checked. They fill
 // [s_q, s_k]: topk() itself needs no such memory.
 //

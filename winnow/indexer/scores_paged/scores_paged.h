@@ -25,9 +25,9 @@ struct ScoresPagedArgs {
 // max_context is 0 to 2^31 - 128, and may be more or less than the tables have room for. The scores
 // are those that topk_paged() compares, and those of scores() of the same keys, bit for bit.
 //
-// Neither backend wants scratch memory that grows with the call. Limits, strides, memory, streams
-// and errors are those of topk_paged(): scores that overlap an input are refused. Returns the
-// backend that ran.
+// There is no workspace, and scratch memory does not grow with the call. Limits, strides, memory,
+// streams and errors are those of topk_paged(): scores that overlap an input are refused. Returns
+// the backend that ran.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend scores_paged(const ScoresPagedArgs& args, const RunOptions& options = {});

@@ -44,7 +44,7 @@ struct DecodeArgs {
   TensorView workspace{};
 };
 
-// Attention of every query over the cache rows that an indexer chose for it:
+// Attention of every query over the cache rows that `indices` names, or all of its sequence:
 //   x[i,s,h,j] = scale * dot(q[i,s,h,:], row(indices[i,s,j]))     over the visible entries j
 //   lse = log sum_j exp(x)   (natural logarithm, without the sink)
 //   out = sum_j exp(x - lse') * row(indices[i,s,j])[:512]
@@ -79,12 +79,12 @@ struct DecodeArgs {
 // tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
 // by 4 bytes per entry, with topk or n * block_size. Repeated calls give bitwise equal results, on
 // the CPU with any number of threads and whatever batch_invariant is. On sm90 topk, extra_topk, n *
-// block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows of q, out and caches
-// begin at multiples of 16 bytes, as do the blocks of fp8_584. The call allocates nothing and
-// neither waits nor reads lengths on the host, so a CUDA graph may capture it and replay it with
-// other contents. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error
-// (invalid_argument) naming the argument, before anything is written; Error (unsupported) if no
-// backend, or not the forced one, can run it.
+// block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows have 576 columns
+// with block_tables; rows of q, out and caches begin at multiples of 16 bytes, as do the blocks of
+// fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so
+// a CUDA graph may capture it and replay it with other contents. Streams: see Stream. Thread-safe.
+// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
+// anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); the caches in f8 are those of FlashMLA.
 WINNOW_EXPORT Backend decode(const DecodeArgs& args, const RunOptions& options = {});

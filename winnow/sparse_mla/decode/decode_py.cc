@@ -42,7 +42,8 @@ row(t) is what slot t = block * block_size + offset of the cache holds: float8 v
 by the scales stored beside them and rounded to bfloat16. An entry is visible if j < topk_length and
 its slot is in the cache. With block_tables the entries are the positions of the sequence, position
 t being row t % block_size of block block_tables[i, t // block_size]; query s sees those below
-context_lens[i] - s_q + s + 1, or below context_lens[i,s]. sink = attn_sink[h], or -inf without one. A query without visible entries
+context_lens[i] - s_q + s + 1, or below context_lens[i,s]. On a GPU rows have 576
+columns with block_tables. sink = attn_sink[h], or -inf without one. A query without visible entries
 gets out = 0 and lse = -inf.
 
 Args:
