@@ -155,6 +155,12 @@ Backend run(const StepArgs& args, const RunOptions& options) {
   const Backend backend = choose_backend(kOperation, device, options, kImplemented);
   if (backend == Backend::cuda) {
     check_for_cuda(check, args.kv, args.state_slots.size(0));
+    constexpr std::int64_t kMost = std::int64_t{1} << 32;  // the kernel's numbers of four are ints
+    const std::int64_t kept = std::min(args.kv.size(0), args.state.size(1)) * args.kv.size(1);
+    if (kept > kMost) {
+      check.unsupported("cuda: want up to 2^32 elements of kv that a state keeps, got " +
+                        std::to_string(kept));
+    }
     if (args.cache.present()) {
       sparse_mla::check_cache_for_gpu(check, "cache", args.cache, params.cache.format);
     }

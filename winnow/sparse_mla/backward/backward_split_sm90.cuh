@@ -190,7 +190,8 @@ __device__ __forceinline__ void select_entries(const Params& p, int query, const
     __syncwarp();
     if (range < 0) return;
     const int rank = __popc(same & ((1u << lane) - 1));
-    list[first + rank] = index;
+    // A list that is rewritten meanwhile may have other counts now.
+    if (first + rank < entries) list[first + rank] = index;
     if (rank == 0) counts[range][warp] = first + __popc(same);
   });
 }
