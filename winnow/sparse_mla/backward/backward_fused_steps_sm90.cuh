@@ -114,9 +114,11 @@ __device__ __forceinline__ void order_entries(const OrderParams& p, std::int64_t
   // Written side by side, where they fit.
   std::int32_t* const ordered = p.ordered + query * p.rows.topk;
   std::int32_t* const to = entries <= kStaged ? staged : ordered;
+  // A list that is rewritten meanwhile may have more in a range now.
+  const int room = entries <= kStaged ? kStaged : static_cast<int>(p.rows.topk);
   for_each_entry(list, entries, [&](std::int32_t index) {
     const int at = atomicAdd(&place[index >> p.shift], 1);
-    if (at < entries) to[at] = index;  // a list that is rewritten meanwhile may have more now
+    if (at < room) to[at] = index;
   });
   if (to == ordered) return;
   __syncthreads();
