@@ -10,9 +10,16 @@
 
 #include "winnow/cache/cache_view.cuh"
 #include "winnow/core/f8_scale.h"
+#include "winnow/core/slots.h"
 #include "winnow/device/common/warp.cuh"
 
 namespace winnow::cache {
+
+// Reads the slot once for each use: another stream may rewrite it.
+__device__ __forceinline__ std::int64_t read_slot(const Slots& slots, std::int64_t row) {
+  return slots.wide ? static_cast<const volatile std::int64_t*>(slots.data)[row]
+                    : static_cast<const volatile std::int32_t*>(slots.data)[row];
+}
 
 // The bits of the largest magnitude of what kLanes neighbouring lanes hold. Magnitudes order as
 // their bits do, NaN above infinity above the rest.

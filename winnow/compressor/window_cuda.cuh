@@ -2,8 +2,9 @@
 // bitwise the same rows. Included by .cu files.
 //
 // A team of threads has a window: `lanes` threads have neighbouring columns, and `groups` of so
-// many threads have a range of its slots each. How large teams are depends on the shape of a window
-// alone. Products and sums are written so that the compiler has no choice how to contract them.
+// many threads have a range of its slots each. How many groups there are depends on the shape of a
+// window alone, and the lanes' sums have one order however many lanes there are. Products and sums
+// are written so that the compiler has no choice how to contract them.
 #pragma once
 
 #include <algorithm>

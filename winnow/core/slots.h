@@ -6,6 +6,7 @@
 
 #include "winnow/core/backend.h"
 #include "winnow/core/export.h"
+#include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/tensor.h"
 
@@ -20,6 +21,7 @@ struct Slots {
   explicit Slots(const ConstTensorView& view)
       : data(view.data()), wide(view.present() && view.dtype() == DType::i64) {}
 
+  WINNOW_HOST_DEVICE constexpr bool present() const { return data != nullptr; }
   // Reads the slot once: another thread may rewrite it during the call.
   std::int64_t operator[](std::int64_t row) const {
     return wide ? read_once(static_cast<const std::int64_t*>(data) + row)

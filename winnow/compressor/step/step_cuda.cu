@@ -150,11 +150,6 @@ struct StateLoader {
   }
 };
 
-__device__ __forceinline__ std::int64_t slot_of(const Slots& slots, std::int64_t token) {
-  return slots.wide ? static_cast<const volatile std::int64_t*>(slots.data)[token]
-                    : static_cast<const volatile std::int32_t*>(slots.data)[token];
-}
-
 // Writes a row into the cache or the pages, where `inside`: the columns of a thread as kv's type T,
 // or as floats, has them. The whole warp calls it.
 template <class T>
@@ -200,7 +195,7 @@ __device__ __forceinline__ void compute_window(const KernelParams& params, const
   const bool stored = params.stored != Stored::nowhere;
   const bool leads = thread.lane == 0 && thread.group == 0;
   std::int64_t slot = -1;
-  if (stored && leads && inside) slot = slot_of(params.slots, token);
+  if (stored && leads && inside) slot = cache::read_slot(params.slots, token);
   const Factors<kAligned> factors(p, std::int64_t{w} * p.ratio, column);
   Sums sums = Sums::of_none();
   if (inside) add_range(loader, Range(p, thread.group), w == 0 ? p.slots() - p.ratio : 0, sums);

@@ -22,8 +22,8 @@ struct KernelParams {
   Rows<std::uint8_t*> rows;
   Rows<float*> scale;
   KeyPages pages;
-  const void* slots;
-  bool wide_slots, power_of_two;
+  Slots slots;
+  bool power_of_two;
 };
 
 // Neighbouring elements, moved whole where their place is aligned.
@@ -69,16 +69,13 @@ __global__ void __launch_bounds__(kWarpSize* kWarps)
 
   std::uint8_t* elements;
   float* scale_at;
-  if (p.slots == nullptr) {
+  if (!p.slots.present()) {
     elements = p.rows.data + i * p.rows.stride0 + h * p.rows.stride1;
     scale_at = p.scale.data + i * p.scale.stride0 + h * p.scale.stride1;
   } else {
     // One lane reads it: what a warp does hangs on a single value whoever rewrites the slot.
     std::int64_t slot = 0;
-    if (lane == 0) {
-      slot = p.wide_slots ? static_cast<const volatile std::int64_t*>(p.slots)[i]
-                          : static_cast<const volatile std::int32_t*>(p.slots)[i];
-    }
+    if (lane == 0) slot = cache::read_slot(p.slots, i);
     slot = __shfl_sync(device::kFullWarp, slot, 0);
     if (!p.pages.holds(slot)) return;
     const cache::KeyPlace place(p.pages.pages, slot, kDim);
@@ -126,9 +123,9 @@ void launch(const QuantizeParams& params, const KernelParams& kernel, cudaStream
 }  // namespace
 
 void quantize_cuda(const QuantizeParams& params, void* stream) {
-  const KernelParams kernel = {params.n * params.h, params.h,          params.x,
-                               params.rows,         params.scale,      params.pages,
-                               params.slots.data,   params.slots.wide, params.power_of_two};
+  const KernelParams kernel = {params.n * params.h, params.h,           params.x,
+                               params.rows,         params.scale,       params.pages,
+                               params.slots,        params.power_of_two};
   const auto queue = static_cast<cudaStream_t>(stream);
   if (params.dtype == DType::f32) {
     launch<float>(params, kernel, queue);

@@ -28,31 +28,24 @@ struct KernelParams {
   std::int64_t n;
   const char* rows;
   std::int64_t row_stride;  // bytes
-  const void* slots;
-  bool wide_slots;
+  Slots slots;
   int pieces;                // of a row
   std::uint32_t* last_rows;  // [slots of the cache]; null where rows are compared
   CacheView<std::uint8_t> cache;
 };
 
-// Another stream may rewrite the slot, so it is read once for each use.
-__device__ __forceinline__ std::int64_t slot_of(const KernelParams& p, std::int64_t row) {
-  return p.wide_slots ? static_cast<const volatile std::int64_t*>(p.slots)[row]
-                      : static_cast<const volatile std::int32_t*>(p.slots)[row];
-}
-
 // Makes every word of a slot that is named the number of a row of this call.
 __global__ void __launch_bounds__(kThreads) name_rows(const __grid_constant__ KernelParams p) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.n) return;
-  const std::int64_t slot = slot_of(p, row);
+  const std::int64_t slot = cache::read_slot(p.slots, row);
   if (p.cache.holds(slot)) p.last_rows[slot] = static_cast<std::uint32_t>(row);
 }
 
 __global__ void __launch_bounds__(kThreads) raise_rows(const __grid_constant__ KernelParams p) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.n) return;
-  const std::int64_t slot = slot_of(p, row);
+  const std::int64_t slot = cache::read_slot(p.slots, row);
   if (p.cache.holds(slot)) atomicMax(p.last_rows + slot, static_cast<std::uint32_t>(row));
 }
 
@@ -62,7 +55,7 @@ __device__ __forceinline__ bool is_last(const KernelParams& p, std::int64_t row,
   if (p.last_rows != nullptr) return p.last_rows[slot] == static_cast<std::uint32_t>(row);
   bool again = false;
   for (std::int64_t later = row + 1 + lane; later < p.n; later += kWarpSize) {
-    again = again || slot_of(p, later) == slot;
+    again = again || cache::read_slot(p.slots, later) == slot;
   }
   return !__any_sync(device::kFullWarp, again);
 }
@@ -74,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
   if (row >= p.n) return;
   // One lane reads it: what a warp does hangs on a single value.
-  const std::int64_t slot =
-      __shfl_sync(device::kFullWarp, lane == 0 ? slot_of(p, row) : std::int64_t{0}, 0);
+  const std::int64_t slot = __shfl_sync(
+      device::kFullWarp, lane == 0 ? cache::read_slot(p.slots, row) : std::int64_t{0}, 0);
   if (!p.cache.holds(slot) || !is_last(p, row, slot, lane)) return;
 
   const cache::LatentPlace<kFormat> place(p.cache, static_cast<std::uint32_t>(slot));
@@ -109,8 +102,7 @@ void store_cuda(const StoreParams& params, void* workspace, void* stream) {
   kernel.n = params.n;
   kernel.rows = static_cast<const char*>(params.rows.data);
   kernel.row_stride = params.rows.stride0 * 2;
-  kernel.slots = params.slots.data;
-  kernel.wide_slots = params.slots.wide;
+  kernel.slots = params.slots;
   kernel.pieces = static_cast<int>(params.cache.columns / kPiece);
   kernel.last_rows = params.n <= kFewRows ? nullptr : static_cast<std::uint32_t*>(workspace);
   kernel.cache = cache_view(params.cache);
