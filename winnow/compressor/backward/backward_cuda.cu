@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_gradient(const KernelParams& params, const 
     }
   }
   __syncthreads();
-  const float scale = rsqrtf(static_cast<float>(p.d));
+  const float scale = hadamard_scale(p);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) gradient[c] = found ? whole[column + c] * scale : 0.0f;
   __syncthreads();  // others may write there now
