@@ -62,10 +62,9 @@ forward_sm90_detail::Rounds rounds_of(const Problem& problem, bool may_hand_on) 
   return forward_sm90_detail::make_rounds(items, blocks, tiles, may_hand_on && !whole);
 }
 
-KernelParams kernel_params(const ForwardParams& params, void* workspace) {
+void fill(KernelParams& kernel, const ForwardParams& params, void* workspace) {
   const Problem& problem = params.problem;
   const std::int64_t head_blocks = head_blocks_of(problem);
-  KernelParams kernel;
   kernel.kv = gather_view(problem);
   kernel.q = static_cast<const char*>(problem.q.data);
   kernel.q_stride0 = problem.q.stride0 * 2;
@@ -89,12 +88,12 @@ KernelParams kernel_params(const ForwardParams& params, void* workspace) {
   kernel.ranges = range_view(problem);
   kernel.order_shift = order_shift(problem);
   kernel.prefetch = prefetches(problem, head_blocks);
-  return kernel;
 }
 
 template <int kDim, Entries kEntries>
 void launch(const ForwardParams& params, void* workspace, cudaStream_t stream) {
-  ParamsOf<kEntries> kernel{kernel_params(params, workspace)};
+  ParamsOf<kEntries> kernel{};
+  fill(kernel, params, workspace);
   if constexpr (kEntries == Entries::two) kernel.sources = two_sources(params.problem);
   constexpr int kBytes = forward_sm90_detail::kSharedBytes<kDim, kEntries>;
   auto* const function = forward_sm90_detail::forward_kernel<kDim, kEntries>;
