@@ -1,14 +1,14 @@
-"""deep_ep's results, from all ranks' inputs, one token at a time in plain torch."""
+"""An oracle of deep_ep's results: computes them from all ranks' inputs, token by token in torch."""
 
 import torch
 
-# There the low-latency calls give the rows of a source rank in any order, and a call whose counts
-# the host does not wait for tells of a mistake of another rank later.
+# Set where the calls run on GPUs. There the low-latency calls return the rows of a source rank in
+# any order, and a call that does not wait for counts leaves errors of other ranks to a later call.
 on_gpu = False
 
 
 def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):
-    """[(x, topk_idx, topk_weights)] of every rank; some ranks have few tokens, one has none."""
+    """[(x, topk_idx, topk_weights)], one entry per rank; ranks have 7, 12, 0 or 5 tokens."""
     made = []
     for rank in range(world):
         generator = torch.Generator().manual_seed(1000 * seed + rank)
@@ -23,7 +23,7 @@ def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):
 
 
 def layout(idx, experts, world):
-    """(tokens a rank, pairs an expert, is_token_in_rank)"""
+    """(tokens per rank, pairs per expert, is_token_in_rank)"""
     per = experts // world
     in_rank = torch.zeros(len(idx), world, dtype=torch.bool)
     pairs = torch.zeros(experts, dtype=torch.int32)
@@ -36,7 +36,8 @@ def layout(idx, experts, world):
 
 
 def arrivals(all_idx, experts, rank):
-    """[(source, token)] of a rank's rows, and the local expert of each pair [R, K]."""
+    """[(source, token)] of the rows that `rank` receives, and the local expert of each pair
+    [R, K], -1 for experts of other ranks."""
     world, per = len(all_idx), experts // len(all_idx)
     rows, local = [], []
     for source in range(world):
@@ -50,7 +51,8 @@ def arrivals(all_idx, experts, rank):
 
 
 def permuted(all_idx, experts, rank, alignment):
-    """[(source, token, k) or None for padding] of a rank's rows by expert."""
+    """[(source, token, k), or None for padding] of a rank's rows, grouped by expert, and the number
+    of rows of each expert without padding."""
     world, per = len(all_idx), experts // len(all_idx)
     rows, counts = [], []
     for expert in range(rank * per, (rank + 1) * per):

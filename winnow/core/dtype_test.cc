@@ -1,5 +1,5 @@
-// Conversions of the narrow floats, over every bit pattern, against values worked out by arithmetic
-// on exponent and mantissa.
+// Conversions of f16, bf16 and f8_e4m3, for every bit pattern, compared with values computed from
+// exponent and mantissa.
 #include "winnow/core/dtype.h"
 
 #include <cmath>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// A binary float format by its numbers of bits; `fn` formats have no infinity and only the pattern
-// of all ones is NaN.
+// A binary float format. `fn` formats have no infinity, and their only NaN has all exponent and
+// mantissa bits set.
 struct Format {
   int exponent_bits, mantissa_bits;
   bool fn = false;
@@ -57,7 +57,7 @@ void expect_decodes_all(const Format& format) {
       EXPECT_EQ(actual, expected) << pattern;
     }
     EXPECT_EQ(std::signbit(actual), (pattern >> (format.bits() - 1)) != 0) << pattern;
-    // And back: every value that the format holds converts to its own pattern.
+    // Every value of the format converts back to its own pattern.
     const T again{float(from_bits<T>(pattern))};
     if (std::isnan(expected)) {
       EXPECT_TRUE(std::isnan(float(again))) << pattern;
@@ -71,13 +71,14 @@ TEST(DType, EveryPatternOfF16) { expect_decodes_all<Half>(kF16); }
 TEST(DType, EveryPatternOfBf16) { expect_decodes_all<BFloat16>(kBf16); }
 TEST(DType, EveryPatternOfE4M3) { expect_decodes_all<Float8E4M3>(kE4M3); }
 
-// Halfway between neighbours the even pattern wins; anything beyond decides for that side.
+// A value halfway between two neighbours rounds to the even pattern, the next f32 on either side of
+// it to that side's neighbour.
 template <class T>
 void expect_rounds_between_neighbours(const Format& format, std::uint32_t last_finite) {
   for (std::uint32_t pattern = 0; pattern < last_finite; ++pattern) {
     const double low = decode(format, pattern), high = decode(format, pattern + 1);
     const float middle = float((low + high) / 2);
-    if (double(middle) != (low + high) / 2) continue;  // f32 subnormals below bf16's step
+    if (double(middle) != (low + high) / 2) continue;  // bf16 subnormals: f32 has no middle
     const std::uint32_t even = pattern % 2 == 0 ? pattern : pattern + 1;
     const std::uint32_t sign = 1u << (format.bits() - 1);
     EXPECT_EQ(T(middle).bits, even) << pattern;
@@ -94,7 +95,7 @@ TEST(DType, E4M3RoundsToNearestEven) { expect_rounds_between_neighbours<Float8E4
 TEST(DType, Overflow) {
   EXPECT_EQ(Half(65504.0f).bits, 0x7bff);
   EXPECT_EQ(Half(65519.996f).bits, 0x7bff);
-  EXPECT_EQ(Half(65520.0f).bits, 0x7c00);  // halfway to 2^16, the even neighbour is infinity
+  EXPECT_EQ(Half(65520.0f).bits, 0x7c00);  // halfway to 2^16: the even neighbour is infinity
   EXPECT_EQ(Half(std::numeric_limits<float>::max()).bits, 0x7c00);
   EXPECT_EQ(Half(-kInf).bits, 0xfc00);
 
@@ -119,7 +120,7 @@ TEST(DType, NanStaysNan) {
 }
 
 TEST(DType, Underflow) {
-  EXPECT_EQ(Half(0x1p-25f).bits, 0);  // halfway to the smallest, even is 0
+  EXPECT_EQ(Half(0x1p-25f).bits, 0);  // half of the smallest subnormal: the even neighbour is 0
   EXPECT_EQ(Half(std::nextafter(0x1p-25f, 1.0f)).bits, 1);
   EXPECT_EQ(Half(-0x1p-30f).bits, 0x8000);
   EXPECT_EQ(Float8E4M3(0x1p-10f).bits, 0);
@@ -128,7 +129,7 @@ TEST(DType, Underflow) {
   EXPECT_EQ(Float8E4M3(std::numeric_limits<float>::denorm_min()).bits, 0);
 }
 
-// No other pattern of the format is nearer, for random floats of every magnitude.
+// Random floats of all magnitudes: neither neighbour of the result is nearer.
 TEST(DType, RandomFloatsGoToTheNearest) {
   testing::Random random(11);
   for (int n = 0; n < 200000; ++n) {

@@ -10,25 +10,25 @@
 
 namespace winnow::testing {
 
-// Numbers made by mixing a counter (SplitMix64; Steele, Lea and Flood 2014). Only integer
-// arithmetic and exact conversions, so that no platform's math library has a say.
+// SplitMix64 (Steele, Lea and Flood 2014). It uses only integer arithmetic and exact conversions,
+// so the numbers do not depend on a platform's math library.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
   std::uint64_t next();
-  // At least 0 and below 1.
+  // In [0, 1).
   double uniform();
   // Mean 0, variance 1, between -4.9 and 4.9: the sum of eight uniform numbers.
   double normal();
-  // From 0 to count - 1, for counts of 1 to 2^32.
+  // In [0, count), for counts from 1 to 2^32.
   std::int64_t below(std::int64_t count);
 
  private:
   std::uint64_t state_;
 };
 
-// Any order of the list, all equally likely.
+// Permutes the list; all permutations are equally likely.
 template <class T>
 void shuffle(std::span<T> list, Random& random) {
   for (std::size_t i = list.size(); i > 1; --i) {
@@ -36,30 +36,31 @@ void shuffle(std::span<T> list, Random& random) {
   }
 }
 
-// A seed from a name (FNV-1a), so that every case has numbers of its own.
+// The FNV-1a hash of a name, as a seed: cases of different names get different numbers.
 std::uint64_t seed_from(std::string_view name);
 
-// Each fills every element of a tensor on the host, of any float dtype and with any strides, and
-// rounds to the dtype once.
+// These fill a tensor on the host, of any float dtype and any strides. A value is rounded to the
+// dtype once.
 void fill_normal(const TensorView& view, Random& random, double deviation = 1);
-// Rows cut out of one block of normal numbers at random places: for gigabytes.
+// Fast, for gigabytes: copies each row from a random place of one block of 2^20 normal numbers. The
+// last dimension must be contiguous.
 void fill_normal_rows(const TensorView& view, Random& random);
 void fill_uniform(const TensorView& view, Random& random, double low, double high);
 void fill(const TensorView& view, double value);
 
-// The memory of a tensor as a program that has written nothing might leave it: all bits set, which
-// is a NaN in every float dtype. is_unwritten() tells whether an element still has these bits.
+// Sets all bits, which is a NaN in every float dtype, to mark elements that nothing has written.
 void fill_unwritten(const TensorView& view);
+// The number of elements that still have these bits.
 std::int64_t count_unwritten(const ConstTensorView& view);
 
-// Every row (last dimension) of an i32 tensor gets distinct numbers from 0 to count - 1 in random
-// order. Errors (winnow::Error): rows longer than `count`.
+// Fills every row (last dimension) of an i32 tensor with distinct numbers in [0, count), in random
+// order. Throws Error if a row is longer than `count`.
 void fill_distinct(const TensorView& view, Random& random, std::int64_t count);
-// The slots of a cache that `count` rows go to: distinct ones in random order, or ascending; where
-// `skipped`, every third is negative, which may come again. i32 or i64.
+// [count], i32 or i64: distinct slots in [0, slots), in random or ascending order. With `skipped`
+// every third one is negative instead (-1 or -2), so that its row is not stored.
 Tensor make_slots(DType dtype, std::int64_t count, std::int64_t slots, bool skipped, Random& random,
                   bool ascending = false);
-// Independent numbers from 0 to count - 1, so that repeats occur.
+// Fills an i32 tensor with independent numbers in [0, count), so numbers may repeat.
 void fill_below(const TensorView& view, Random& random, std::int64_t count);
 
 }  // namespace winnow::testing

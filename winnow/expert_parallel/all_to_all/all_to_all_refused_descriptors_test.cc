@@ -1,5 +1,6 @@
-// AllToAll: descriptors that do not fit a call of combine() or a repeated dispatch(). What one rank
-// finds wrong, every rank refuses, and the layer works on. With the same texts on every device.
+// AllToAll: bad arguments and descriptors of combine() and of a repeated dispatch(). If one rank
+// finds an error, every rank throws it, with the same text on every device, and the layer remains
+// usable.
 #include <string>
 
 #include "winnow/expert_parallel/testing/refusals.h"
@@ -83,21 +84,21 @@ TEST_P(Refusals, Combine) {
 
 TEST_P(Refusals, Cached) {
   const auto a = world_.dispatched(as_it_is), b = world_.dispatched(as_it_is);
-  expect_refused_with("cached", [&](int rank, Given& given) {  // of another dispatch on one rank
+  expect_refused_with("cached", [&](int rank, Given& given) {  // rank 1 names another dispatch
     given.args.expert_indices = {};
     given.args.cached = (rank == 1 ? a : b)[std::size_t(rank)].descriptor;
   });
-  expect_refused_with("cached", [&](int rank, Given& given) {  // on one rank only
+  expect_refused_with("cached", [&](int rank, Given& given) {  // only rank 1 passes one
     if (rank != 1) return;
     given.args.expert_indices = {};
     given.args.cached = a[1].descriptor;
   });
-  expect_refused_with("rank 2: input", [&](int rank, Given& given) {  // another n
+  expect_refused_with("rank 2: input", [&](int rank, Given& given) {  // rank 2 has another n
     if (rank == 2) given = Given(world_.place(rank), 2);
     given.args.expert_indices = {};
     given.args.cached = a[std::size_t(rank)].descriptor;
   });
-  expect_refused_with("rank 0: expert_indices", [&](int rank, Given& given) {  // and indices
+  expect_refused_with("rank 0: expert_indices", [&](int rank, Given& given) {  // rank 0 passes both
     if (rank != 0) given.args.expert_indices = {};
     given.args.cached = a[std::size_t(rank)].descriptor;
   });

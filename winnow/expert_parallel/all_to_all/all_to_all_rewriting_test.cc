@@ -1,5 +1,6 @@
-// Another program writes anything anywhere into the memory that ranks share, and into the store in
-// which they meet, while they call: rows may be wrong then, and a rank ends with an Error at most.
+// Fuzzing: while ranks call, another process overwrites random words of the memory that they share,
+// or bytes of the files of their store. Rows may be wrong then, but no rank may crash or hang: it
+// completes its calls or ends with an Error.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +27,7 @@ using testing::Random;
 constexpr int kRanks = 4, kTurns = 400;
 constexpr std::chrono::milliseconds kTimeout{400};
 
-// ---- What ranks do. Nothing of it looks at rows, which may be anything.
+// ---- The calls of the ranks. They do not check rows, which may have been overwritten.
 
 void call_low_latency(const ProcessRank& world, int rank, Random random, Report& report) {
   LowLatencyProblem problem{.name = "rewritten", .world = kRanks, .max_tokens = 8};
@@ -66,7 +67,7 @@ void call_all_to_all(const ProcessRank& world, int rank, Random random, Report& 
                   .topk = kTopk,
                   .experts = kExperts,
                   .local_world_size = kRanks / nodes,
-                  .arena_rows = 4,  // which grows
+                  .arena_rows = 4,  // small, so that the arena grows
                   .timeout = kTimeout});
   Random mine(std::uint64_t(rank) + 1);
   const std::int64_t n = 1 + mine.below(kTokens);
@@ -119,9 +120,9 @@ struct Caller {
 constexpr Caller kCallers[] = {
     {"LowLatency", call_low_latency}, {"AllToAll", call_all_to_all}, {"Notifier", call_notifier}};
 
-// ---- What another program does.
+// ---- The process that overwrites.
 
-// Something to write: anything, or a number that may pass for another one.
+// Random bits, or numbers that could pass for valid counts, ranks, flags or limits.
 std::uint64_t word_of(Random& random) {
   switch (random.below(5)) {
     case 0:
@@ -153,7 +154,8 @@ std::vector<Range> shared_memory_of(pid_t process) {
   return ranges;
 }
 
-// Two numbers, as ranks tell each other; of rows hardly a word looks like that.
+// Whether both halves of the word are small integers, as in headers and counts. Few words of rows
+// are.
 bool may_be_numbers(std::uint64_t word) {
   const auto may_be = [](std::uint64_t half) {
     const auto number = static_cast<std::int32_t>(half);
@@ -162,8 +164,8 @@ bool may_be_numbers(std::uint64_t word) {
   return word != 0 && may_be(word & 0xffffffff) && may_be(word >> 32);
 }
 
-// Writes to some words that stand together in what a rank has mapped: to numbers, or to whatever it
-// is.
+// Overwrites up to 128 neighbouring words of a rank's shared memory; in three of four cases only
+// words that look like numbers.
 class Rewriting {
  public:
   explicit Rewriting(Random random) : random_(random) {}
@@ -201,7 +203,7 @@ class Rewriting {
   std::vector<std::uint64_t> words_;  // their addresses in the process
 };
 
-// Bytes of the files in which ranks meet.
+// Overwrites a byte in some of the store's files.
 void rewrite_store(const std::filesystem::path& folder, Random& random) {
   std::error_code error;
   for (std::filesystem::directory_iterator file(folder, error), end; !error && file != end;
@@ -215,11 +217,11 @@ void rewrite_store(const std::filesystem::path& folder, Random& random) {
   }
 }
 
-// ---- Both.
+// ---- Tests.
 
 class Worlds : public ::testing::TestWithParam<Caller> {
  protected:
-  // Every rank ends by itself, and with nothing but an Error.
+  // Expects every rank to exit by itself. Only an Error is caught: any other exception fails.
   void run_world(std::uint64_t seed, bool stores) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const TemporaryFolder folder;
@@ -229,14 +231,14 @@ class Worlds : public ::testing::TestWithParam<Caller> {
         const ProcessRank world(folder.path(), rank, kRanks, "winnow",
                                 stores ? kTimeout : std::chrono::milliseconds(20'000));
         GetParam().calls(world, rank, Random(seed), report);
-      } catch (const Error& error) {  // and of no other type
+      } catch (const Error& error) {
         report.code = int(error.code());
       }
       report.stage = 2;
     });
     Random random(seed);
     Rewriting memory(random);
-    const bool early = random.below(4) == 0;  // while they make the layer, too
+    const bool early = random.below(4) == 0;  // also while the ranks create the layer
     const auto ended = [&] {
       for (int rank = 0; rank < kRanks; ++rank) {
         if (processes.report(rank).stage.load() < 2 && processes.running(rank)) return false;
@@ -266,7 +268,7 @@ class Worlds : public ::testing::TestWithParam<Caller> {
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirMemoryIsRewritten) {
   for (int run = 0; run < runs() && !HasFailure(); ++run) run_world(std::uint64_t(run) + 1, false);
-  EXPECT_GT(failed_, 0);  // it was rewritten
+  EXPECT_GT(failed_, 0);  // else nothing that matters was overwritten
 }
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirStoreIsRewritten) {

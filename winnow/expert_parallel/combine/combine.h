@@ -7,23 +7,24 @@
 
 namespace winnow::expert_parallel {
 
-// Arguments of combine().
+// Arguments of combine(); DispatchArgs and Dispatched explain the sizes.
 struct CombineArgs {
-  ConstTensorView expert_output{};  // [R, H], the layer's dtype; with pair_values it may be absent
-  ConstTensorView bias{};           // optional [n, H], the layer's dtype
-  ConstTensorView second_bias{};    // optional beside bias: [n, H], the layer's dtype
-  bool weighted = false;            // multiply each row by the weight sent at dispatch
-  ConstTensorView weights{};  // optional [n, K], weight_dtype: multiply each row by these instead
-  // Optional: a value of each pair of the rows, expert-major [R], token-major [R, K], weight_dtype.
-  // They are returned bit for bit to pair_values_out [n, K], weight_dtype.
+  ConstTensorView expert_output{};  // [R, H], the layer's dtype; optional with pair_values
+  ConstTensorView bias{};           // optional [n, H], the layer's dtype: is added to the sums
+  ConstTensorView second_bias{};    // optional, only with bias: the same
+  bool weighted = false;            // expert-major: multiplies each row by its weight of dispatch()
+  // Optional [n, K], weight_dtype, expert-major and not with `weighted`: the weights of the rows.
+  ConstTensorView weights{};
+  // Optional, weight_dtype: one value for each pair, [R] expert-major, [R, K] token-major. Each is
+  // returned unchanged to its place in pair_values_out, [n, K], weight_dtype.
   ConstTensorView pair_values{};
   TensorView pair_values_out{};
-  // Token-major: instead, values [t, k] of all rows of token t are added, in f32, as rows are.
+  // Token-major: pair_values_out[t, k] is the f32 sum of values k of all rows of token t instead.
   bool add_values = false;
   TensorView out{};  // optional [n, H], the layer's dtype: receives the sums
-  int sm_count = 0;  // of this call, at most the layer's; 0: the layer's
-  Stream stream{};   // of the layer's GPU
-  // As in DispatchArgs. The descriptor is ignored as well; a default-constructed one will do.
+  int sm_count = 0;  // multiprocessors of this call, at most the layer's; 0: as many as the layer's
+  Stream stream{};   // on the layer's GPU
+  // As in DispatchArgs. The descriptor is ignored too and may be default-constructed.
   const Error* refusal = nullptr;
 };
 

@@ -17,7 +17,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 constexpr std::string_view kOperation = kLayout.operation;
-constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
 }  // namespace
 
@@ -25,13 +25,13 @@ void check_sizes(const Check& check, const LayoutArgs& args) {
   const std::int64_t n = args.expert_indices.size(0), topk = args.expert_indices.size(1);
   check.that(topk >= 1 && topk <= kMaxTopk, "expert_indices",
              "K from 1 to " + std::to_string(kMaxTopk), std::to_string(topk));
-  check.that(n <= kMostInt32 / topk, "expert_indices", "fewer than 2^31 pairs",
+  check.that(n <= kMaxInt32 / topk, "expert_indices", "fewer than 2^31 pairs",
              std::to_string(n) + " tokens of " + std::to_string(topk) + " experts");
   check.that(args.world_size >= 1, "world_size", "at least 1", std::to_string(args.world_size));
   check.that(args.local_world_size >= 1 && args.world_size % args.local_world_size == 0,
              "local_world_size", "a divisor of world_size " + std::to_string(args.world_size),
              std::to_string(args.local_world_size));
-  check.that(args.experts >= 1 && args.experts <= kMostInt32 && args.experts % args.world_size == 0,
+  check.that(args.experts >= 1 && args.experts <= kMaxInt32 && args.experts % args.world_size == 0,
              "experts",
              "a multiple of world_size " + std::to_string(args.world_size) + " below 2^31",
              std::to_string(args.experts));
@@ -56,7 +56,7 @@ LayoutParams check_args(const LayoutArgs& args) {
 }
 
 void check_indices(const Check& check, LayoutParams params, Device device, Stream stream) {
-  std::vector<std::int32_t> host;  // a dense copy of what is on a GPU
+  std::vector<std::int32_t> host;  // a dense copy of indices on a GPU
   if (device.type != DeviceType::cpu) {
     host.resize(static_cast<std::size_t>(params.num_tokens * params.topk));
     synchronize(device, stream);
@@ -73,9 +73,7 @@ void check_indices(const Check& check, LayoutParams params, Device device, Strea
   if (!bad) return;
   const std::string experts = std::to_string(params.experts);
   check.that(false, "expert_indices",
-             "experts below " + experts + ", or " + experts +
-                 " or -1 for "
-                 "none",
+             "-1 to " + experts + " (-1 and " + experts + " name no expert)",
              std::to_string(bad->value) + " for token " + std::to_string(bad->token) + ", k " +
                  std::to_string(bad->k));
 }

@@ -113,7 +113,7 @@ TEST_F(LayoutGpu, CheckingModeNamesABadIndexAsTheCpuDoes) {
   RunOptions checking;
   checking.check = true;
   const std::string text =
-      "expert_parallel::layout: expert_indices: want experts below 8, or 8 or -1 for none, got 9 "
+      "expert_parallel::layout: expert_indices: want -1 to 8 (-1 and 8 name no expert), got 9 "
       "for token 31, k 2";
   const Tensor dense = indices.to(kGpu);
   Outputs gpu(70, kGpu);

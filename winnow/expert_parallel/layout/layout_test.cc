@@ -94,12 +94,12 @@ TEST_F(Layout, NamesTokenAndValueOfABadIndex) {
   for (const std::int32_t value : {9, -2, std::numeric_limits<std::int32_t>::max(),
                                    std::numeric_limits<std::int32_t>::min()}) {
     indices_.view().at<std::int32_t>(2, 1) = value;
-    expect_refusal(args_, "expert_indices: want experts below 8, or 8 or -1 for none, got " +
+    expect_refusal(args_, "expert_indices: want -1 to 8 (-1 and 8 name no expert), got " +
                               std::to_string(value) + " for token 2, k 1");
   }
   indices_.view().at<std::int32_t>(0, 2) = 10;  // the first one is named
   expect_refusal(args_,
-                 "expert_indices: want experts below 8, or 8 or -1 for none, got 10 for token 0, "
+                 "expert_indices: want -1 to 8 (-1 and 8 name no expert), got 10 for token 0, "
                  "k 2");
 }
 
