@@ -1,8 +1,8 @@
-"""Lets autodoc read the package's docstrings: plain text with formulas that are set in, and
-functions of nanobind, which it does not take for functions.
+"""A Sphinx extension that makes autodoc accept the package's docstrings.
 
-Each of these is replaced by a Python function of the same signature, in the process that builds
-the site alone: nanobind keeps the signature, as a stub has it, in `__nb_signature__`.
+autodoc does not recognise functions of nanobind, so each is replaced by a Python function of the
+same signature (`__nb_signature__`), only in the process that builds the site. Indented lines of
+docstrings, which are formulas, become literal blocks.
 """
 
 import inspect
@@ -16,7 +16,7 @@ _NATIVE = ("nb_func", "nb_method")
 def as_python(native, module):
     signature, text, defaults = native.__nb_signature__[0]
     header = next(line for line in signature.splitlines() if line.startswith("def "))
-    # A default that has no text of its own stands for an object.
+    # nanobind writes a default that is an object as \0, \1, ...
     header = re.sub(r"\\(\d+)", "...", header)
     names = {}
     exec(f"from __future__ import annotations\n{header}: ...", names)
@@ -41,7 +41,7 @@ _SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:
 
 
 def literal_formulas(app, what, name, obj, options, lines):
-    """Lines that are set in, outside of a section, become literal blocks."""
+    """Turns indented lines outside of sections into literal blocks."""
     result, above, in_block = [], "", False
     for line in lines:
         inside = line.startswith(" ")
@@ -53,7 +53,7 @@ def literal_formulas(app, what, name, obj, options, lines):
                 result.append("")
             in_block = False
         if inside and not in_block and ":" in line and _continues(result):
-            result[-1] += " " + line.strip()  # names of arguments that fill two lines
+            result[-1] += " " + line.strip()  # joins argument names that are on two lines
         else:
             result.append(line)
         if line and not inside:

@@ -1,4 +1,4 @@
-// The gradients by hand against differences of the losses.
+// Compares the hand-written gradients with finite differences of the losses.
 #pragma once
 
 #include <cmath>
@@ -9,17 +9,18 @@
 
 #include "model.h"
 
-// Moves every matrix of weights a little along a random half of its gradient, both ways, in a small
-// model: the losses must differ as the gradient says. Prints what it finds.
+// Moves each weight matrix of a small model along a random half of its gradient, in both
+// directions, and compares the central difference of the loss with the gradient. Prints the
+// results.
 inline bool gradients_are_right(Machine& machine, const winnow::Tensor& text, winnow::DType dtype) {
-  constexpr double kStep = 0.05;  // length of the move; shorter ones drown in rounding
+  constexpr double kStep = 0.05;  // length of the move; rounding dominates shorter ones
   ModelShape shape{.tokens = 48, .heads = 3, .width = 24, .topk = 12, .index_heads = 3};
   shape.dtype = dtype;
-  const double tolerance = dtype == winnow::DType::f32 ? 0.01 : 0.05;  // of the slope
+  const double tolerance = dtype == winnow::DType::f32 ? 0.01 : 0.05;  // relative to the slope
   Model model(machine, shape, 1);
   std::mt19937_64 random(7);
   const winnow::ConstTensorView piece = text.view().slice(0, 0, shape.tokens + 1);
-  const auto losses = [&] {  // for a choice that stays
+  const auto losses = [&] {  // with the same chosen rows every time
     model.project(piece);
     model.project_indexer();
     const double language = model.predict(true);

@@ -1,4 +1,4 @@
-// The text as bytes, u8 [length]: a file, or all sources and pages of a folder one after the other.
+// Reads the training text as bytes, u8 [length]: a file, or all sources and pages of a folder.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ inline winnow::Tensor read_text(const std::string& path) {
         if (entry.is_regular_file() && extension == known) files.push_back(entry.path());
       }
     }
-    std::sort(files.begin(), files.end());  // a folder has no order of its own
+    std::sort(files.begin(), files.end());  // directory_iterator has no defined order
   } else {
     files.push_back(path);
   }

@@ -1,6 +1,7 @@
-"""What `make portable-wheels` left in build/wheels: names, contents, the package in bare systems.
+"""The wheels and the sdist of `make portable-wheels` in build/wheels: names, contents, and whether
+they work in bare systems.
 
-Run by `make test-bare`, as root: a bare system is a root of debootstrap with Python alone.
+`make test-bare` runs this as root. A bare system is a Debian with Python alone, from debootstrap.
 """
 
 import os
@@ -15,9 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = sorted((ROOT / "build" / "wheels").glob("*.whl"))
 AUDIT = ROOT / "build" / "release-tools" / "audit" / "bin"
-# Codename and the Python that it has: one that needs a wheel of its own, one for the stable ABI.
+# Debian release, and the wheel for its Python: one for that version alone, one for the stable ABI.
 SYSTEMS = {"bookworm": "cp311-cp311", "trixie": "cp312-abi3"}
-# Run where nothing is installed but the wheel.
+# A program for an environment in which only the wheel is installed.
 PROGRAM = """
 import sys, winnow
 assert 'torch' not in sys.modules and 'numpy' not in sys.modules
@@ -73,12 +74,12 @@ def test_a_wheel_needs_the_c_library_alone(wheel, tmp_path):
 
 def test_the_wheel_of_the_stable_abi_uses_nothing_else():
     (wheel,) = (wheel for wheel in WHEELS if "abi3" in wheel.name)
-    # What Python itself is told by the module's name: abi3audit reads every symbol.
+    # The name of a module only claims the stable ABI; abi3audit checks its symbols.
     _run(AUDIT / "abi3audit", "--strict", wheel)
 
 
 def test_the_kernels_are_inside():
-    """`WINNOW_CUDA=OFF make portable-wheels` makes wheels that are not to be released."""
+    """Wheels of `WINNOW_CUDA=OFF make portable-wheels` must not be released."""
     for wheel in WHEELS:
         with zipfile.ZipFile(wheel) as archive:
             (name,) = (n for n in archive.namelist() if "/libwinnow.so" in n)
@@ -100,7 +101,7 @@ def test_the_sdist_has_the_sources_and_no_more():
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def bare_system(request):
-    """(codename, root of a Debian with Python and nothing more). Kept between runs."""
+    """(codename, root folder of a bare Debian). The folder is kept between runs."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("needs root and debootstrap: `tools/setup bare` installs it")
     root = ROOT / "build" / "roots" / request.param

@@ -1,8 +1,9 @@
-"""Writes the patterns of nanobind's stub generator for functions whose result depends on arguments:
+"""Writes patterns for nanobind's stub generator: overloads of functions whose result type depends
+on arguments.
 
     python patterns.py FOLDER_OF_THE_EXTENSION FILE
 
-FILE begins with module.pattern, which stands beside this script.
+FILE begins with the contents of module.pattern in this folder.
 """
 
 import importlib
@@ -15,7 +16,7 @@ ROOMS = ("compressor", "expert_parallel", "indexer", "paged_xl", "sparse_mla")
 
 
 def signatures():
-    """The module of that name of the package, which is not installed yet."""
+    """Loads winnow._signatures by its path, since the package is not installed yet."""
     path = HERE.parent / "winnow" / "_signatures.py"
     spec = importlib.util.spec_from_file_location("_signatures", path)
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +26,7 @@ def signatures():
 
 
 def functions(owner, path):
-    """Those of a module and the methods of its classes, with the names that stubs know them by."""
+    """(name in stubs, signature) of a module's functions and of its classes' methods."""
     for name, value in sorted(vars(owner).items()):
         if isinstance(value, type):
             yield from functions(value, f"{path}.{name}")

@@ -1,4 +1,5 @@
-"""Every argument of every call of deep_ep with odd values on the last rank: run by the ranks."""
+"""Programs of ranks for test_deep_ep_odd.py: each call of deep_ep with an invalid or unusual value
+for one argument on the last rank. After each, a check makes correct calls."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,7 +12,7 @@ _VALUES = [None, "text", [1, 2], (), -1, 2**40, 1.5, object()]
 
 
 def _odd(right):
-    """(name, value) in the place of a right one, a few of which are right too."""
+    """(name, value) to pass instead of `right`. A few of these values are valid too."""
     yield from ((repr(value), value) for value in _VALUES)
     if not isinstance(right, torch.Tensor):
         return
@@ -50,7 +51,8 @@ def _outcome(call):
 
 
 def _with_each(group, function, right, check, method=None):
-    """[(method, argument, how it was odd, the outcome here, whether the next call works)]"""
+    """[(method, argument, name of the odd value, outcome on this rank, outcome of check())], for
+    every argument in `right`."""
     outcomes = []
     if method is None:
         method = f"deep_ep.{type(function.__self__).__name__}.{function.__name__}"
@@ -207,7 +209,7 @@ def low_latency(group):
 
 
 def layouts(group):
-    """Which no other rank hears of."""
+    """get_dispatch_layout() is not collective, so only the last rank gets an error."""
     buffer = deep_ep.Buffer(group)
     _, idx, _ = _inputs(group)
     right = {"topk_idx": idx, "num_experts": E, "previous_event": None, "async_finish": False}

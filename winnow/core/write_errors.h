@@ -1,4 +1,4 @@
-// Writing to files and pipes without being ended by a signal. Internal.
+// Makes failed writes to files and pipes return an error instead of raising a signal. Internal.
 #pragma once
 
 #include <array>
@@ -8,9 +8,10 @@
 
 namespace winnow {
 
-// While it lives, what the calling thread writes beyond the limit of file sizes (ulimit -f) fails
-// with EFBIG, and what it writes to a pipe that nobody reads with EPIPE, instead of ending the
-// process by SIGXFSZ and SIGPIPE. Leaves errno as it is.
+// While an object of this class exists, a write of the calling thread beyond the file size limit
+// (ulimit -f) fails with EFBIG, and one to a pipe without a reader with EPIPE: SIGXFSZ and SIGPIPE,
+// which would end the process, are blocked. The destructor discards those that became pending and
+// keeps errno.
 class WriteErrorsAreReturned {
  public:
   WriteErrorsAreReturned() {

@@ -21,7 +21,7 @@ std::string either(const std::vector<std::string>& names) {
   return text;
 }
 
-// "    q, kv: text", with further lines indented.
+// "    q, kv: text", wrapped at 100 columns.
 std::string entry(const std::string& names, const std::string& text) {
   constexpr std::size_t kColumns = 100;
   std::string line = "    " + names + ":", entry;
@@ -88,9 +88,8 @@ std::string documented(std::string_view doc, std::span<const std::string_view> p
   constexpr std::string_view kArgs = "Args:\n";
   const std::size_t begin = doc.find(kArgs) + kArgs.size();
   const std::size_t end = std::min(doc.find("\n\n", begin), doc.size() - 1) + 1;
-  // The entries of its own, by their first names.
-  std::map<std::string_view, std::string> own;
-  std::vector<std::string_view> named;
+  std::map<std::string_view, std::string> own;  // the entries of `doc` by their first names
+  std::vector<std::string_view> named;          // all names in them
   for (std::size_t at = begin; at < end;) {
     std::size_t next = doc.find('\n', at) + 1;
     while (next < end && doc.substr(next).starts_with("     ")) next = doc.find('\n', next) + 1;
@@ -116,7 +115,7 @@ std::string documented(std::string_view doc, std::span<const std::string_view> p
                              std::string(doc.substr(0, doc.find('\n'))));
     }
     if (has_own) {
-      text += own[parameter];  // nothing for those that stand with another
+      text += own[parameter];  // nothing unless the parameter is the first of its entry
     } else if (spec->note == contract::kWithNext) {
       together += std::string(parameter) + ", ";
     } else {

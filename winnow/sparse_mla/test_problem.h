@@ -1,6 +1,6 @@
-// A small valid problem with every tensor that forward, distribution and backward take or give, for
-// tests that make one argument invalid and expect an error. out and lse hold random numbers, not
-// what forward would give. The operations are types, so that one test can run on all three.
+// A small valid problem with the tensors of forward, distribution and backward, for tests that make
+// one argument invalid and expect an error. out and lse hold random numbers, not results of
+// forward. Each operation is a type, so that one test can run on all three.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace winnow::sparse_mla {
 
-// Tests contain error texts with these default sizes.
+// The error texts that tests expect contain these default sizes.
 struct Sizes {
   std::int64_t s_q = 2, h_q = 3, s_kv = 5, topk = 4, d_qk = 512;
   DType dtype = DType::f32;
@@ -21,7 +21,7 @@ struct Sizes {
 
 struct TestProblem {
   Tensor q, kv, indices, topk_length, attn_sink, d_out, delta;
-  Tensor out, max_logits, lse;  // of forward; out and lse are also inputs of backward
+  Tensor out, max_logits, lse;  // results of forward; out and lse are also inputs of backward
   Tensor attn_sum, dq, dkv, d_sink;
 
   explicit TestProblem(const Sizes& n = {})

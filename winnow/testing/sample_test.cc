@@ -1,4 +1,4 @@
-// Samples of outputs, and their comparison: it must fail on everything that is wrong.
+// Samples of outputs and their comparison, which must fail on every kind of difference.
 #include "winnow/testing/sample.h"
 
 #include <limits>
@@ -65,7 +65,7 @@ TEST(Sample, ComparesWithinTheTolerances) {
   EXPECT_TRUE(compare(values({}), values({})).passed);
 }
 
-TEST(Sample, SpecialsMustStandWhereTheyStand) {
+TEST(Sample, SpecialValuesMustBeEqual) {
   const double all[] = {kNan, kInf, -kInf, 1.0};
   for (const double actual : all) {
     for (const double recorded : all) {
@@ -76,7 +76,7 @@ TEST(Sample, SpecialsMustStandWhereTheyStand) {
   }
 }
 
-TEST(Sample, IsComparedWithItsLikeAlone) {
+TEST(Sample, OtherNamesDtypesAndShapesAreDifferences) {
   Sample other = values({1});
   other.what = std::string("y");
   EXPECT_FALSE(compare(values({1}), other).passed);

@@ -9,7 +9,7 @@ namespace winnow::testing {
 
 StridedTensor make_tensor(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
                           const Gaps& gaps) {
-  const int outer = static_cast<int>(shape.size()) - gaps.dense;  // dimensions of free strides
+  const int outer = static_cast<int>(shape.size()) - gaps.dense;  // without the dense dimensions
   const auto gap = [&](int dim) { return dim < outer ? 1 : gaps.length; };
   std::vector<std::int64_t> whole = shape;
   if (layout != Layout::dense) {
@@ -24,7 +24,7 @@ StridedTensor make_tensor(DType dtype, const std::vector<std::int64_t>& shape, L
   }
   if (layout == Layout::wide || tensor.view.numel() == 0) return tensor;
 
-  // Start at the other end, or stay where we are.
+  // reversed: start at the last element of each outer dimension; broadcast: stride 0 in the first.
   auto* data = static_cast<char*>(tensor.view.data());
   std::vector<std::int64_t> strides(tensor.view.strides().begin(), tensor.view.strides().end());
   for (int dim = 0; dim < outer; ++dim) {

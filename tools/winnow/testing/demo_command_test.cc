@@ -1,4 +1,4 @@
-// `winnow demo` as a user meets it: its report, its pictures, and what it refuses.
+// `winnow demo` as a program: its report, its pictures, its exit codes and its errors.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -26,7 +26,7 @@ using winnow::cli::run;
 using winnow::cli::run_shell;
 namespace fs = std::filesystem;
 
-// A folder of its own for each test.
+// Each test has a temporary folder.
 class DemoCommand : public testing::Test {
  protected:
   std::string write(const std::string& name, const std::string& content) const {
@@ -36,7 +36,7 @@ class DemoCommand : public testing::Test {
   }
   std::string out() const { return (folder_.path() / "out").string(); }
 
-  // The demo refuses a document: exit code 2, a reason, no pictures and no folder for them.
+  // The demo rejects the document with exit code 2 and a reason, and writes no pictures.
   void expect_refused(const std::string& file, const std::string& reason) const {
     const Result result = run("demo '" + file + "' --out " + out());
     EXPECT_EQ(result.exit_code, 2) << result.output;
@@ -89,13 +89,13 @@ TEST_F(DemoCommand, FailsWhereAnOperationIsBroken) {
       run("demo --device cpu --tokens 256 --steps 50 --out " + out(), kBrokenDistribution);
   EXPECT_EQ(result.exit_code, 1) << result.output;
   EXPECT_THAT(result.output, HasSubstr("FAILED"));
-  for (const char* text : {"   step  ", " different "}) {  // of the table of steps, shown once
+  for (const char* text : {"   step  ", " different "}) {  // the table of steps appears once
     ASSERT_THAT(result.output, HasSubstr(text));
     EXPECT_EQ(result.output.find(text), result.output.rfind(text)) << result.output;
   }
 }
 
-// Stacks that no address space has room for: no thread can be created.
+// With stacks larger than the address space no thread can be created.
 TEST_F(DemoCommand, WithoutThreadsForItsRanksSaysSo) {
   const std::string limit = "ulimit -S -s 140000000000 2>/dev/null";
   if (run_shell(limit).exit_code != 0) GTEST_SKIP() << "the size of stacks is limited here";

@@ -21,7 +21,7 @@ NewRouting::NewRouting(CudaLayer& layer, const Request& request, const DispatchA
   count_.indices = args.expert_indices.data();
   count_.index_stride = args.expert_indices.stride(0);
   count_.wide = args.expert_indices.dtype() == DType::i64;
-  if (request.weights && layer.place().nodes() > 1) {  // weights travel between nodes
+  if (request.weights && layer.place().nodes() > 1) {  // the table takes weights to other nodes
     count_.weights = static_cast<const std::byte*>(args.weights.data());
     count_.weight_stride = row_stride(args.weights);
     count_.weight_bytes = static_cast<int>(size_of(config.weight_dtype));
@@ -62,7 +62,7 @@ void NewRouting::allocate_scratch() {
     const std::int64_t findings = sizeof(Findings) / sizeof(std::int32_t);
     add.add(count_.counts, topology.experts + topology.world + findings);
     add.add(count_.table, table_bytes_);
-    // The kernel of place() uses it after that of count().
+    // First the kernel of count() uses it, then that of place().
     add.add(count_.scratch, std::max(count_scratch_bytes(topology, layer_.blocks()),
                                      place_scratch_bytes(topology, layer_.blocks())));
   });
@@ -72,7 +72,7 @@ void NewRouting::count() {
   layer_.calls().check(launch_count(count_, layer_.blocks(), layer_.calls().stream()), "count");
 }
 
-// All ranks know all counts now, so all of them find the same rows.
+// All ranks have the counts of all ranks now, so they compute the same rows.
 void NewRouting::place(bool reports) {
   PlaceParams params;
   params.view = layer_.view();

@@ -1,5 +1,5 @@
-// How rows move once all ranks know their places: along the rail in chunks, each with a signal of
-// its own, and by pointer inside a node, whose ranks tell each other when they are done. Internal.
+// Moves rows between nodes on the CPU. A rank sends the rows of its tokens to its rail peers in
+// chunks, each with a signal of its own. Internal.
 #pragma once
 
 #include <chrono>
@@ -13,32 +13,34 @@
 
 namespace winnow::expert_parallel {
 
-// Signals carry the epoch, so that none is ever cleared. The rail's buffers serve one call at a
-// time: a peer writes in epoch e + 1 only when it has received that this rank is through with e.
+// Signals carry the epoch and are never cleared. The buffers serve one call at a time: a peer
+// writes in epoch e + 1 only after it has received that this rank has finished epoch e.
 class Rail {
  public:
-  // Collective. Rows of at most `row_bytes`, scales of at most `scale_bytes`, of max_tokens tokens.
+  // Collective. Allocates buffers for max_tokens rows of up to `row_bytes` bytes, and as many
+  // scales of up to `scale_bytes`.
   Rail(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
        std::int64_t scale_bytes, std::chrono::nanoseconds timeout);
 
-  // Begins a call, to which every wait until the next begin() belongs.
+  // Begins a call. Waits until the next begin() belong to it.
   void begin(std::uint64_t epoch, std::string_view operation);
 
-  // Writes rows of consecutive tokens, back to back, to this rank's rail peer on `node`, at the
-  // token's own place. Scales stand in a table of their own.
+  // Writes rows of `count` consecutive tokens, which are contiguous, into the buffer of this rank's
+  // rail peer on `node`, at the index of the token. Scales have a buffer of their own.
   void put_rows(int node, std::int64_t token, const void* rows, std::int64_t count,
                 std::int64_t row_bytes);
   void put_scales(int node, std::int64_t token, const void* scales, std::int64_t count,
                   std::int64_t scale_bytes);
-  // Tells the peer that the rows and scales of the chunk are written.
+  // Signals to the peer that the rows and scales of the chunk are written.
   void send_chunk(int node, std::int64_t chunk);
   // Waits until the rail peer on `node` has sent the chunk.
   void wait_chunk(int node, std::int64_t chunk, std::string_view phase);
-  // The row and the scales of a token, as the rail peer on `node` wrote them.
+  // The row and the scales of a token that the rail peer on `node` has written.
   const std::byte* row(int node, std::int64_t token, std::int64_t row_bytes) const;
   const std::byte* scale(int node, std::int64_t token, std::int64_t scale_bytes) const;
 
-  // Tells the ranks of this node that this one is done with their memory, and waits for them.
+  // Signals to the ranks of this node that this rank no longer uses their memory, and waits until
+  // they have signalled the same.
   void finish(std::string_view phase);
 
  private:

@@ -1,28 +1,30 @@
-// What the kernel of topk_paged_sm90.cuh stores for scores_paged, sm90.
+// How the kernel of topk_paged_sm90.cuh stores scores for scores_paged, sm90.
 #pragma once
 
 #include "winnow/indexer/topk_paged/topk_paged_sm90.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
-inline constexpr int kRestColumns = 8192;  // that a warp fills at a time
+inline constexpr int kRestColumns = 8192;  // columns that a warp fills at a time
 
 struct PagedScores {
   static constexpr bool kDense = true;
   float* scores;  // [b, s_q, columns]
   std::int64_t stride0, stride1;
   int columns;
-  bool clean;    // -inf behind what a query sees
-  bool aligned;  // every row to 16 bytes
-  // Pages of a row of block_tables where the cache has none: positions without tiles, all absent.
+  bool clean;    // fill the columns behind the rows that a query sees with -inf
+  bool aligned;  // every row of `scores` is aligned to 16 bytes
+  // If the cache has no pages, the length of a row of block_tables, else 0. There are no tiles
+  // then, so store_rest() fills all rows that a query sees.
   int absent_table;
 
+  // The scores of the first query of a group.
   __device__ float* of_group(const PageLine& line, int group) const {
     const QueryGroup queries = query_group(line, group);
     return scores + queries.sequence * stride0 + queries.first * stride1;
   }
 
-  // Of a query that sees the first `seen` rows.
+  // Stores the score of one row for a query that sees the first `seen` rows.
   __device__ void store(float* of_group, int query, int row, bool visible, float score,
                         int seen) const {
     if (row >= (clean ? columns : min(seen, columns))) return;
@@ -30,8 +32,9 @@ struct PagedScores {
         visible && row < seen ? score + 0.0f : device::negative_infinity();
   }
 
-  // -inf behind the tiles of every group, by a warp of each block; unless `clean`, to the end of
-  // what a query sees. `rows`: those that a group sees.
+  // Stores -inf behind the last tile of every group: up to the last column if `clean`; else only if
+  // the cache has no pages, up to the last row that a query sees. One warp of each block calls it.
+  // `rows`: for each group, the most rows that one of its queries sees.
   __device__ void store_rest(const PageLine& line, const std::int32_t* rows) const {
     if (!clean && absent_table == 0) return;
     PageLine seen = line;

@@ -1,6 +1,7 @@
-// Writing into the paged cache, CUDA. The lanes of a warp are neighbouring tokens, which mostly lie
-// side by side in a block: their 16 bytes of a key, and their elements of a row of the value.
-// Elements move as bits of their size.
+// Appends keys and values to the paged cache, CUDA. Each lane of a warp has one of 32 consecutive
+// tokens. These are mostly neighbours in a block of the cache, so a warp's stores are contiguous:
+// 16 bytes of key, and one element of value, for each token. Elements are copied as unsigned
+// integers of their size.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -31,7 +32,7 @@ struct alignas(16) Unit {
   static constexpr int kX = 16 / sizeof(Bits);
   Bits elements[kX];
 
-  // kAligned: whole, else element by element.
+  // kAligned: as one access of 16 bytes, else element by element.
   template <bool kAligned>
   static __device__ Unit load(const Bits* from) {
     if constexpr (kAligned) {

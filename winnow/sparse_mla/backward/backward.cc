@@ -42,7 +42,7 @@ bool empty(const BackwardArgs& args) {
          args.d_sink.numel() == 0;
 }
 
-// What `workspace` must hold. The backend's other wants have been checked.
+// Call after check_args_for_gpu().
 std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& params,
                              Backend backend) {
   if (backend == Backend::cpu || empty(args)) return 0;
@@ -56,7 +56,8 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
   return 0;
 }
 
-// The kernels of sm90 number rows and entries of both sources on, in 32 bits.
+// In the sm90 kernels rows and entries of extra_kv have the 32-bit numbers after those of kv, so
+// the limits apply to the sums.
 void check_sizes_of_sources(const Check& check, Problem problem) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (problem.extra.kv.present() && problem.all_rows() > kLimit) {
@@ -68,7 +69,7 @@ void check_sizes_of_sources(const Check& check, Problem problem) {
   check_sizes_for_sm90(check, problem);
 }
 
-// Both GPU backends want the same, but sm90 alone takes ranges and a second source.
+// Both GPU backends have the same requirements, but only sm90 takes ranges and a second source.
 void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
   const Check check(kOperation);
   if (backend != Backend::sm90) {
