@@ -1,4 +1,4 @@
-// The CPU: Eigen for the products, a loop over the rows.
+// The Machine of the CPU: Eigen for matrix products, a loop over the rows.
 #include "machine.h"
 #include <Eigen/Core>
 
@@ -36,7 +36,7 @@ class HostMachine : public Machine {
   void wait() override {}
 
  private:
-  // A transposed view of a dense matrix is a dense matrix stored by columns.
+  // A transposed view of a dense matrix is a dense column-major matrix.
   template <class Use>
   static void as_matrix(const winnow::ConstTensorView& view, const Use& use) {
     const float* data = static_cast<const float*>(view.data());

@@ -1,5 +1,4 @@
-// The formula of the compressor's rows and of their gradients, in double precision. It shares no
-// code with any backend.
+// The formula of the compressor's rows, in double precision. It shares no code with any backend.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 namespace winnow::compressor::oracle {
 
 using Vector = std::vector<double>;
-// A matrix by its columns.
+// A row-major matrix.
 struct Matrix {
   Vector values;
   std::int64_t columns = 0;
@@ -33,10 +32,11 @@ inline Matrix zeros(std::int64_t rows, std::int64_t columns) {
   return {Vector(static_cast<std::size_t>(rows * columns), 0.0), columns};
 }
 
-// Column of a slot of a window: whose token and gate it takes, in which column of kv.
+// One term of the softmax of a column: its token, the row of position_bias, the column of kv and
+// gate, and the values there. The gate includes the bias.
 struct Term {
   std::int64_t token, place, column;
-  double kv, gate;  // with the bias
+  double kv, gate;
 };
 
 struct Inputs {
@@ -67,7 +67,7 @@ Inputs inputs_of(const Args& args) {
   return in;
 }
 
-// What window w of the tokens from `begin` on sums up in column c.
+// The terms of column c in window w of the sequence whose first token is `begin`.
 inline std::vector<Term> terms(const Inputs& in, std::int64_t begin, std::int64_t w,
                                std::int64_t c) {
   std::vector<Term> list;
@@ -92,7 +92,7 @@ inline Vector softmax(const std::vector<Term>& terms) {
   return weights;
 }
 
-// The entry of the normalised Hadamard matrix: its sign is the parity of the common bits.
+// Entry (i, j) of the normalised Hadamard matrix; the parity of i & j is its sign.
 inline double hadamard(std::int64_t i, std::int64_t j, std::int64_t d) {
   const bool odd = std::popcount(static_cast<std::uint64_t>(i & j)) % 2 != 0;
   return (odd ? -1 : 1) / std::sqrt(double(d));
@@ -104,7 +104,7 @@ inline double inverse_norm(const Inputs& in, const Vector& sum) {
   return 1 / std::sqrt(squares / double(in.d) + in.eps);
 }
 
-// The matrix of the rotation and the transform, which come after the norm.
+// The matrix of the rotation and the Hadamard transform, which follow the norm.
 inline Matrix turning(const Inputs& in, std::int64_t position) {
   Matrix turn = zeros(in.d, in.d);
   for (std::int64_t c = 0; c < in.d; ++c) turn.at(c, c) = 1;
@@ -155,7 +155,7 @@ inline Vector row_of(const Inputs& in, std::int64_t begin, std::int64_t w, std::
   return row;
 }
 
-// visit(begin, window, position) for every row, in their order.
+// Calls visit(first token of the sequence, window, position of the window) for every row, in order.
 template <class Visit>
 void each_row(const Inputs& in, const Visit& visit) {
   for (std::size_t i = 0; i + 1 < in.cu_seqlens.size(); ++i) {

@@ -14,7 +14,7 @@ void check_positions(const Check& check, const ConstTensorView& q,
   constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
   const std::int64_t first = q_start.value_or(0);
   check.that(first >= -kMaxPosition && first <= kMaxPosition - q.size(0), "q_start",
-             "positions within 2^62", std::to_string(first));
+             "positions from -2^62 to 2^62", std::to_string(first));
 }
 
 }  // namespace winnow

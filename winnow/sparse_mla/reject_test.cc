@@ -249,7 +249,7 @@ TYPED_TEST(Rejects, WrongNumbers) {
         "k_stride: want 1 or more, got " + std::to_string(k_stride));
   }
   expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q_start = kInt64Max; },
-                             "q_start: want positions within 2^62, got 9223372036854775807");
+                             "q_start: want positions from -2^62 to 2^62, got 9223372036854775807");
 }
 
 template <class Args, class Function>

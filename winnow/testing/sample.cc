@@ -56,7 +56,7 @@ Sample sample(std::string_view what, const ConstTensorView& output,
 }
 
 Comparison compare(const Sample& actual, const Sample& recorded) {
-  Comparison result{actual.what, 0, 1, false, ""};  // the error in units of the tolerance
+  Comparison result{actual.what, 0, 1, false, ""};  // the error is in units of the tolerance
   if (actual.what != recorded.what || actual.dtype != recorded.dtype ||
       actual.shape != recorded.shape || actual.values.size() != recorded.values.size()) {
     result.error = std::numeric_limits<double>::infinity();

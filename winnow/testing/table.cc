@@ -15,7 +15,7 @@ void require_cpu(std::string_view operation, const Target& target) {
   for (const BackendStatus& status : backends()) {
     if (status.backend == Backend::cpu) continue;
     reasons += (reasons.empty() ? "" : "; ") + std::string(to_string(status.backend)) + ": " +
-               (status.supported ? "has no such cases yet" : status.reason);
+               (status.supported ? "has no such cases" : status.reason);
   }
   throw Error(ErrorCode::unsupported, std::string(operation), "device", "cpu", reasons);
 }

@@ -1,4 +1,4 @@
-// printf into a string.
+// Formats like printf, but returns a string.
 #pragma once
 
 #include <string>

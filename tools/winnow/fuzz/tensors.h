@@ -1,4 +1,4 @@
-// Tensors of all forms from the bytes of a fuzzer. Only for the fuzz target.
+// Builds tensors of all shapes, dtypes and strides from a fuzzer's bytes. Only for the fuzz target.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace winnow::fuzz {
 
-// Hands out the fuzzer's bytes; zeros once they are used up.
+// Takes values from the fuzzer's bytes, and zeros once these are used up.
 class Bytes {
  public:
   Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -34,7 +34,7 @@ class Bytes {
 
   bool flag() { return take<std::uint8_t>() % 2 != 0; }
 
-  // Mostly small numbers, at times extreme ones.
+  // Mostly small numbers, sometimes extreme ones.
   std::int64_t number() {
     const auto kind = take<std::uint8_t>();
     if (kind < 190) return 1 + kind % 4;
@@ -51,14 +51,16 @@ class Bytes {
   std::size_t size_;
 };
 
-// The tensors of one call. Each has a block of exactly its size, so that AddressSanitizer sees the
-// first byte outside of it. At times one lies in the block of the last, as a caller's mistake.
+// The tensors of one call. Each has a block of memory of exactly its size, so that AddressSanitizer
+// detects an access to the first byte behind it. Sometimes a tensor shares the block of the
+// previous one, as by a caller's mistake.
 class Tensors {
  public:
   explicit Tensors(Bytes& bytes) : bytes_(bytes) {}
 
-  // One that often fits its place, or nothing. Descriptors of more than a megabyte are dropped: the
-  // library cannot know how large its caller's memory is.
+  // A tensor of this dtype and shape, often altered, or an absent one. One of more than 1 MiB
+  // becomes absent, since it would need real memory: the library cannot know how much its caller
+  // has.
   TensorView operator()(DType dtype, std::vector<std::int64_t> shape) {
     const auto choice = bytes_.take<std::uint8_t>();
     if (choice == 254) return {};
@@ -68,8 +70,8 @@ class Tensors {
     if (choice % 8 == 3 && !shape.empty()) shape[choice % shape.size()] = bytes_.number();
     const Device device{choice == 255 ? DeviceType::cuda : DeviceType::cpu, 0};
     try {
-      // Where it lies is known when its form is: until then it begins at an address that nothing
-      // reads.
+      // Memory is allocated when the strides are known. Until then the view has an address that
+      // nothing reads.
       char* const nowhere = reinterpret_cast<char*>(std::uintptr_t{1} << 40);
       TensorView view(nowhere, dtype, shape, device);
       if (choice % 8 == 5) {
@@ -95,8 +97,8 @@ class Tensors {
 
   std::int64_t stride() { return bytes_.flag() ? bytes_.number() : bytes_.take<std::int8_t>(); }
 
-  // Element 0 of memory for the view, `offset` bytes after an aligned address; null if it is too
-  // much.
+  // Allocates memory for the view and returns the address of element 0, `offset` bytes after an
+  // aligned address (for positive strides), or null if it would exceed kLimit.
   char* place(const TensorView& view, std::int64_t offset, bool in_the_last) {
     const std::int64_t element = size_of(view.dtype());
     std::int64_t low = 0, high = view.numel() == 0 ? 0 : element;
@@ -115,8 +117,8 @@ class Tensors {
     return memory + offset - low;
   }
 
-  // A few numbers, again and again: small ones in tensors of integers as a rule, any bits in
-  // others.
+  // Repeats a pattern of eight elements: of any bits, or, for integers, small numbers half of the
+  // time.
   void fill(char* memory, std::size_t size, DType dtype) {
     char pattern[8 * sizeof(std::int64_t)] = {};
     const std::size_t element = static_cast<std::size_t>(size_of(dtype));
@@ -139,7 +141,8 @@ class Tensors {
   std::vector<Block> blocks_;
 };
 
-// The call returns, or throws an Error that says whose and which argument is at fault.
+// The call must return, or throw an Error that names the operation and, if an argument is invalid,
+// the argument.
 template <class Call>
 void attempt(const Call& call) {
   try {

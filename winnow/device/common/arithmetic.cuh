@@ -1,18 +1,18 @@
-// Instructions of arithmetic that the language has no name for. Device code only.
+// Arithmetic instructions for which CUDA C++ has no function. Device code only.
 #pragma once
 
 #include <cstdint>
 
 namespace winnow::device {
 
-// 2^x, relative error about 2^-22; 2^-inf is 0 and results below 2^-126 are flushed to 0.
+// 2^x with a relative error of about 2^-22. 2^-inf is 0, and results below 2^-126 become 0.
 __device__ __forceinline__ float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// The larger of x and 0; NaN if x is.
+// max(x, 0), or NaN if x is NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
@@ -26,13 +26,14 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-// Two f32 rounded to nearest even as f16x2; beyond +-65504 they become infinite. And two f16 as
-// f32.
+// Two f32 rounded to nearest even, packed as f16x2: `low` in the lower half. Overflow gives
+// infinity.
 __device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
+// The two f16 of a word as f32, the lower half first.
 __device__ __forceinline__ float2 unpack_f16(std::uint32_t packed) {
   float2 x;
   asm("{\n"
@@ -80,8 +81,8 @@ __device__ __forceinline__ void unpack_f8(std::uint32_t packed, float (&x)[4]) {
       : "r"(packed));
 }
 
-// Four bytes of a word. Digit i of `kSelector`, from the right, says which one byte i of the result
-// is; with 8 added, it is the sign bit of that byte eight times.
+// A permutation of bytes. Hex digit i of `kSelector`, from the right, is the index of the byte of
+// `word` that becomes byte i of the result. An index plus 8 gives that byte's sign bit eight times.
 template <std::uint32_t kSelector>
 __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
   std::uint32_t selected;
@@ -89,7 +90,7 @@ __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
   return selected;
 }
 
-// The products of two pairs of bf16, rounded to nearest even. sm_90 and newer.
+// The elementwise products of two bf16x2, rounded to nearest even. sm_90 and newer.
 __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));

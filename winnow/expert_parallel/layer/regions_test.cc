@@ -1,5 +1,5 @@
-// The regions of a layer's calls, and memory of one rank alone: chosen without a GPU and without an
-// exchange, by ranks whose headers are handed from one to the other here.
+// The regions of a layer's calls, and memory that one rank uses alone, without a GPU and without an
+// exchange: the test passes the headers from rank to rank.
 #include "winnow/expert_parallel/layer/regions.h"
 
 #include <deque>
@@ -20,7 +20,7 @@ namespace {
 using ::testing::ElementsAreArray;
 using Sizes = std::vector<std::int64_t>;
 
-// Ranks that make the same calls; what is in use differs.
+// Ranks that make the same calls, but release their regions at different times.
 class Ranks {
  public:
   explicit Ranks(int world, std::int64_t bytes) : ranks_(static_cast<std::size_t>(world)) {
@@ -37,7 +37,7 @@ class Ranks {
     ++call_;
     for (One& one : ranks_) one.regions.begin();
   }
-  // The same on every rank, as all of these must be.
+  // These expect every rank to give the same answer, and return it.
   bool fits(const Sizes& bytes) {
     return same([&](One& one) { return one.regions.fits(bytes); });
   }
@@ -81,7 +81,7 @@ class Ranks {
     }
     return extents;
   }
-  // As one rank alone may do that refuses nothing while another refuses.
+  // On one rank only, as happens if the other ranks refuse the call.
   std::vector<Extent> reserve_at(int rank, const Sizes& bytes, std::int64_t room = 0) {
     One& one = ranks_[std::size_t(rank)];
     const std::vector<Extent> extents = one.regions.reserve("op", bytes, room, [&](auto grown) {
@@ -136,11 +136,11 @@ TEST(Regions, AreTakenFromTheFrontOfWhatWasOffered) {
   EXPECT_EQ(ranks.growths(), 0);
 }
 
-TEST(Regions, GrowOnlyAfterAllRanksHaveNotified) {
+TEST(Regions, GrowOnlyAfterLearn) {
   Ranks ranks(2, 4096);
   ranks.begin();
   testing::expect_error([&] { ranks.reserve({8192, 1}); }, ErrorCode::internal,
-                        "op: no room, and no word of it");
+                        "op: the regions do not fit, and learn() was not called");
   ranks.begin();
   ranks.learn(ranks.headers());
   const std::vector<Extent> extents = ranks.reserve({8192, 1}, 10'000);
@@ -158,12 +158,12 @@ TEST(Regions, UseWhatAnEarlierCallOffered) {
   ranks.await();
   ranks.begin();
   EXPECT_FALSE(ranks.fits({1, 1}));
-  EXPECT_FALSE(ranks.use_kept({1, 1}));  // nobody has read it
+  EXPECT_FALSE(ranks.use_kept({1, 1}));  // before the offers are read
   ranks.read_awaited();
   EXPECT_FALSE(ranks.use_kept({1, 8192}));
   EXPECT_TRUE(ranks.use_kept({1, 4096}));
   EXPECT_TRUE(ranks.fits({1, 4096}));
-  EXPECT_FALSE(ranks.use_kept({1, 1}));  // it was used
+  EXPECT_FALSE(ranks.use_kept({1, 1}));  // offers are used once
 }
 
 TEST(Regions, AreLearnedAgainAfterARefusedCall) {
@@ -182,7 +182,7 @@ TEST(Regions, AreLearnedAgainAfterARefusedCall) {
   EXPECT_EQ(extents[1].offset, 0);
 }
 
-// Whatever the ranks release and when they learn: they choose alike, and what they choose is free.
+// Whatever ranks release and whenever they learn, all choose the same regions, and these are free.
 TEST(Regions, OfRandomCallsAreFreeOnEveryRank) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
@@ -224,7 +224,7 @@ TEST(OwnMemory, IsUsedAgainAndGrows) {
   first.reset();
   first = own.keep(1024);
   EXPECT_EQ(first->data(), place);
-  const std::shared_ptr<Region> second = own.keep(1);  // twice the largest segment
+  const std::shared_ptr<Region> second = own.keep(1);  // allocates twice the largest segment
   EXPECT_THAT(allocated, ElementsAreArray({1024, 2048}));
   full = true;
   testing::expect_error([&] { own.keep(4096); }, ErrorCode::resource, "op: no memory");

@@ -1,4 +1,4 @@
-// What the tests of notify share. Only for tests: needs GoogleTest.
+// Helpers of the tests of notify. Only for tests: needs GoogleTest.
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@
 
 namespace winnow::expert_parallel {
 
-// The text of the Error that each rank throws in `body`; empty if it throws none.
+// For each rank, the text of the Error that it throws in `body`, or "".
 inline std::vector<std::string> texts(RankTeam& team, const RankBody& body) {
   std::vector<std::string> result;
   for (const std::exception_ptr& thrown : team.try_run(body)) {

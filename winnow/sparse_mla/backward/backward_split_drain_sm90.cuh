@@ -1,13 +1,13 @@
 // Backward of top-k sparse MLA attention, sm90, for many heads: how the dkv kernel
 // (backward_split_products_sm90.cuh) adds the sums of a tile, 64 entries x a slice of the columns,
-// to the rows of dkv. Two ways, which look alike to it:
+// to the rows of dkv. Two classes with the same interface do this:
 //
-//   FloatDrain  f32 reductions, in whatever order they come
-//   FixedDrain  integer reductions, whose sum has no order: the deterministic mode
+//   FloatDrain  f32 reductions in any order
+//   FixedDrain  integer reductions, whose sum does not depend on the order: deterministic mode
 //
-// begin() before the products, locate() after them, then add() for each 32 columns. A warp has 16
-// entries, as the accumulators of wgmma hold them (device/sm90/wgmma.cuh). What counts for the
-// speed is that an instruction adds to 128 contiguous bytes of a row: 64 cost a fifth.
+// The kernel calls begin() before the products, locate() after them, then add() for each 32
+// columns. A warp has 16 entries, as in the accumulators of wgmma (device/sm90/wgmma.cuh). Each
+// instruction adds to 128 contiguous bytes of a row; with 64 the kernel would be a fifth slower.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ namespace winnow::sparse_mla::backward_split_detail {
 
 // ---- f32 ---------------------------------------------------------------------------------------
 
-// The four sums of columns 4 c to 4 c + 3 (of 16) that lane c' of a quad takes for row r, c' = 0,
-// 2, 1, 3; v is what the accumulators of two neighbouring j hold (device/sm90/wgmma.cuh). Lanes
-// pair up: the even one gets four columns of the first j, the odd one four of the second.
+// The sums of four neighbouring columns of row r. v: the accumulators of two neighbouring j
+// (device/sm90/wgmma.cuh), 16 columns. Lanes 0, 2, 1 and 3 of a quad get columns 0-3, 4-7, 8-11 and
+// 12-15: of each pair of lanes the even one gets columns of the first j, the odd one of the second.
 __device__ __forceinline__ float4 four_columns(const float* v, int r, int lane) {
   const bool odd = lane & 1;
   const float a0 = v[2 * r], a1 = v[2 * r + 1], b0 = v[4 + 2 * r], b1 = v[4 + 2 * r + 1];
@@ -29,14 +29,15 @@ __device__ __forceinline__ float4 four_columns(const float* v, int r, int lane) 
   return {odd ? got0 : a0, odd ? got1 : a1, odd ? b0 : got0, odd ? b1 : got1};
 }
 
-// Sums of a tile into f32: eight lanes to 128 bytes of a row. Quads of neighbouring rows pair up:
-// first both add to the upper row, each half of 32 columns, then to the lower one.
+// Adds sums of a tile in f32. Eight lanes add to 128 bytes of a row: two quads, which hold
+// neighbouring rows, first both add to the upper row, each half of 32 columns, then to the lower
+// one.
 struct FloatDrain {
   std::uint64_t policy = policy_evict_last();
   std::int32_t index[2][2];
-  float* to[2][2];  // [r][i]: row i of the pair, 8 r further; where the lane adds in it
+  float* to[2][2];  // [r][i]: where the lane adds in row i of the pair, plus 8 r
 
-  // Starts to load the numbers of the rows: they are on their way during the products.
+  // Starts to load the indices of the rows, which arrive during the products.
   __device__ __forceinline__ void begin(const Params& p, int query, int tile, int entries, int warp,
                                         int lane) {
     const std::int32_t* list = p.rows.indices + query * p.rows.indices_stride;
@@ -56,7 +57,7 @@ struct FloatDrain {
     }
   }
 
-  // Adds 32 columns from `column` of the slice on; v: accumulators of four neighbouring j.
+  // Adds 32 columns, from `column` of the slice. v: the accumulators of four neighbouring j.
   __device__ __forceinline__ void add(int column, int lane, const float* v) const {
     const bool lower = lane & 4;
 #pragma unroll
@@ -75,19 +76,21 @@ struct FloatDrain {
 
 // ---- Fixed point -------------------------------------------------------------------------------
 //
-// The deterministic mode adds integers, whose sum has no order. Before the tiles of a chunk of
-// queries are added, each row that they chose has a power of two as scale, such that neither its
-// addends nor its sum can become too large. An addend is a sum over heads of P d_out + dS q: the
-// norms of P and dS over the heads bound it, times those of d_out and q (Hoelder); `scores` leaves
-// the largest ones of 16 heads at a time. A row keeps its scale from chunk to chunk while there is
-// room, else its sum goes over into f32 first; in the end all do.
-// Most units: of an addend, so that the rounder keeps its exponent, and of a sum.
+// The deterministic mode adds integers. Before the tiles of a chunk of queries are added, each row
+// that they chose gets a scale, a power of two, with which neither its addends nor its sum can
+// overflow. An addend is a sum over heads of P d_out + dS q, so the norms of P and dS over the
+// heads times those of d_out and q bound it (Hoelder); the kernel `scores` stores the largest norms
+// of each tile for 16 heads at a time. A row keeps its scale from chunk to chunk while its sum has
+// room; otherwise the sum is first added to the f32 sums. After the last chunk all sums are.
+//
+// Limits in units of the scale: of an addend, so that adding it to kRounder keeps the exponent, and
+// of a sum.
 inline constexpr float kMostOfAddend = 4194304.0f;  // 2^22
 inline constexpr float kMostOfSum = 2147479552.0f;  // 2^31 - 2^12
-// A new scale leaves room for larger addends, and for the sums of some more chunks, if there are.
+// A new scale leaves room for larger addends and, unless there is only one chunk, for further sums.
 inline constexpr int kAddendBits = 21, kSumBits = 28, kOneSumBits = 30;
 
-// One block a query, one warp a tile: the bound of its addends into its rows.
+// Stores a bound of the addends of each row. A block has a query, a warp a tile.
 inline constexpr int kBoundThreads = 1024;
 static __global__ void __launch_bounds__(kBoundThreads)
     bound_kernel(const __grid_constant__ Params p) {
@@ -106,15 +109,16 @@ static __global__ void __launch_bounds__(kBoundThreads)
     const std::uint32_t bits = __float_as_uint(fabsf(warp_sum(bound)));  // NaN is largest
     for (const std::int32_t row : {loaded.low, loaded.high}) {
       if (row < 0) continue;
-      // Most of them are below what others left, and need not wait for each other.
+      // Most bounds are below the stored one and need no atomic operation.
       if (bits > ld_relaxed_gpu(p.row_bounds + row)) atomicMax(p.row_bounds + row, bits);
       atomicAdd(p.row_counts + row, 1u);
     }
   }
 }
 
-// Adds a row's integers to its f32 sums, which hold nothing yet where a row of the only chunk has
-// ended; a warp. The integers become zeros unless the row has ended.
+// Adds a row's integers to its f32 sums; a warp calls it. kEnded: this is the last addition to the
+// row, so the integers are not set to zero. After a single chunk the f32 sums are overwritten,
+// since nothing has initialised them.
 template <bool kEnded>
 __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, const RowState& state,
                                          int lane) {
@@ -129,7 +133,8 @@ __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, cons
     low += static_cast<float>(half) * unit;
     high += static_cast<float>(static_cast<std::int32_t>((sum - half) >> 32)) * unit;
   };
-  constexpr int kPasses = 5;  // of 32 lanes with 4 columns each: 576 at most; all loads first
+  constexpr int kPasses =
+      5;  // of 32 lanes with 4 columns each, for up to 576; all loads come first
   ulonglong2 sums[kPasses];
   float4 totals[kPasses];
 #pragma unroll
@@ -150,8 +155,8 @@ __device__ __forceinline__ void fold_row(const Params& p, std::int64_t row, cons
   }
 }
 
-// Makes room in each row for the additions of the next chunk of queries, and sets the bounds back.
-// A row that meets values that are not finite gets NaN. Warps have a row each.
+// Makes room in each row for the additions of the next chunk of queries, and resets the bounds. A
+// row with addends that are not finite becomes NaN. Each warp has a row.
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowsOfBlock = kRowThreads / 32;
 static __global__ void __launch_bounds__(kRowThreads)
@@ -161,7 +166,7 @@ static __global__ void __launch_bounds__(kRowThreads)
   const int lane = threadIdx.x % 32;
   const std::uint32_t count = p.row_counts[row];
   if (count == 0) return;
-  // Each group of heads adds. A hundredth more: for what rounding adds before.
+  // Each group of heads adds once. The bound is raised by 1 % for earlier rounding errors.
   const auto addends = std::uint64_t{count} * static_cast<unsigned>(ceil_div(p.blocks, 2));
   const float bound = 1.01f * __uint_as_float(p.row_bounds[row]);
   RowState state = p.row_states[row];
@@ -176,7 +181,7 @@ static __global__ void __launch_bounds__(kRowThreads)
     frexpf(sum, &sum_exponent);
     const int exponent =
         min(kAddendBits - addend_exponent, (p.one_chunk ? kOneSumBits : kSumBits) - sum_exponent);
-    // Beside nothing but zeros there is no room for anything else.
+    // If all addends are zero, the row gets the largest scale, and a new one before others.
     state = {ldexpf(1.0f, bound > 0 ? min(exponent, 126) : 126), 0, 0};
     if (!(sum < infinity())) state.scale = __uint_as_float(0x7fc00000u);
   }
@@ -189,7 +194,8 @@ static __global__ void __launch_bounds__(kRowThreads)
   p.row_bounds[row] = 0;
 }
 
-// After the last chunk. Where that is the only one, rows that nobody chose become zeros here.
+// After the last chunk: adds all integers to the f32 sums. After a single chunk, sets rows that no
+// query chose to zero.
 static __global__ void __launch_bounds__(kRowThreads)
     fold_kernel(const __grid_constant__ Params p, std::int64_t s_kv) {
   const std::int64_t row = blockIdx.x * std::int64_t{kRowsOfBlock} + threadIdx.x / 32;
@@ -202,8 +208,8 @@ static __global__ void __launch_bounds__(kRowThreads)
   for (int quad = lane; quad < p.columns / 4; quad += 32) sums[quad] = {};
 }
 
-// Sums of a tile into integers: 16 lanes to 128 bytes of a row. The quads of four rows exchange
-// what they hold of 4 x 8 columns, so that each adds its 8 columns to one row after the other.
+// Adds sums of a tile as integers. 16 lanes add to 128 bytes of a row: the quads of four rows
+// exchange 4 x 8 columns, so that each adds its 8 columns to one row after the other.
 struct FixedDrain {
   std::uint64_t policy = policy_evict_last();
   std::int32_t index[2][4];
@@ -231,7 +237,7 @@ struct FixedDrain {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const std::int64_t row = index[i / 4][i % 4];
-      // Rows of `fixed` are as long as those of the f32 sums, without gaps.
+      // Rows of `fixed` are contiguous, with p.columns elements.
       to[i / 4][i % 4] = row < 0 ? nullptr : p.fixed + (row * p.columns + column) / 2;
     }
   }

@@ -1,4 +1,5 @@
-// The benchmarks of sparse_mla::store: useful bytes are those of the rows and of what is written.
+// The benchmarks of sparse_mla::store. They count the bytes of the rows and those written to the
+// cache.
 #include <memory>
 
 #include "winnow/cache/cache_cases.h"
@@ -27,7 +28,7 @@ testing::Benchmark make_benchmark(CacheFormat format, std::int64_t n, DeviceType
       device == DeviceType::cpu ? static_cast<std::int64_t>(benchmark.bytes / 2) : kGpuCopy;
   benchmark.device = device;
   if (device == DeviceType::cuda) benchmark.queued = true;
-  // Fewer rows do not fill the GPU.
+  // Only these fill the GPU.
   if (device == DeviceType::cuda && n >= 262144) benchmark.target = 0.5;
   benchmark.prepare = [=](const testing::Target& target) -> std::function<void()> {
     const Device where = testing::device_of(target);
