@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What was measured and verified is in results/*.json; this makes the pages and pictures from it.
+"""Generates pages and pictures from the measurements and verifications in results/*.json.
 
     python3 docs/records.py                               after a change of results/
     python3 docs/records.py add FILE... --commit COMMIT --command "winnow bench ..."
 
-adds what `winnow bench --json`, `winnow verify --json` or tools/compare --json printed, in the
-place of older results of the same benchmarks on the same GPU, and makes the pages again. Several
-files are several runs.
+The second command first adds the output of `winnow bench --json`, `winnow verify --json` or
+tools/compare --json, in the place of older results of the same benchmarks on the same machine or of
+the same verification. Each file is one run.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 PAGES = ("benchmarks.md", "verification.md")
-# Of a family of benchmarks these are its members, which share a row of a table.
+# The part of a benchmark's name that varies within a family, whose members share a row of a table.
 MEMBER = re.compile(
     r"(?<=-kv|-sk)\d+|(?<=\d-b)\d+|(?<=-)\d+(?=-sms)|(?<=^b)\d+|(?<=-)(128|256|512)$"
 )
@@ -29,14 +29,14 @@ WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 900, 330, 820, 80, 11, 8
 
 
 def read():
-    """(records, verifications) of all files."""
+    """(records, verifications) in all files."""
     files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
     records = [one for file in files for one in file.get("records", ())]
     return records, [one for file in files for one in file.get("verifications", ())]
 
 
 def write(path, content):
-    """A file of records with one result in a line."""
+    """Writes a file of records, one result per line."""
     (kind, entries), lines = next(iter(content.items())), []
     for entry in entries:
         results = entry.get("results")
@@ -52,13 +52,13 @@ def write(path, content):
 
 
 def _key(record, result):
-    """What a result is a figure of."""
+    """Results with the same key measure the same, so a new one replaces the old."""
     beside = bool(result.get("peers"))
     return record["where"], result["operation"], result["benchmark"], beside
 
 
 def _put(name, kind, entry, stays):
-    """Adds an entry to a file, after what it replaces has left all files."""
+    """Adds an entry to the file `name`. stays(old): what remains of an old entry, or None."""
     for path in sorted(
         {*RESULTS.glob("*.json"), RESULTS / f"{name}.json"} - {RESULTS / "schema.json"}
     ):
@@ -69,7 +69,7 @@ def _put(name, kind, entry, stays):
 
 
 def _verified(reports, about):
-    """Adds what `winnow verify` printed, or several runs of it."""
+    """Adds the output of one or several runs of `winnow verify`."""
     counts = {key: sum(one[key] for one in reports) for key in ("passed", "failed")}
     entry = {"area": "case tables", **about, **counts}
 
@@ -81,7 +81,7 @@ def _verified(reports, about):
 
 
 def _measured(reports, about):
-    """Adds what `winnow bench` or tools/compare printed; Python's benchmarks print a list."""
+    """Adds the output of `winnow bench` or tools/compare; Python's benchmarks print a list."""
     reports = [{"results": one} if isinstance(one, list) else one for one in reports]
     results = [row for report in reports for row in report["results"]]
     record = {**about, **reports[0], "where": about["where"], "results": results}
@@ -98,7 +98,7 @@ def _measured(reports, about):
 
 
 def add(options):
-    """The command of that name."""
+    """The command `add`."""
     reports = [json.loads(Path(file).read_text()) for file in options.files]
     first = reports[0] if isinstance(reports[0], dict) else {}
     launched = "mpirun" in options.command
@@ -123,7 +123,7 @@ def _number(value):
 
 
 def _span(values, text=_number):
-    """One value, two, or the least and the greatest of several runs."""
+    """The value of one run, those of two, or the range of several."""
     shown = [text(value) for value in (values if len(values) < 3 else (min(values), max(values)))]
     if len(set(shown)) == 1:
         return shown[0]
@@ -136,7 +136,8 @@ def _sizes(numbers):
 
 
 def _families(results):
-    """(its name with its members, [the runs of each member]), in the order of the results."""
+    """(operation, name with the parts that vary, [runs of each member]) of each family, in the
+    order of the results."""
     families = {}
     for one in results:
         name = MEMBER.sub("*", one["benchmark"], count=1)
@@ -186,7 +187,7 @@ def _source(record):
 
 
 def _place(record):
-    """The order of records in tables."""
+    """Sorts records in tables: H200 first."""
     return "H200" not in record["where"], record["where"]
 
 
@@ -196,12 +197,12 @@ def _table(head, rows):
 
 
 def _gpus(found):
-    """Of {row: {GPU: value}}, H200 first."""
+    """The GPUs of {row: {GPU: value}}, H200 first."""
     return sorted({gpu for of_gpu in found.values() for gpu in of_gpu}, reverse=True)
 
 
 def headlines(records):
-    """How many times as fast as the fastest peer, from problem to problem."""
+    """A table: how many times as fast as the fastest peer, as a range over all problems."""
     found, names = {}, {}
     for record in records:
         for one in record["results"]:
@@ -230,7 +231,7 @@ def headlines(records):
 
 
 def comparisons(records):
-    """Every problem beside every peer, and the notes."""
+    """A table of every problem and peer, and the notes."""
     rows, notes = [], {}
     for record in sorted(records, key=_place):
         for operation, label, members in _families(record["results"]):
@@ -268,7 +269,7 @@ def _pairs(records):
 
 
 def layers(records):
-    """The table of these pairs."""
+    """The table of _pairs()."""
     rows = []
     for record, what, *pair in _pairs(records):
         cells = [
@@ -305,7 +306,7 @@ def _briefly(one):
 
 
 def benches(records):
-    """For each operation its table and its notes; the CPU has one table for all."""
+    """A table and notes for each operation, and one table for the CPU."""
     rows, notes, on_cpu, cpu_notes = {}, {}, [], []
     for record in sorted(records, key=_place):
         results = [
@@ -319,7 +320,7 @@ def benches(records):
                 on_cpu.append([f"`{operation}`", ", ".join(map(_briefly, group)), where, source])
             cpu_notes += [f"- {source}: {note}"] * bool(note)
             continue
-        alone = {}  # what has neither a target nor others of its family shares a row
+        alone = {}  # benchmarks without a target and without a family share a row
         for operation, label, members in _families(results):
             if len(members) == 1 and not _to_reach(members):
                 alone.setdefault(operation, []).append(", ".join(map(_briefly, members[0])))
@@ -354,7 +355,8 @@ def _count(entry):
 
 
 def verifications(entries):
-    """A table for each area; entries that say the same share a row."""
+    """A table for each area; neighbouring entries with the same machine, commit and note share a
+    row."""
     parts = []
 
     def said(one):
@@ -411,7 +413,7 @@ def draw(title, found, text):
 
 
 def _by_gpu(records, value):
-    """{label: {GPU: the median of the runs}} of what has a value on one GPU."""
+    """{label: {GPU: median of the runs}} of results on one GPU for which value() is not None."""
     found = {}
     for record in records:
         for one in record["results"]:
@@ -438,7 +440,7 @@ def _beside_ceiling(one):
 
 
 def blocks():
-    """What stands between the marks of the pages, by name."""
+    """{name: generated text between the marks of that name in the pages}"""
     records, entries = read()
     return {
         "headlines": headlines(records),
@@ -450,7 +452,7 @@ def blocks():
 
 
 def page(text, made):
-    """A page with its blocks made anew."""
+    """Returns the text of a page with its blocks replaced."""
     for name in re.findall(r"<!-- records: (\w+) -->", text):
         marks = f"<!-- records: {name} -->", "<!-- end -->"
         pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
@@ -460,7 +462,7 @@ def page(text, made):
 
 
 def outputs():
-    """{path: text} of all that is made from the records."""
+    """{path: text} of all generated files."""
     records, _ = read()
     made, docs = blocks(), ROOT / "docs"
     files = {docs / name: page((docs / name).read_text(), made) for name in PAGES}
@@ -477,13 +479,13 @@ def main():
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="verb")
-    adding = commands.add_parser("add", help="add what a program printed with --json")
+    adding = commands.add_parser("add", help="add the output of a program with --json")
     adding.add_argument("files", nargs="+")
     adding.add_argument("--commit", required=True, help="the commit that was measured")
-    adding.add_argument("--command", required=True, help="what was run, without --json")
+    adding.add_argument("--command", required=True, help="the command that was run, without --json")
     adding.add_argument("--where", help='the GPU, if the report lacks it, or "4 x NVIDIA H200"')
     adding.add_argument("--setup", help="driver and libraries")
-    adding.add_argument("--note", help="what else a reader must know")
+    adding.add_argument("--note", help="a remark for readers")
     options = parser.parse_args()
     if options.verb == "add":
         add(options)

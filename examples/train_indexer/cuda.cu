@@ -1,4 +1,4 @@
-// A GPU: cuBLAS for the products, a warp for each row.
+// The Machine of a GPU: cuBLAS for matrix products, a warp for each row.
 #include <stdexcept>
 #include <string>
 
@@ -24,7 +24,7 @@ __global__ void rows_kernel(std::int64_t rows, Operation operation) {
   if (row < rows) operation(row, Lane{static_cast<int>(threadIdx.x % 32), 32});
 }
 
-// Everything runs on the default stream, which Winnow's calls and copies join.
+// All work runs on the default stream, Winnow's calls and copies included.
 class CudaMachine : public Machine {
  public:
   CudaMachine() {
@@ -35,7 +35,7 @@ class CudaMachine : public Machine {
 
   winnow::Device device() const override { return {winnow::DeviceType::cuda, 0}; }
 
-  // cuBLAS stores by columns: it is given the transposed product, c' = b' a'.
+  // cuBLAS matrices are column-major, so it computes the transposed product, c' = b' a'.
   void multiply(const winnow::ConstTensorView& a, const winnow::ConstTensorView& b,
                 const winnow::TensorView& c, bool add) override {
     const float one = 1, before = add ? 1 : 0;

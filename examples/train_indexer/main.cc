@@ -1,6 +1,6 @@
-// Trains a language model with sparse attention the way DeepSeek-V3.2 introduces it: a model that
-// has learned with full attention, the warm-up of the indexer, then both with the indexer's choice.
-// README.md explains the steps.
+// Trains a language model with sparse attention in the three phases of DeepSeek-V3.2: the model
+// with full attention, then the indexer alone (warm-up), then both with the rows that the indexer
+// chooses. README.md explains the steps.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -34,9 +34,10 @@ struct Options {
 };
 
 void add_options(CLI::App& app, Options& o) {
-  app.add_option("--device", o.device, "where it runs")->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--text", o.text, "what to learn: a file, or a folder of sources");
-  app.add_option("--plot", o.plot, "the picture to write, SVG");
+  app.add_option("--device", o.device, "the device to run on")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--text", o.text, "the training text: a file, or a folder of sources");
+  app.add_option("--plot", o.plot, "the SVG file to write");
   const auto add_size = [&](const char* name, auto& size, const char* help) {
     app.add_option(name, size, help)->check(CLI::PositiveNumber);
   };
@@ -54,13 +55,14 @@ void add_options(CLI::App& app, Options& o) {
   add_size("--index-heads", o.index_heads, "heads of the indexer (cpu 4, cuda 8)");
   app.add_option("--index-width", o.index_width, "columns of an indexer's head (64)")
       ->check(CLI::IsMember({64, 128}));
-  app.add_option("--dtype", o.dtype, "of attention and indexer (cpu f32, cuda bf16)")
+  app.add_option("--dtype", o.dtype, "dtype of attention and indexer (cpu f32, cuda bf16)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--rate", o.rate, "learning rate of the model");
   app.add_option("--indexer-rate", o.indexer_rate, "learning rate of the indexer");
-  app.add_option("--seed", o.seed, "of the weights and of the places in the text");
-  app.add_flag("--fast", o.fast, "backward adds in any order: repeats differ in the last bits");
-  app.add_flag("--gradient-check", o.gradient_check, "first compare gradients with differences");
+  app.add_option("--seed", o.seed, "random seed of the weights and of the places in the text");
+  app.add_flag("--fast", o.fast, "add gradients in any order: repeats differ in the last bits");
+  app.add_flag("--gradient-check", o.gradient_check,
+               "first compare gradients with finite differences");
   app.add_flag("--check", o.check, "exit with 1 unless the losses fall");
 }
 
@@ -97,7 +99,7 @@ ModelShape choose_shape(const Options& options) {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct Curves {
-  std::vector<double> language, kl, recall, milliseconds;  // of every step, NaN where not known
+  std::vector<double> language, kl, recall, milliseconds;  // of every step; NaN: not measured
 };
 
 double mean(std::span<const double> values) {
@@ -120,7 +122,7 @@ std::string number(double value, int digits) {
 enum class Phase { dense, warm_up, sparse };
 constexpr const char* kNames[] = {"dense", "warm-up", "sparse"};
 
-// One step over a piece of the text; `measure` asks for the recall too.
+// Runs one step over a piece of the text. `measure`: computes the recall too.
 void train_once(Phase phase, Model& model, Machine& machine, const winnow::ConstTensorView& piece,
                 const Options& options, bool measure, Curves& curves) {
   const auto start = std::chrono::steady_clock::now();
@@ -131,7 +133,7 @@ void train_once(Phase phase, Model& model, Machine& machine, const winnow::Const
   const double language = model.predict(phase == Phase::sparse);
   if (phase != Phase::warm_up) model.learn();
   if (phase != Phase::dense) kl = model.teach();
-  // All gradients are taken before anything changes.
+  // All gradients have been computed before any weight changes.
   if (phase != Phase::warm_up) {
     for (Parameter* parameter : model.main()) parameter->update(machine, options.rate);
   }
@@ -154,8 +156,8 @@ struct Change {
   double first, last;
 };
 
-// Of the steps from `begin` to `end`: means over the first and the last quarter, for the loss of
-// one piece of text is not that of another.
+// Means over the first and the last quarter of steps [begin, end). Single steps cannot be compared,
+// since each has another piece of text.
 Change change(std::span<const double> curve, std::size_t begin, std::size_t end) {
   const std::size_t quarter = (end - begin + 3) / 4;
   return {mean(curve.subspan(begin, quarter)), mean(curve.subspan(end - quarter, quarter))};
@@ -185,7 +187,7 @@ int train(const Options& options, const ModelShape& shape, const Tensor& text, M
       train_once(phase, model, machine, text.view().slice(0, place, place + shape.tokens + 1),
                  options, print, curves);
       if (!print) continue;
-      // Losses and times since the line before.
+      // The steps since the previous line.
       const auto since = static_cast<std::size_t>(step == 0 ? 1 : (step - 1) % options.every + 1);
       const auto recent = [since](const std::vector<double>& curve, int digits) {
         return number(mean(std::span(curve).last(since)), digits);
@@ -216,9 +218,9 @@ int train(const Options& options, const ModelShape& shape, const Tensor& text, M
   report("recall, warm-up and sparse", change(curves.recall, warm_up, end));
   std::printf("wrote %s\n", options.plot.c_str());
 
-  constexpr double kKlLeft = 0.8;  // of the KL, after the warm-up
-  const bool fell = kl.last <= kKlLeft * kl.first && language.last < language.first;
-  std::printf(fell ? "both losses fell\n" : "not both losses fell\n");
+  constexpr double kMostKlLeft = 0.8;  // share of the KL after the warm-up
+  const bool fell = kl.last <= kMostKlLeft * kl.first && language.last < language.first;
+  std::printf(fell ? "both losses fell\n" : "at least one loss did not fall enough\n");
   return options.check && !fell ? 1 : 0;
 }
 

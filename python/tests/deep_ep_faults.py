@@ -1,4 +1,5 @@
-"""What the ranks of test_deep_ep_faults.py run: the last one is late, masked, stopped or killed."""
+"""Programs of ranks for test_deep_ep_faults.py: the last rank is late, masked, stopped, killed or
+interrupted."""
 
 import importlib
 import os
@@ -19,7 +20,7 @@ H, E, M = 256, 60, 16
 
 
 class Seconds:
-    """For a while, what waits that begin or layers that are made then have."""
+    """Sets the timeout of waits and layers that begin inside this context."""
 
     def __init__(self, seconds):
         self._seconds = seconds
@@ -33,14 +34,15 @@ class Seconds:
 
 
 def given(rank, world, experts=E):
-    """Small whole numbers, for the first experts of the first two ranks and of the last."""
+    """(x, topk_idx, topk_weights): five tokens of small integers for the same three experts, on
+    ranks 0, 1 and the last (for three or more ranks). All sums are exact."""
     x = torch.full((5, H), rank + 1.0, dtype=torch.bfloat16)
     idx = torch.tensor([[0, experts // world, experts - 1]] * 5)
     return x, idx, torch.ones(5, 3)
 
 
 def caller(kind, group, **options):
-    """Makes a buffer; what is returned makes a dispatch and a combine, whose sums it checks."""
+    """Creates a buffer and returns a function that dispatches, combines and checks the sums."""
     rank, world = group.rank(), group.size()
     x, idx, weights = given(rank, world)
 
@@ -86,7 +88,8 @@ def caller(kind, group, **options):
 
 
 def late(group, kind):
-    """To the first dispatch. Who is late hears of it at once, and the next call works."""
+    """The last rank is late to the first dispatch. It gets the error of the others at once, and the
+    next call works."""
     rank, last = group.rank(), group.size() - 1
     call = caller(kind, group)
     with Seconds(2 if rank == 0 else 20):
@@ -101,7 +104,7 @@ def late(group, kind):
 
 
 def retried(group, kind):
-    """Ranks that try again whenever they like meet in the first attempt in which all are there."""
+    """Ranks that retry independently succeed as soon as all are in the call at the same time."""
     rank, last = group.rank(), group.size() - 1
     call, attempts = caller(kind, group), 0
     if rank == last:
@@ -119,7 +122,7 @@ def retried(group, kind):
 
 
 def late_and_masked(group):
-    """With enable_shrink the others go on without a rank that does not come to the first call."""
+    """With enable_shrink the others continue without a rank that is late to the first call."""
     rank, world = group.rank(), group.size()
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
     with Seconds(3 if rank == 0 else 20):
@@ -142,7 +145,8 @@ def status(buffer, world):
 
 
 def without_last(buffer, group, most=M, missing=1):
-    """A dispatch and a combine, in which `missing` of the three experts of a token have no rank."""
+    """A dispatch and a combine after the last `missing` ranks were masked: so many of the three
+    experts of every token are absent."""
     rank, world = group.rank(), group.size()
     x, idx, weights = given(rank, world)
     got, counts, handle, _, _ = buffer.low_latency_dispatch(x, idx, most, E, use_fp8=False)
@@ -155,8 +159,8 @@ def without_last(buffer, group, most=M, missing=1):
 
 
 def masked(group):
-    """Of three ranks the last is masked before any call, by one of the others alone: what there is
-    in later calls, of other sizes, too, is made without it."""
+    """Rank 0 alone masks the last of three ranks before any call. Layers that later calls create,
+    also for other sizes, are created without it."""
     rank, world = group.rank(), group.size()
     plain = deep_ep.Buffer(group, low_latency_mode=True)
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
@@ -186,10 +190,10 @@ def masked(group):
         buffer.low_latency_update_mask_buffer(2, False)
         assert status(buffer, world) == [0, 0, 0]
     dist.barrier(group)
-    # It has missed no call of a layer that it has: they are made again, with it.
+    # The layers were created without rank 2, so they are created again, with it.
     for most in (M, 2 * M):
         without_last(buffer, group, most, missing=0)
-    # In layers that there are it can come back while it has missed no call.
+    # A rank can return to a layer if it has missed none of its calls.
     if rank != 2:
         for mask in (True, False):
             buffer.low_latency_update_mask_buffer(2, mask)
@@ -204,14 +208,14 @@ def masked(group):
         buffer.low_latency_update_mask_buffer(2, True)
         without_last(buffer, group, 3 * M)
     dist.barrier(group)
-    # It has missed calls: there is a new buffer.
+    # Rank 2 has missed calls of these layers, so it can return only with a new buffer.
     again = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
     without_last(again, group, missing=0)
     assert status(again, world) == [0, 0, 0]
 
 
 def told(group):
-    """A rank that calls where the others have masked it is told so."""
+    """A rank that calls after the others have masked it gets an error that says so."""
     rank, world = group.rank(), group.size()
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
     if rank == world - 1:
@@ -225,7 +229,7 @@ def told(group):
 
 
 def of_gpus(group):
-    """There all ranks must make a layer: with a masked one all others refuse it at once."""
+    """On GPUs all ranks must create a layer: if one is masked, the others get an error at once."""
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
     if group.rank() == 0:
         buffer.low_latency_update_mask_buffer(2, True)
@@ -240,7 +244,7 @@ def of_gpus(group):
 
 
 def stopped(group, kind):
-    """A process that is stopped is named by all others, and the next call works when it runs."""
+    """The others' errors name a process that is stopped. When it continues, the next call works."""
     rank, last = group.rank(), group.size() - 1
     processes = [None] * group.size()
     dist.all_gather_object(processes, os.getpid(), group=group)
@@ -263,7 +267,8 @@ def stopped(group, kind):
 
 
 def killed(group, kind):
-    """A process that is gone is named by all others, long before the deadline of 20 s."""
+    """The others' errors name a killed process long before the deadline of 20 s; low-latency calls
+    with enable_shrink mask it and succeed instead."""
     rank, world = group.rank(), group.size()
     shrinks = {"enable_shrink": True} if kind == "low_latency" else {}
     call = caller(kind, group, **shrinks)
@@ -282,13 +287,13 @@ def killed(group, kind):
 
 
 def briefly(group, module, name):
-    """Another program, whose waits are short."""
+    """Runs another program with a short timeout."""
     with Seconds(3):
         getattr(importlib.import_module(module), name)(group)
 
 
 def interrupted(group, kind, made):
-    """Ctrl-C ends the wait of a rank at once, and the others hear which; the next call works."""
+    """Ctrl-C ends a rank's wait at once, the others' errors name it, and the next call works."""
     rank, last = group.rank(), group.size() - 1
     signal.signal(signal.SIGINT, signal.default_int_handler)
     call = caller(kind, group)

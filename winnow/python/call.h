@@ -1,5 +1,5 @@
-// One call from Python: tensors of numpy, torch and other frameworks come in as views, new ones go
-// out as the kind that came in.
+// One call from Python. It converts tensors of numpy, torch and other frameworks to views, and
+// creates results of the kind of the inputs.
 #pragma once
 
 #include <array>
@@ -26,15 +26,15 @@ namespace nb = nanobind;
 
 struct Framework;
 
-// Repetitions of the C++ call alone, for the benchmark of the binding: see time_native().
+// Repeats the C++ call alone, for the benchmark of the binding: see time_native().
 struct NativeTiming {
   int repeats = 0;
   double seconds = 0;
 };
 extern NativeTiming native_timing;
 
-// The tensors of a call stay valid until it is destroyed. Create, use and destroy it with the
-// interpreter lock held; run() gives the lock back while the library works.
+// The views stay valid until the call is destroyed. Create, use and destroy it with the interpreter
+// lock held; run() releases the lock while the library works.
 class Call {
  public:
   // `operation` as the library names it: "sparse_mla::forward". `stream` is None (torch's current
@@ -48,38 +48,38 @@ class Call {
   Call& operator=(const Call&) = delete;
   ~Call();
 
-  // The call belongs to an object on that device, even if it has no tensors: its stream is torch's
+  // Sets the device of a layer's call, which may have no tensors: the default stream is torch's
   // current one there, unless the tensors are those of another framework.
   void on(Device device) { home_ = device; }
 
   // None gives an absent view. Never copies: a tensor that the library cannot read in place is an
-  // Error, either here or, if the library does not have its dtype, in the library.
+  // Error, here or, for some dtypes, in the library.
   ConstTensorView input(const char* argument, nb::handle object);
-  // The same for flags, which are bool or u8 in Python and u8 here.
+  // The same for flags: bool or u8 in Python, u8 in C++.
   ConstTensorView input_flags(const char* argument, nb::handle object);
   // An argument that is written to.
   TensorView in_out(const char* argument, nb::handle object);
 
   enum class Fill { none, zero };
-  // `result` is the caller's tensor or None. None becomes a new tensor of this dtype and shape, of
-  // the kind and on the device of the first input, and on a GPU for use on the call's stream.
+  // `result` is the caller's tensor or None. None is replaced by a new tensor of this dtype and
+  // shape, of the kind and on the device of the first input, and on a GPU for the call's stream.
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::span<const std::int64_t> shape, Fill fill = Fill::none);
   TensorView output(const char* argument, nb::object& result, DType dtype,
                     std::initializer_list<std::int64_t> shape, Fill fill = Fill::none) {
     return output(argument, result, dtype, std::span(shape), fill);
   }
-  // A new one is bool in Python.
+  // The same for flags; a new tensor is bool in Python.
   TensorView output_flags(const char* argument, nb::object& result,
                           std::initializer_list<std::int64_t> shape);
 
   // Hands the library's own tensors to Python, as the kind of the first input.
   Exporter exporter() const;
 
-  // The scratch memory of GPU backends: the caller's, or if `workspace` is None and torch's tensors
-  // are on a GPU, bytes(RunOptions) bytes of torch's allocator, which takes them back when the call
-  // from Python ends and gives them to later work on the stream. Otherwise absent: the library
-  // allocates its own.
+  // The scratch memory of GPU backends: the caller's, or, if `workspace` is None and torch's
+  // tensors are on a GPU, bytes(RunOptions) bytes of torch's allocator, which may reuse them for
+  // later work on the stream once the call from Python has ended. Otherwise absent: the library
+  // allocates it.
   template <class Bytes>
   TensorView workspace(nb::object& workspace, const Bytes& bytes) {
     if (!workspace.is_none() || !lends_scratch()) return in_out("workspace", workspace);
@@ -134,7 +134,8 @@ class Call {
   std::array<nb::object, kMaxTensors> capsules_;
 };
 
-// Size of a dimension; 0 if the view lacks it: the library then reports the shape that it wants.
+// The size of a dimension, or 0 if the view lacks it; the library then throws the shape that it
+// wants.
 inline std::int64_t size_of_dim(const ConstTensorView& view, int dim) {
   return dim < view.rank() ? view.size(dim) : 0;
 }

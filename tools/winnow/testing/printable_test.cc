@@ -22,7 +22,7 @@ TEST(Printable, EscapesControlCharacters) {
   EXPECT_EQ(printable(std::string("a\0b", 3)), "a\\x00b");
   EXPECT_EQ(printable("\xc2\x9b"
                       "31m"),
-            "\\xc2\\x9b31m");  // C1: a control sequence too
+            "\\xc2\\x9b31m");  // a C1 control character, which begins a control sequence
   EXPECT_EQ(printable("two\nlines\x1b", true), "two\nlines\\x1b");
 }
 
@@ -34,7 +34,7 @@ TEST(Printable, EscapesWhatIsNotUtf8) {
   EXPECT_EQ(printable("\xe9\xba"), "\\xe9\\xba");
 }
 
-// The name of the document stands in one.
+// One of these sentences contains the name of the document.
 TEST(Printable, SentencesOfTheDemoAreEscaped) {
   demo::StepReport report;
   report.done.push_back("all of \x1b]0;title\x07");

@@ -1,12 +1,12 @@
-// Inclusive sums by all threads of a block. Device code only.
+// An inclusive prefix sum by all threads of a block. Device code only.
 #pragma once
 
 #include <cstdint>
 
 namespace winnow::expert_parallel {
 
-// store(i, load(0) + ... + load(i)) for i < size; store may write to what load reads. `scratch`:
-// one for each warp of the block, in shared memory.
+// Calls store(i, load(0) + ... + load(i)) for every i < size. store(i) may overwrite what load(i)
+// reads. `scratch`: an element for each warp of the block, in shared memory.
 template <class Load, class Store>
 __device__ void inclusive_sums(std::int64_t size, std::int64_t* scratch, const Load& load,
                                const Store& store) {

@@ -7,22 +7,22 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kCacheLine = 64;
 
-std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+std::size_t round_up(std::size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
 
-std::string yes_no(std::int64_t value) { return value != 0 ? "given" : "absent"; }
+std::string given_or_absent(std::int64_t value) { return value != 0 ? "given" : "absent"; }
 std::string number(std::int64_t value) { return std::to_string(value); }
-std::string on_off(std::int64_t value) { return value != 0 ? "true" : "false"; }
+std::string true_or_false(std::int64_t value) { return value != 0 ? "true" : "false"; }
 std::string order_name(std::int64_t value) {
   return value == std::int64_t(RowOrder::token_major) ? "token_major" : "expert_major";
 }
 std::string dtype_name(std::int64_t value) {
   return std::string(to_string(static_cast<DType>(value)));
 }
-std::string region_mark(std::int64_t value) {
-  return value == 0 ? "to be agreed on" : "those of mark " + std::to_string(value);
-}
+std::string region_digest(std::int64_t value) { return value == 0 ? "none" : number(value); }
 std::string values_name(std::int64_t value) {
   if (value == 0) return "absent";
   const std::string given = value % 2 == 1 ? "given" : "given without expert_output";
@@ -40,17 +40,17 @@ constexpr std::array kOptions = {
     Option{"expert_alignment", &Options::expert_alignment, number},
     Option{"worst_case_rows", &Options::worst_case_rows, number},
     Option{"dtype of input", &Options::input, dtype_name},
-    Option{"weights", &Options::weights, yes_no},
-    Option{"scatter_indices", &Options::scatter_indices, yes_no},
-    Option{"copy_out", &Options::copy_out, on_off},
-    Option{"weighted", &Options::weighted, on_off},
+    Option{"weights", &Options::weights, given_or_absent},
+    Option{"scatter_indices", &Options::scatter_indices, given_or_absent},
+    Option{"copy_out", &Options::copy_out, true_or_false},
+    Option{"weighted", &Options::weighted, true_or_false},
     Option{"cached", &Options::cached, dispatch_number},
     Option{"descriptor", &Options::descriptor, dispatch_number},
     Option{"channels", &Options::channels, number},
     Option{"bytes of a row of scales", &Options::scale_bytes, number},
     Option{"pair_values", &Options::pair_values, values_name},
     Option{"sm_count", &Options::sm_count, number},
-    Option{"what calls before have taken of the arena", &Options::regions, region_mark},
+    Option{"the digest of the regions in the arena", &Options::regions, region_digest},
 };
 
 std::string call_name(Call call) {
@@ -70,11 +70,11 @@ std::string call_name(Call call) {
   return "unknown";
 }
 
-std::size_t bytes_of(const Header& header) {  // with its counts
+std::size_t bytes_of(const Header& header) {  // including the counts behind it
   return sizeof(Header) + header.counts * sizeof(std::int32_t);
 }
 
-// The last word of `name` is that of the argument: "dtype of input".
+// The last word of `name` is the argument: "dtype of input".
 [[noreturn]] void fail_differing(std::string_view operation, std::string_view name,
                                  const std::string& first, const std::string& other, int rank) {
   throw Error(ErrorCode::invalid_argument, std::string(operation),
@@ -180,7 +180,7 @@ void Exchange::post(const Header& header, const PairCounts* counts,
     bytes = row_bytes_;
     append(table.data(), table.size());
   }
-  for (int step = 1; step < nodes; ++step) {  // from the next node on: no rank is everyone's first
+  for (int step = 1; step < nodes; ++step) {  // from the next node, so that targets differ
     const int to = (node + step) % nodes;
     communicator_.put_signal(*memory_, to, local, rail_offset(node), message_.data(), bytes,
                              rail_signal(node), epoch_);
@@ -195,7 +195,7 @@ void Exchange::pass_on(const Deadline& deadline, const WaitName& name) {
   const Topology& topology = map_.topology;
   const int node = communicator_.node();
   std::byte* local = Communicator::local_memory(*memory_);
-  for (int step = topology.nodes() - 1; step > 0; --step) {  // in the order in which they post
+  for (int step = topology.nodes() - 1; step > 0; --step) {  // in the order in which peers post
     const int from = (node + step) % topology.nodes();
     WaitName waiting = name;
     waiting.peer = topology.rank(from, communicator_.local());
@@ -219,7 +219,8 @@ void Exchange::receive(const Deadline& deadline, WaitName name) {
                                     Communicator::local_memory(*memory_) + received_signal(rank)),
                                 epoch_, deadline, name);
   };
-  // This node first: its ranks pass on the others' rows, so one that is missing is named itself.
+  // Waits for this node first. Its ranks forward the messages of other nodes, so that if one of
+  // them is missing, the error names it and not a rank whose message it has not forwarded.
   for (int step = 0; step < topology.nodes(); ++step) {
     const int node = (communicator_.node() + step) % topology.nodes();
     for (int local = 0; local < topology.local_world_size; ++local) {
@@ -229,7 +230,7 @@ void Exchange::receive(const Deadline& deadline, WaitName name) {
   for (int rank = 0; rank < topology.world_size; ++rank) take(rank);
 }
 
-// What this rank has posted it knows.
+// Copies the message of a rank and checks it; its own is copied as posted.
 void Exchange::take(int rank) {
   std::byte* const to = received_.data() + static_cast<std::size_t>(rank) * row_bytes_;
   if (rank == communicator_.rank()) {
@@ -255,7 +256,7 @@ const Header& Exchange::header(int rank) const {
 WorldCounts Exchange::counts() const {
   WorldCounts counts;
   for (int rank = 0; rank < map_.topology.world_size; ++rank) {
-    // Those of nodes may be missing.
+    // The counts of nodes are optional.
     check_bounds(header(rank).counts, sender(rank), "counts",
                  bounds().counts - map_.topology.nodes(), bounds().counts);
     const auto* pairs = reinterpret_cast<const std::int32_t*>(&header(rank) + 1);

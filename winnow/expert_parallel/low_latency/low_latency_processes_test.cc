@@ -21,7 +21,7 @@ LowLatencyProblem problem_of(int world) {
   return {.name = "processes", .world = world, .max_tokens = 8, .hidden = 128, .rounds = 2};
 }
 
-// Where the victim's signal comes: between calls, or between the halves of one.
+// Where the victim gets its signal: before a call or between its halves.
 enum class Point { dispatch, dispatch_receive, combine, combine_receive };
 constexpr const char* kPointNames[] = {"dispatch", "dispatch_receive", "combine",
                                        "combine_receive"};
@@ -42,7 +42,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   static constexpr milliseconds kTimeout{500};
   static constexpr int kTurns = 6, kFateful = 3;
 
-  // Turns until the layer fails, or all of them.
+  // Runs all turns, or until the layer fails.
   void life(int rank, Report& report) const {
     const auto at = [&](int turn, Point point) {
       if (rank == kVictim && turn == kFateful && point == GetParam().point) {
@@ -80,7 +80,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
     }
   }
 
-  // No row of the victim's, all of the others', and sums without the victim's experts.
+  // Expects no rows of the victim, all rows of the others, and sums without the victim's experts.
   static void check_without_victim(const LowLatency& layer, const LowLatencyTensors& tensors,
                                    const LowLatencyRound& round, int rank, Report& report) {
     if (layer.mask() != std::vector<std::int32_t>{0, 1, 0}) report.complain("the mask");
@@ -108,7 +108,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
     report.expect(comparisons);
   }
 
-  // The survivors as ranks 0 and 1 of a new world.
+  // The survivors become ranks 0 and 1 of a new world.
   void afterlife(int rank, Report& report) const {
     const LowLatencyProblem problem = problem_of(2);
     const ProcessRank world(folder_.path(), rank == 0 ? 0 : 1, 2, "second");
@@ -141,7 +141,7 @@ TEST_P(Fates, SurvivorsAreNotifiedOrGoOn) {
     EXPECT_THAT(report.text, HasSubstr("rank 1"));
     EXPECT_LT(report.seconds, 20);
   }
-  // The victim wakes up when the others already have another layer, and does not hang.
+  // The victim continues when the others already have another layer, and must not hang.
   if (signal == SIGSTOP) {
     processes.send(kVictim, SIGCONT);
     processes.expect_ended_well(kVictim);
@@ -167,7 +167,7 @@ std::vector<Fate> all_fates() {
 }
 INSTANTIATE_TEST_SUITE_P(Everywhere, Fates, ::testing::ValuesIn(all_fates()), name_of);
 
-// Late or stopped for less than the deadline, nobody notices, and nobody is masked.
+// A rank that is late or stopped for less than the deadline causes no error and is not masked.
 TEST(LowLatencyProcesses, MayBeLate) {
   for (const bool shrink : {false, true}) {
     const TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// notify on the CPU.
+// The Notifier of the CPU backend.
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -16,7 +16,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
-// A count below 2^31, as all results are.
+// Converts a count to i32, the dtype of all results, or throws.
 std::int32_t narrow(std::int64_t count, const char* what) {
   if (count > kMostCounts) throw_too_many(count, what);
   return static_cast<std::int32_t>(count);
@@ -78,7 +78,7 @@ void CpuNotifier::notify(const NotifyArgs& args) {
   });
 }
 
-// Takes down this rank's counts, once, and checks them and everything else. Writes no output.
+// Reads this rank's counts once and checks all arguments. Writes no output.
 PairCounts CpuNotifier::prepare(const NotifyArgs& args) {
   check_args(args);
   count_channels(args);
@@ -127,9 +127,9 @@ void CpuNotifier::count_channels(const NotifyArgs& args) {
   }
 }
 
-// The first thing that is wrong.
+// Returns the first error in the counts.
 CountFinding CpuNotifier::check_counts(const PairCounts& counts, std::int64_t channels) const {
-  // The last channel of a prefix matrix holds what the counts must be.
+  // The last channel of a prefix matrix is the total that the counts must equal.
   const auto differing = [&](CountFault fault, const std::vector<std::int32_t>& got,
                              const std::vector<std::int32_t>& prefix) -> CountFinding {
     for (std::size_t i = 0; i < got.size(); ++i) {

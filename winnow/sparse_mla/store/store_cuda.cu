@@ -1,10 +1,11 @@
-// New rows of a paged cache, CUDA: a warp for each row, whose lanes hold 8 neighbouring columns.
+// Stores rows in a paged cache, CUDA. A warp has a row, and a lane 8 neighbouring columns at a
+// time.
 //
-// Where a slot is named by several rows, the last one is stored, and it alone writes the slot. Few
-// rows are compared with each other. Of many, a table in the workspace has a word for each slot of
-// the cache: every row writes its number into the word of its slot, then raises it to the largest
-// of the numbers there, and the row whose number stands there is stored. Words of slots that no row
-// names are never read, so the table needs no initial contents.
+// If several rows have the same slot, only the last one is stored. Up to kFewRows rows are compared
+// with each other. For more, a table in the workspace has a word for each slot of the cache. A
+// first kernel writes every row's number into the word of its slot, a second one raises the word to
+// the largest of these numbers, and the row of that number is stored. Words of other slots are
+// never read, so the table needs no initialisation.
 #include <cstdint>
 
 #include <cuda_runtime.h>
@@ -21,7 +22,6 @@ namespace {
 constexpr device::Runtime kRuntime{"sparse_mla::store", "cuda"};
 constexpr int kWarpSize = 32, kWarps = 8, kThreads = kWarpSize * kWarps;
 constexpr int kPiece = 8;  // columns that a lane holds: 16 bytes of bf16
-// Up to so many rows are compared with each other.
 constexpr std::int64_t kFewRows = 1024;
 
 struct KernelParams {
@@ -34,7 +34,7 @@ struct KernelParams {
   CacheView<std::uint8_t> cache;
 };
 
-// Makes every word of a slot that is named the number of a row of this call.
+// Initialises the word of every slot of this call with the number of one of its rows.
 __global__ void __launch_bounds__(kThreads) name_rows(const __grid_constant__ KernelParams p) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.n) return;
@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
   if (row >= p.n) return;
-  // One lane reads it: what a warp does hangs on a single value.
+  // One lane reads the slot, so that the warp agrees even if another thread changes it.
   const std::int64_t slot = __shfl_sync(
       device::kFullWarp, lane == 0 ? cache::read_slot(p.slots, row) : std::int64_t{0}, 0);
   if (!p.cache.holds(slot) || !is_last(p, row, slot, lane)) return;
 
   const cache::LatentPlace<kFormat> place(p.cache, static_cast<std::uint32_t>(slot));
   const char* const from = p.rows + row * p.row_stride;
-  constexpr int kRounds = 3;  // of 32 pieces, for up to 72
+  constexpr int kRounds = 3;  // of 32 pieces each; a row of 576 columns has 72
   using Piece = cache::Share<std::uint32_t, kPiece / 2>;
   Piece pieces[kRounds];
 #pragma unroll
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) store_kernel(const __grid_constant__
   };
   write.template operator()<true>(0);
   write.template operator()<true>(1);
-  write.template operator()<false>(2);  // all columns in f8 are below 512
+  write.template operator()<false>(2);  // columns from 512 on are never f8
 }
 
 }  // namespace
