@@ -136,8 +136,7 @@ def _sizes(numbers):
 
 
 def _families(results):
-    """(operation, name with the parts that vary, [runs of each member]) of each family, in the
-    order of the results."""
+    """(operation, label, [runs of each member]) of each family, in the order of the results."""
     families = {}
     for one in results:
         name = MEMBER.sub("*", one["benchmark"], count=1)
@@ -355,8 +354,7 @@ def _count(entry):
 
 
 def verifications(entries):
-    """A table for each area; neighbouring entries with the same machine, commit and note share a
-    row."""
+    """A table for each area; neighbouring entries of one machine, commit and note share a row."""
     parts = []
 
     def said(one):

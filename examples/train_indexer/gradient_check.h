@@ -9,9 +9,8 @@
 
 #include "model.h"
 
-// Moves each weight matrix of a small model along a random half of its gradient, in both
-// directions, and compares the central difference of the loss with the gradient. Prints the
-// results.
+// Moves each weight matrix of a small model in both directions along a random half of its gradient,
+// compares the central difference of the loss with the gradient, and prints both.
 inline bool gradients_are_right(Machine& machine, const winnow::Tensor& text, winnow::DType dtype) {
   constexpr double kStep = 0.05;  // length of the move; rounding dominates shorter ones
   ModelShape shape{.tokens = 48, .heads = 3, .width = 24, .topk = 12, .index_heads = 3};

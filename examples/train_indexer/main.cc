@@ -34,8 +34,7 @@ struct Options {
 };
 
 void add_options(CLI::App& app, Options& o) {
-  app.add_option("--device", o.device, "the device to run on")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--device", o.device, "the device")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--text", o.text, "the training text: a file, or a folder of sources");
   app.add_option("--plot", o.plot, "the SVG file to write");
   const auto add_size = [&](const char* name, auto& size, const char* help) {
@@ -61,8 +60,7 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--indexer-rate", o.indexer_rate, "learning rate of the indexer");
   app.add_option("--seed", o.seed, "random seed of the weights and of the places in the text");
   app.add_flag("--fast", o.fast, "add gradients in any order: repeats differ in the last bits");
-  app.add_flag("--gradient-check", o.gradient_check,
-               "first compare gradients with finite differences");
+  app.add_flag("--gradient-check", o.gradient_check, "first compare with finite differences");
   app.add_flag("--check", o.check, "exit with 1 unless the losses fall");
 }
 

@@ -1,6 +1,5 @@
 // A byte-level language model with one layer of sparse MLA attention, and an indexer that learns
-// which rows the attention should read. Gradients are written by hand. q, kv and the indexer's
-// queries and keys have rotary positions.
+// which rows the attention should read. Gradients are written by hand; positions are rotary.
 //
 //   x = sum of the embeddings of a byte and those before   q = x Wq, kv = x Wkv
 //   y = x + attention(q, kv, indices) Wo                   logits of the next byte = y Wu

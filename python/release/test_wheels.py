@@ -1,5 +1,4 @@
-"""The wheels and the sdist of `make portable-wheels` in build/wheels: names, contents, and whether
-they work in bare systems.
+"""The wheels and the sdist in build/wheels: names, contents, and runs in bare systems.
 
 `make test-bare` runs this as root. A bare system is a Debian with Python alone, from debootstrap.
 """

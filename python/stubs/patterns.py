@@ -1,5 +1,4 @@
-"""Writes patterns for nanobind's stub generator: overloads of functions whose result type depends
-on arguments.
+"""Writes patterns for nanobind's stub generator: overloads for results that depend on arguments.
 
     python patterns.py FOLDER_OF_THE_EXTENSION FILE
 

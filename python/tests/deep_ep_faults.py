@@ -1,5 +1,4 @@
-"""Programs of ranks for test_deep_ep_faults.py: the last rank is late, masked, stopped, killed or
-interrupted."""
+"""What the ranks of test_deep_ep_faults.py run: the last is late, masked, stopped or killed."""
 
 import importlib
 import os
@@ -34,8 +33,7 @@ class Seconds:
 
 
 def given(rank, world, experts=E):
-    """(x, topk_idx, topk_weights): five tokens of small integers for the same three experts, on
-    ranks 0, 1 and the last (for three or more ranks). All sums are exact."""
+    """Five tokens of small integers, whose sums are exact, for ranks 0, 1 and the last."""
     x = torch.full((5, H), rank + 1.0, dtype=torch.bfloat16)
     idx = torch.tensor([[0, experts // world, experts - 1]] * 5)
     return x, idx, torch.ones(5, 3)
@@ -88,8 +86,7 @@ def caller(kind, group, **options):
 
 
 def late(group, kind):
-    """The last rank is late to the first dispatch. It gets the error of the others at once, and the
-    next call works."""
+    """If the last rank is late, it gets the others' error at once, and the next call works."""
     rank, last = group.rank(), group.size() - 1
     call = caller(kind, group)
     with Seconds(2 if rank == 0 else 20):
@@ -145,8 +142,7 @@ def status(buffer, world):
 
 
 def without_last(buffer, group, most=M, missing=1):
-    """A dispatch and a combine after the last `missing` ranks were masked: so many of the three
-    experts of every token are absent."""
+    """A dispatch and a combine in which `missing` of each token's experts are on masked ranks."""
     rank, world = group.rank(), group.size()
     x, idx, weights = given(rank, world)
     got, counts, handle, _, _ = buffer.low_latency_dispatch(x, idx, most, E, use_fp8=False)
@@ -267,8 +263,7 @@ def stopped(group, kind):
 
 
 def killed(group, kind):
-    """The others' errors name a killed process long before the deadline of 20 s; low-latency calls
-    with enable_shrink mask it and succeed instead."""
+    """The others' errors name a killed process before the deadline; shrinking calls mask it."""
     rank, world = group.rank(), group.size()
     shrinks = {"enable_shrink": True} if kind == "low_latency" else {}
     call = caller(kind, group, **shrinks)

@@ -1,5 +1,4 @@
-"""Programs of ranks for test_deep_ep_odd.py: each call of deep_ep with an invalid or unusual value
-for one argument on the last rank. After each, a check makes correct calls."""
+"""What the ranks of test_deep_ep_odd.py run: each call with an odd argument on the last rank."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,8 +50,7 @@ def _outcome(call):
 
 
 def _with_each(group, function, right, check, method=None):
-    """[(method, argument, name of the odd value, outcome on this rank, outcome of check())], for
-    every argument in `right`."""
+    """[(method, argument, name of the odd value, outcome on this rank, outcome of check())]"""
     outcomes = []
     if method is None:
         method = f"deep_ep.{type(function.__self__).__name__}.{function.__name__}"

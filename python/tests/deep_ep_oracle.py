@@ -36,8 +36,7 @@ def layout(idx, experts, world):
 
 
 def arrivals(all_idx, experts, rank):
-    """[(source, token)] of the rows that `rank` receives, and the local expert of each pair
-    [R, K], -1 for experts of other ranks."""
+    """[(source, token)] of the rows of `rank`, and each pair's local expert [R, K], else -1."""
     world, per = len(all_idx), experts // len(all_idx)
     rows, local = [], []
     for source in range(world):
@@ -51,8 +50,7 @@ def arrivals(all_idx, experts, rank):
 
 
 def permuted(all_idx, experts, rank, alignment):
-    """[(source, token, k), or None for padding] of a rank's rows, grouped by expert, and the number
-    of rows of each expert without padding."""
+    """[(source, token, k) or None for padding] of a rank's rows by expert, and rows per expert."""
     world, per = len(all_idx), experts // len(all_idx)
     rows, counts = [], []
     for expert in range(rank * per, (rank + 1) * per):

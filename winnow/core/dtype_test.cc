@@ -71,8 +71,7 @@ TEST(DType, EveryPatternOfF16) { expect_decodes_all<Half>(kF16); }
 TEST(DType, EveryPatternOfBf16) { expect_decodes_all<BFloat16>(kBf16); }
 TEST(DType, EveryPatternOfE4M3) { expect_decodes_all<Float8E4M3>(kE4M3); }
 
-// A value halfway between two neighbours rounds to the even pattern, the next f32 on either side of
-// it to that side's neighbour.
+// The middle of two neighbours rounds to the even one, the next f32 on either side to that side.
 template <class T>
 void expect_rounds_between_neighbours(const Format& format, std::uint32_t last_finite) {
   for (std::uint32_t pattern = 0; pattern < last_finite; ++pattern) {

@@ -8,10 +8,9 @@
 
 namespace winnow {
 
-// While an object of this class exists, a write of the calling thread beyond the file size limit
-// (ulimit -f) fails with EFBIG, and one to a pipe without a reader with EPIPE: SIGXFSZ and SIGPIPE,
-// which would end the process, are blocked. The destructor discards those that became pending and
-// keeps errno.
+// While an object of this class exists, SIGXFSZ and SIGPIPE are blocked in the calling thread: its
+// writes beyond the file size limit (ulimit -f) fail with EFBIG, and those to a pipe without a
+// reader with EPIPE. The destructor discards signals that became pending and keeps errno.
 class WriteErrorsAreReturned {
  public:
   WriteErrorsAreReturned() {

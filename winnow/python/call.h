@@ -77,9 +77,8 @@ class Call {
   Exporter exporter() const;
 
   // The scratch memory of GPU backends: the caller's, or, if `workspace` is None and torch's
-  // tensors are on a GPU, bytes(RunOptions) bytes of torch's allocator, which may reuse them for
-  // later work on the stream once the call from Python has ended. Otherwise absent: the library
-  // allocates it.
+  // tensors are on a GPU, bytes(RunOptions) bytes of torch's allocator, which may give them to
+  // later work on the stream after the call. Otherwise absent: the library allocates it.
   template <class Bytes>
   TensorView workspace(nb::object& workspace, const Bytes& bytes) {
     if (!workspace.is_none() || !lends_scratch()) return in_out("workspace", workspace);
@@ -134,8 +133,7 @@ class Call {
   std::array<nb::object, kMaxTensors> capsules_;
 };
 
-// The size of a dimension, or 0 if the view lacks it; the library then throws the shape that it
-// wants.
+// The size of a dimension, or 0 if the view lacks it; the library then throws an Error.
 inline std::int64_t size_of_dim(const ConstTensorView& view, int dim) {
   return dim < view.rank() ? view.size(dim) : 0;
 }

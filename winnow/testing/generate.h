@@ -39,8 +39,7 @@ void shuffle(std::span<T> list, Random& random) {
 // The FNV-1a hash of a name, as a seed: cases of different names get different numbers.
 std::uint64_t seed_from(std::string_view name);
 
-// These fill a tensor on the host, of any float dtype and any strides. A value is rounded to the
-// dtype once.
+// These fill a host tensor of any float dtype and strides, rounding every value to the dtype once.
 void fill_normal(const TensorView& view, Random& random, double deviation = 1);
 // Fast, for gigabytes: copies each row from a random place of one block of 2^20 normal numbers. The
 // last dimension must be contiguous.

@@ -58,9 +58,8 @@ class Tensors {
  public:
   explicit Tensors(Bytes& bytes) : bytes_(bytes) {}
 
-  // A tensor of this dtype and shape, often altered, or an absent one. One of more than 1 MiB
-  // becomes absent, since it would need real memory: the library cannot know how much its caller
-  // has.
+  // A tensor of this dtype and shape, often altered, or an absent one. A tensor of more than 1 MiB
+  // becomes absent: it would need real memory, since the library trusts the size in a view.
   TensorView operator()(DType dtype, std::vector<std::int64_t> shape) {
     const auto choice = bytes_.take<std::uint8_t>();
     if (choice == 254) return {};
@@ -70,8 +69,7 @@ class Tensors {
     if (choice % 8 == 3 && !shape.empty()) shape[choice % shape.size()] = bytes_.number();
     const Device device{choice == 255 ? DeviceType::cuda : DeviceType::cpu, 0};
     try {
-      // Memory is allocated when the strides are known. Until then the view has an address that
-      // nothing reads.
+      // Memory is allocated when the strides are known. Nothing reads this address until then.
       char* const nowhere = reinterpret_cast<char*>(std::uintptr_t{1} << 40);
       TensorView view(nowhere, dtype, shape, device);
       if (choice % 8 == 5) {
@@ -117,8 +115,7 @@ class Tensors {
     return memory + offset - low;
   }
 
-  // Repeats a pattern of eight elements: of any bits, or, for integers, small numbers half of the
-  // time.
+  // Repeats a pattern of eight elements of random bits; half of the integers are small numbers.
   void fill(char* memory, std::size_t size, DType dtype) {
     char pattern[8 * sizeof(std::int64_t)] = {};
     const std::size_t element = static_cast<std::size_t>(size_of(dtype));

@@ -26,8 +26,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-// Two f32 rounded to nearest even, packed as f16x2: `low` in the lower half. Overflow gives
-// infinity.
+// The same as f16x2; values that round beyond +-65504 become infinite.
 __device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

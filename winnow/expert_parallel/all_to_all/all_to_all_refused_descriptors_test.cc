@@ -1,6 +1,5 @@
-// AllToAll: bad arguments and descriptors of combine() and of a repeated dispatch(). If one rank
-// finds an error, every rank throws it, with the same text on every device, and the layer remains
-// usable.
+// AllToAll: bad arguments and descriptors of combine() and of a repeated dispatch(). Every rank
+// throws the error of one, with the same text on every device, and the layer remains usable.
 #include <string>
 
 #include "winnow/expert_parallel/testing/refusals.h"

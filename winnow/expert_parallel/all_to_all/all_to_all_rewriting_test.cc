@@ -1,6 +1,5 @@
-// Fuzzing: while ranks call, another process overwrites random words of the memory that they share,
-// or bytes of the files of their store. Rows may be wrong then, but no rank may crash or hang: it
-// completes its calls or ends with an Error.
+// Fuzzing: another process overwrites random words of the memory that calling ranks share, or bytes
+// of their store's files. Rows may become wrong, but each rank completes or ends with an Error.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -154,8 +153,7 @@ std::vector<Range> shared_memory_of(pid_t process) {
   return ranges;
 }
 
-// Whether both halves of the word are small integers, as in headers and counts. Few words of rows
-// are.
+// Whether both halves of the word are small integers, as in headers and counts but rarely in rows.
 bool may_be_numbers(std::uint64_t word) {
   const auto may_be = [](std::uint64_t half) {
     const auto number = static_cast<std::int32_t>(half);

@@ -7,11 +7,9 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-std::size_t round_up(std::size_t bytes) {
-  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-}
+std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 std::string given_or_absent(std::int64_t value) { return value != 0 ? "given" : "absent"; }
 std::string number(std::int64_t value) { return std::to_string(value); }

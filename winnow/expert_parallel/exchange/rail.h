@@ -17,8 +17,7 @@ namespace winnow::expert_parallel {
 // writes in epoch e + 1 only after it has received that this rank has finished epoch e.
 class Rail {
  public:
-  // Collective. Allocates buffers for max_tokens rows of up to `row_bytes` bytes, and as many
-  // scales of up to `scale_bytes`.
+  // Collective. For max_tokens tokens with rows and scales of up to row_bytes and scale_bytes.
   Rail(Communicator& communicator, std::int64_t max_tokens, std::int64_t row_bytes,
        std::int64_t scale_bytes, std::chrono::nanoseconds timeout);
 
@@ -39,8 +38,7 @@ class Rail {
   const std::byte* row(int node, std::int64_t token, std::int64_t row_bytes) const;
   const std::byte* scale(int node, std::int64_t token, std::int64_t scale_bytes) const;
 
-  // Signals to the ranks of this node that this rank no longer uses their memory, and waits until
-  // they have signalled the same.
+  // A barrier of this node's ranks, after which none uses another's memory.
   void finish(std::string_view phase);
 
  private:

@@ -39,8 +39,7 @@ std::vector<Extent> Regions::reserve(std::string_view operation,
   forget_later();  // it may be the free extent that is taken from now
   const std::vector<Extent> regions = take_regions(free_, bytes, [&](std::int64_t missing) {
     if (!fresh_) {
-      throw Error(ErrorCode::internal, std::string(operation),
-                  "the regions do not fit, and learn() was not called");
+      throw Error(ErrorCode::internal, std::string(operation), "no room without learn()");
     }
     const std::int64_t grown =
         arena_.grown_for(room <= 2 * missing ? std::max(missing, room) : missing);

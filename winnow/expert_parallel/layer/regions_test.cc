@@ -140,7 +140,7 @@ TEST(Regions, GrowOnlyAfterLearn) {
   Ranks ranks(2, 4096);
   ranks.begin();
   testing::expect_error([&] { ranks.reserve({8192, 1}); }, ErrorCode::internal,
-                        "op: the regions do not fit, and learn() was not called");
+                        "op: no room without learn()");
   ranks.begin();
   ranks.learn(ranks.headers());
   const std::vector<Extent> extents = ranks.reserve({8192, 1}, 10'000);

@@ -14,8 +14,7 @@ struct PagedScores {
   int columns;
   bool clean;    // fill the columns behind the rows that a query sees with -inf
   bool aligned;  // every row of `scores` is aligned to 16 bytes
-  // If the cache has no pages, the length of a row of block_tables, else 0. There are no tiles
-  // then, so store_rest() fills all rows that a query sees.
+  // The length of a row of block_tables if the cache has no pages, and so no tiles; else 0.
   int absent_table;
 
   // The scores of the first query of a group.

@@ -1,7 +1,6 @@
-// Appends keys and values to the paged cache, CUDA. Each lane of a warp has one of 32 consecutive
-// tokens. These are mostly neighbours in a block of the cache, so a warp's stores are contiguous:
-// 16 bytes of key, and one element of value, for each token. Elements are copied as unsigned
-// integers of their size.
+// Appends keys and values to the paged cache, CUDA. The lanes of a warp have 32 consecutive tokens,
+// mostly neighbours in a block of the cache, so that a warp stores contiguous bytes: for each token
+// 16 bytes of the key or an element of the value. Elements are copied as unsigned integers.
 #include <algorithm>
 #include <bit>
 #include <cstdint>

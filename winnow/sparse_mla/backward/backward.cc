@@ -56,8 +56,7 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
   return 0;
 }
 
-// In the sm90 kernels rows and entries of extra_kv have the 32-bit numbers after those of kv, so
-// the limits apply to the sums.
+// In the sm90 kernels rows and entries of both sources share one sequence of 32-bit numbers.
 void check_sizes_of_sources(const Check& check, Problem problem) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (problem.extra.kv.present() && problem.all_rows() > kLimit) {

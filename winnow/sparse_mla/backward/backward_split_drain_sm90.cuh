@@ -29,9 +29,8 @@ __device__ __forceinline__ float4 four_columns(const float* v, int r, int lane) 
   return {odd ? got0 : a0, odd ? got1 : a1, odd ? b0 : got0, odd ? b1 : got1};
 }
 
-// Adds sums of a tile in f32. Eight lanes add to 128 bytes of a row: two quads, which hold
-// neighbouring rows, first both add to the upper row, each half of 32 columns, then to the lower
-// one.
+// Adds sums of a tile in f32. Eight lanes add to 128 bytes of a row: two quads with neighbouring
+// rows add half of 32 columns each, both first to the upper row, then to the lower one.
 struct FloatDrain {
   std::uint64_t policy = policy_evict_last();
   std::int32_t index[2][2];
@@ -81,10 +80,8 @@ struct FloatDrain {
 // overflow. An addend is a sum over heads of P d_out + dS q, so the norms of P and dS over the
 // heads times those of d_out and q bound it (Hoelder); the kernel `scores` stores the largest norms
 // of each tile for 16 heads at a time. A row keeps its scale from chunk to chunk while its sum has
-// room; otherwise the sum is first added to the f32 sums. After the last chunk all sums are.
-//
-// Limits in units of the scale: of an addend, so that adding it to kRounder keeps the exponent, and
-// of a sum.
+// room; otherwise the sum is first added to the f32 sums. After the last chunk all sums are. These
+// are the limits, in units, of an addend, which must keep the exponent of kRounder, and of a sum.
 inline constexpr float kMostOfAddend = 4194304.0f;  // 2^22
 inline constexpr float kMostOfSum = 2147479552.0f;  // 2^31 - 2^12
 // A new scale leaves room for larger addends and, unless there is only one chunk, for further sums.

@@ -1,5 +1,4 @@
-// The benchmarks of sparse_mla::store. They count the bytes of the rows and those written to the
-// cache.
+// The benchmarks of sparse_mla::store, which count the bytes that are read and written.
 #include <memory>
 
 #include "winnow/cache/cache_cases.h"

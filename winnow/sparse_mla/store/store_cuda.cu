@@ -1,5 +1,4 @@
-// Stores rows in a paged cache, CUDA. A warp has a row, and a lane 8 neighbouring columns at a
-// time.
+// Stores rows in a paged cache, CUDA. A warp has a row, and a lane 8 neighbouring columns of it.
 //
 // If several rows have the same slot, only the last one is stored. Up to kFewRows rows are compared
 // with each other. For more, a table in the workspace has a word for each slot of the cache. A
