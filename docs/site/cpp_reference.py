@@ -1,11 +1,10 @@
-"""The directive `cpp-headers`: what the public headers of the library say, a section for each
-declaration.
+"""The directive `cpp-headers`: the public headers of the library, a section for each declaration.
 
     .. cpp-headers:: sparse_mla
 
-shows the headers below winnow/sparse_mla, in the order of winnow/winnow.h; `core` those below
-winnow/core. A header's comments are plain text: paragraphs, items that begin with "- ", and lines
-set in by two more columns, which are formulas. A comment belongs to the declaration below it.
+shows the headers below winnow/sparse_mla, in the order of winnow/winnow.h. A header's comments are
+plain text: paragraphs, items that begin with "- ", and formulas, whose lines are indented by two
+more columns. A comment belongs to the declaration below it.
 """
 
 import re
@@ -32,14 +31,14 @@ DECLARATIONS = {
 
 
 def public_headers():
-    """Relative to the folder winnow."""
+    """The headers that winnow.h includes, as paths below the folder winnow."""
     text = (ROOT / "winnow" / "winnow.h").read_text()
     headers = re.findall(r'^#include "winnow/(.*)"$', text, re.MULTILINE)
-    return [header for header in headers if header != "core/version.h"]  # which is generated
+    return [header for header in headers if header != "core/version.h"]  # it is generated
 
 
 def without_bodies(node):
-    """The text of a declaration, as somebody who calls it needs it."""
+    """The text of a declaration without function bodies and private members."""
     cuts = []
 
     def visit(node):
@@ -52,7 +51,7 @@ def without_bodies(node):
             cuts.append((node.start_byte, node.end_byte, b" /* ... */"))
             return
         if node.type == "access_specifier" and node.text.startswith(b"private"):
-            # Up to the brace of the class.
+            # Cuts up to the closing brace of the class.
             cuts.append((node.start_byte, node.parent.end_byte - 1, b"\n"))
         for child in node.children:
             visit(child)
@@ -63,7 +62,7 @@ def without_bodies(node):
     parts, at = [], begin
     for start, end, instead in cuts:
         if start < at:
-            continue  # within what was cut
+            continue  # inside the previous cut
         parts += [text[at - begin : start - begin].rstrip(), instead]
         at = end
     parts.append(text[at - begin :])
@@ -71,7 +70,7 @@ def without_bodies(node):
 
 
 def name_of(node):
-    """Of what is declared."""
+    """The name that a declaration declares."""
     if node.type == "template_declaration":
         return name_of(node.named_children[-1])
     while (inner := node.child_by_field_name("declarator")) is not None:
@@ -92,7 +91,7 @@ def declarations(source):
                 if comment and node.start_point[0] != comment[-1].end_point[0] + 1:
                     comment = []
                 if found and not comment and node.start_point[0] == last_row(parent, node):
-                    continue  # beside the declaration before it
+                    continue  # on the line of the previous declaration
                 comment.append(node)
                 continue
             if about is None:
@@ -122,11 +121,9 @@ def declarations(source):
                     (namespace, name_of(node), [c.text.decode() for c in above],
                      without_bodies(node) + after)
                 )  # fmt: skip
-            elif node.type not in (";",):
-                pass
             comment = []
 
-    # A parser of C++ without its preprocessor takes these for types.
+    # The parser does not expand macros, and takes these for types.
     source = re.sub(rb"\b(WINNOW_EXPORT|WINNOW_CACHE_FORMAT) (?!\n)", b"", source)
     walk(PARSER.parse(source).root_node, "")
     return about or [], found
@@ -140,7 +137,7 @@ def last_row(parent, comment):
 
 
 def is_shown(node):
-    """Not what a header only announces, nor a specialisation."""
+    """Whether it is no forward declaration, specialisation or friend."""
     text = node.text.decode()
     if re.fullmatch(r"(class|struct) \w+;?", text) or text.startswith("template <>"):
         return False

@@ -1,4 +1,4 @@
-"""Settings that CUDA reads when it starts, and what several files of tests use."""
+"""The environment that CUDA reads when it starts, and fixtures of several test files."""
 
 import os
 import sys
@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from processes import run
 
-# Ranks that are threads wait for each other on one GPU: a hardware queue for each stream, and no
-# kernel that is loaded at its first use, which would wait for those that run.
+# Threads that are ranks on one GPU wait for each other. So each stream needs a hardware queue, and
+# all kernels are loaded at once: loading one at its first use would wait for running kernels.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 @pytest.fixture(scope="session")
 def deep_ep_pool():
-    """Six processes that are the ranks of groups of 1 to 6, which cost seconds to start."""
+    """Six processes that are the ranks of groups of 1 to 6; they take seconds to start."""
     from deep_ep_ranks import Pool
 
     made = Pool()

@@ -1,7 +1,7 @@
 """Processes that are the ranks of gloo groups, for all tests of winnow.compat.deep_ep.
 
 A test names a function of a module of this folder, which each process of a group calls with its
-group and arguments. Processes cost seconds each to start, so there is one pool of a kind.
+group and arguments. Processes take seconds to start, so tests share a pool.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def _serve(rank, processes, device, port, connection, beside):
     store = dist.TCPStore("127.0.0.1", port, processes, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     groups = {size: dist.new_group(list(range(size))) for size in range(1, processes + 1)}
-    connection.send(None)  # it is there
+    connection.send(None)  # this process is ready
     while (task := connection.recv()) is not None:
         size, module, name, arguments = task
         try:
@@ -42,8 +42,8 @@ def _serve(rank, processes, device, port, connection, beside):
 
 
 class Pool:
-    """`device` "cuda": each with the GPU of its rank. `beside`: folders of packages that its
-    processes take instead of the installed ones."""
+    """With `device` "cuda" each process uses the GPU of its rank. `beside`: folders whose packages
+    precede the installed ones."""
 
     def __init__(self, processes=PROCESSES, device="cpu", beside=()):
         context = multiprocessing.get_context("spawn")
@@ -66,8 +66,8 @@ class Pool:
             end.recv()
 
     def run(self, size, body, *arguments, lost=()):
-        """body(group, *arguments) on each rank of a group of that size: what each returned. Those
-        that are lost in it do not answer."""
+        """Calls body(group, *arguments) on each rank of a group of that size, and returns the
+        results of the ranks that are not in `lost`; those end in the call."""
         for end in self._ends[:size]:
             end.send((size, body.__module__, body.__name__, arguments))
         answers = []

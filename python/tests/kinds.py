@@ -1,4 +1,4 @@
-"""Kinds of tensors that the tests run on: how to make one of a numpy array, and its float dtype."""
+"""Parameters of tests: (a function that converts a numpy array to a tensor, its float dtype)."""
 
 import numpy as np
 import pytest
@@ -52,19 +52,19 @@ CUDA = [
 
 
 def numbers(tensor):
-    """The values in numpy, those of bfloat16 as float32."""
+    """The tensor as a numpy array; torch's float16 and bfloat16 become float32."""
     if isinstance(tensor, torch.Tensor):
         if tensor.is_cuda:
-            # Not inside the copy, where CUDA may hold up the threads of ranks that this one needs.
+            # A copy that waits inside CUDA may block the threads of ranks that this one waits for.
             torch.cuda.current_stream(tensor.device).synchronize()
-        tensor = tensor.cpu()  # no kernel, which ranks that share a GPU could wait for in vain
+        tensor = tensor.cpu()  # conversion on the GPU could wait for kernels of other ranks forever
         narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
         return (tensor.float() if narrow else tensor).numpy()
     return tensor.get() if hasattr(tensor, "get") else tensor
 
 
 def like(array, tensor):
-    """The array where the tensor is, in its own dtype."""
+    """The array on the device of `tensor`, in its own dtype."""
     if isinstance(tensor, torch.Tensor):
         return torch.from_numpy(array).to(tensor.device)
     return array

@@ -6,7 +6,7 @@ import numpy as np
 def sparse_mla(
     seed=0, s_q=3, h_q=4, s_kv=20, topk=7, d_qk=576, dtype="float32", invalid=0.2, sink=False
 ):
-    """q, kv, indices as numpy arrays of float64, float32 or float16, and a dict of options."""
+    """Returns q, kv, indices and a dict of options. `invalid` is the share of invalid indices."""
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((s_q, h_q, d_qk)).astype(dtype)
     kv = rng.standard_normal((s_kv, 1, d_qk)).astype(dtype)
@@ -27,9 +27,9 @@ def paged_xl(
     block_size=8,
     dtype="float32",
 ):
-    """A dict of what attention, position_term and append take; unused slots hold NaN.
+    """Returns the arguments of attention, position_term and append; the caches hold NaN.
 
-    For bfloat16 the arrays are float32, with the cache's shape for 2 bytes.
+    For bfloat16 the arrays are float32, and the caches have the shape for elements of 2 bytes.
     """
     x = {"float64": 2, "float32": 4}.get(dtype, 8)
     dtype = "float32" if dtype == "bfloat16" else dtype

@@ -1,4 +1,4 @@
-// Emptying the L2 cache of what a benchmark left there.
+// Flushes the L2 cache between runs of a benchmark.
 #include "tools/winnow/l2_flush.h"
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// expert_parallel::AllToAll: the case table, small worlds worked by hand, mixtures of calls.
+// Tests of expert_parallel::AllToAll: the case table, hand-computed problems, mixtures of calls.
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ Tensor numbered_tokens(int rank, std::int64_t count, DType dtype = DType::f32) {
   return result;
 }
 
-// The number that stands in all columns of each row.
+// The number that all columns of each row hold.
 std::vector<float> numbers(const ConstTensorView& rows) {
   std::vector<float> result;
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
@@ -139,7 +139,7 @@ TEST_F(TwoRanks, CombineAddsTheRowsOfEachToken) {
   EXPECT_THAT(sums[1], ElementsAre(2 + 8, 128));
 }
 
-// One row stands for all of a rank's: its stride is 0.
+// With a row stride of 0 a rank passes one row as all of its rows.
 TEST_F(TwoRanks, CombineTakesOneRowForAll) {
   dispatch();
   std::vector<std::vector<float>> sums(2);
@@ -154,7 +154,6 @@ TEST_F(TwoRanks, CombineTakesOneRowForAll) {
   EXPECT_THAT(sums[1], ElementsAre(1 + 1, 10));
 }
 
-// The sum of what the experts made of a token, which differs from row to row.
 TEST_F(TwoRanks, LocalCombineAddsDifferentRows) {
   Config config = kConfig;
   config.enable_local_combine = true;
@@ -167,8 +166,8 @@ TEST_F(TwoRanks, LocalCombineAddsDifferentRows) {
 // In bf16, with 8 bits of mantissa, 256 + 1 is 256 and 256 + 1 + 1 is 258.
 class Rounding : public TwoRanks {
  protected:
-  // Token 0 of rank 0 has its pairs on rank `home`; the rows hold 256 and 1, and rank 1's own token
-  // nothing. The bias of 1 is added at the source.
+  // The sum of rank 0's token, whose two pairs are on rank `home` and have rows of 256 and 1, and a
+  // bias of 1. Rank 1's token has no pairs.
   float sum(bool local_combine, int local_world_size, int home) {
     Config config = kConfig;
     config.dtype = DType::bf16;
@@ -228,7 +227,7 @@ TEST_F(TwoRanks, WeightsStayOneDimensionalWhenTheArenaGrows) {
   }
 }
 
-// Several descriptors alive at once, used and destroyed in any order.
+// Several descriptors are alive at once, and are used and destroyed in any order.
 TEST(AllToAll, CombinesInAnyOrder) {
   for (const auto& [nodes, local] : {std::pair{1, 3}, std::pair{2, 2}}) {
     Problem problem{.name = "any-order",
@@ -253,7 +252,7 @@ TEST(AllToAll, CombinesInAnyOrder) {
         combine_and_check(layer, kHere, problem, rounds[i], rank, alive[i], mine);
         if (i == 0 || i == 5) alive[i] = {};
         if (i != 5) continue;
-        // Into the free extents that the two have left.
+        // These two reuse the memory of the destroyed ones.
         alive[5] = dispatch_and_check(layer, kHere, problem, rounds[5], rank, nullptr, mine);
         alive[0] = dispatch_and_check(layer, kHere, problem, rounds[0], rank, nullptr, mine);
         check_dispatched(kHere, problem, rounds[4], rank, alive[4], mine);
@@ -263,7 +262,7 @@ TEST(AllToAll, CombinesInAnyOrder) {
   }
 }
 
-// A count that a worst-case call left behind must not be taken for the next call's.
+// A counted call must not use the count that an earlier worst-case call sent.
 TEST(AllToAll, MixesWorstCaseAndCountedCalls) {
   Problem problem{.name = "mixed",
                   .nodes = 2,
@@ -291,7 +290,7 @@ TEST(AllToAll, MixesWorstCaseAndCountedCalls) {
   for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
-TEST(AllToAll, TwoLayersOnOneWorldDoNotMeet) {
+TEST(AllToAll, TwoLayersOnOneTransportAreIndependent) {
   Problem first{.name = "first", .nodes = 2, .local_world_size = 2, .weights = true, .rounds = 5};
   Problem second{.name = "second",
                  .dtype = DType::f32,
@@ -321,7 +320,7 @@ TEST(AllToAll, TwoLayersOnOneWorldDoNotMeet) {
   for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
-// 20 repeats with stragglers give the same bits: no order of arrival shows.
+// 20 repeats with random delays give the same bits: the order of arrival has no effect.
 TEST(AllToAll, ResultsDoNotDependOnTiming) {
   Problem problem{.name = "timing",
                   .nodes = 2,
@@ -350,7 +349,6 @@ TEST(AllToAll, ResultsDoNotDependOnTiming) {
   for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
-// What dispatch returned and the descriptor's fields outlive the layer.
 TEST_F(TwoRanks, OutputsOutliveTheLayer) {
   dispatch();
   layers_.clear();

@@ -1,5 +1,5 @@
-// The fields of a descriptor, of any rank, from the oracle's world: int64, whatever the field's own
-// type. Plain loops; it shares no code with the layer.
+// The fields of any rank's descriptor (descriptor.h), from all ranks' inputs: int64, whatever the
+// field's own type. Plain loops; it shares no code with the layer.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace winnow::expert_parallel::oracle {
 
-// [NN, T, K]: the indices of rank (node j, my local); -1 beyond its tokens.
+// [NN, T, K]: the expert indices of rail source j; -1 beyond its tokens.
 inline std::vector<std::int64_t> topk_indices(const World& world, int rank) {
   std::vector<std::int64_t> table;
   for (int j = 0; j < world.nodes(); ++j) {
@@ -24,7 +24,7 @@ inline std::vector<std::int64_t> topk_indices(const World& world, int rank) {
   return table;
 }
 
-// [NN, T, K]: the row of each pair of rank (node j, my local) whose expert lives on my node; -1.
+// [NN, T, K]: the row of each pair of rail source j whose expert is on this node; else -1.
 inline std::vector<std::int64_t> token_dst_scatter_idx(const World& world, int rank,
                                                        const std::vector<std::vector<Row>>& rows) {
   std::vector<std::int64_t> table;
@@ -41,8 +41,9 @@ inline std::vector<std::int64_t> token_dst_scatter_idx(const World& world, int r
   return table;
 }
 
-// [NN, 2, T]: begin and end of the runs of consecutive tokens that rank (node j, my local) sends to
-// my node. Runs end where a tile of 64 tokens ends and stand from the tile's first slot on; -1.
+// [NN, 2, T]: begin and end of the runs of consecutive tokens that rail source j sends to this
+// node. A run ends at the end of its tile of 64 tokens. The runs of a tile are stored from the
+// tile's first slot on; the other slots are -1.
 inline std::vector<std::int64_t> send_requests(const World& world, int rank) {
   constexpr std::int64_t kTile = 64;
   std::vector<std::int64_t> table;
@@ -81,7 +82,7 @@ inline std::vector<std::int64_t> first_copy(const World& world, int rank,
   return map;
 }
 
-// [R, K]: at first copies the row of each k on this rank, -1 for none; -1 at all other rows.
+// [R, K]: for first copies the row of pair k on this rank, or -1; -1 for all other rows.
 inline std::vector<std::int64_t> copies(const World& world, int rank,
                                         const std::vector<Row>& rows) {
   const std::vector<std::int64_t> first = first_copy(world, rank, rows);

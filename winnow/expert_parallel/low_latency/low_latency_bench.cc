@@ -1,7 +1,7 @@
 // The benchmarks of expert_parallel::low_latency on GPUs: rows of 7168 columns, top 8 of 288
-// experts, beside a copy of the same bytes on one GPU, or under a launcher a plain copy from
-// each rank's memory to the next one's. Useful bytes are those of the rows that are read and
-// written (on one GPU), or that leave a GPU.
+// experts. Beside them runs a copy of the same bytes: on one GPU, or under a launcher from each
+// rank's memory to the next one's. Useful bytes are those of the rows that are read and written on
+// one GPU, or that leave a GPU.
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +25,7 @@ enum class Work { dispatch, dispatch_bf16, combine };
 struct Shape {
   Work work = Work::dispatch;
   std::int64_t tokens = 128;
-  // Of a row on its way: f8 with its scales, or bf16.
+  // Bytes of a row in a message: f8 with its scales, or bf16.
   std::int64_t row_bytes() const {
     return work == Work::dispatch ? kHidden + kHidden / 128 * 4 : kHidden * 2;
   }
@@ -38,7 +38,7 @@ Tensor choose(int rank, std::int64_t tokens) {
   return indices;
 }
 
-// Pairs of the first rank whose expert is another GPU's.
+// The pairs of one GPU's ranks whose experts are on other GPUs, if every rank had those of rank 0.
 std::int64_t leaving_pairs(const BenchWorld& world, std::int64_t tokens) {
   std::int64_t pairs = 0;
   const Tensor indices = choose(0, tokens);
@@ -84,7 +84,7 @@ class Rank {
     pair_rows_ = place_.make(DType::i32, {{world, shape.tokens, kTopk}});
     ranges_ = place_.make(DType::i64, {{experts, world}});
     out_ = place_.make(DType::bf16, {{shape.tokens, kHidden}});
-    dispatch();  // whose rows combine gives back
+    dispatch();  // combine returns its rows
     place_.wait();
   }
 
@@ -139,8 +139,8 @@ testing::Benchmark make_benchmark(const Shape& shape, const BenchWorld& world,
   benchmark.device = DeviceType::cuda;
   benchmark.queued = true;
   if (world.one_gpu()) {
-    // Every row is written to its place, read there and written; or read and written to its place,
-    // and read there.
+    // A row moves three times: dispatch writes it to the receiver's memory, reads it there and
+    // writes the output; combine reads it, writes it to the receiver's memory and reads it there.
     const std::int64_t pairs = world.ranks * shape.tokens * kTopk;
     benchmark.bytes = double(3 * pairs * shape.row_bytes());
     benchmark.ceiling.kind = testing::Ceiling::Kind::copy;

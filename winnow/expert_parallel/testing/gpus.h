@@ -11,13 +11,13 @@ namespace winnow::expert_parallel {
 
 inline constexpr Device kGpu{DeviceType::cuda, 0};
 
-// Set before CUDA starts; the variables themselves mean nothing. Each stream needs a hardware queue
-// of its own, since the kernels of ranks wait for each other. All kernels are loaded at once, since
+// These initializers set the environment before CUDA starts. Each stream needs a hardware queue of
+// its own, since the kernels of ranks wait for each other. All kernels are loaded at once, since
 // loading one at its first use would wait for running kernels, which may wait for it.
 inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 inline const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
-// Why such a test is skipped; empty: it is not.
+// The reason to skip a test that needs this GPU, or an empty text.
 inline std::string gpu_obstacle() {
   if (!built_with_cuda()) return "this build has no CUDA kernels";
   if (gpus().gpus.empty()) return gpus().reason;

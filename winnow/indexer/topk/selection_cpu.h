@@ -1,5 +1,6 @@
-// The best rows of a stream of scores on the CPU: a buffer of candidates above a bar that rises
-// whenever the buffer is full. Internal; compiled once per instruction set.
+// Top-k selection from a stream of scores on the CPU: a buffer of candidates whose keys reach a
+// threshold, the bar, which rises whenever the buffer is full. Internal; compiled once per
+// instruction set.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace winnow::indexer {
 
-// Orders scores as unsigned integers: NaN is 0, then -inf, ..., inf. The score is not -0.
+// An unsigned integer in the order of the scores; NaN is 0, the lowest. The score must not be -0.
 inline std::uint32_t key_of(float score) {
   const auto bits = std::bit_cast<std::uint32_t>(score);
   if (std::isnan(score)) return 0;
@@ -29,7 +30,7 @@ struct Candidate {
   std::int32_t row;
 };
 
-// The k best candidates of a stream whose rows ascend.
+// Keeps the k best candidates of a stream whose rows ascend.
 class Selection {
  public:
   Selection(std::int64_t k, bool later_ties)
@@ -44,7 +45,7 @@ class Selection {
     candidates_.clear();
     bar_ = 0;
   }
-  // The scores of rows first + [begin, end).
+  // Adds the rows first + r for r in [begin, end), whose scores are scores[r].
   void offer(const float (&scores)[kBlock], std::int64_t first, std::int64_t begin,
              std::int64_t end) {
     if (candidates_.size() + kBlock > candidates_.capacity()) drop();
@@ -53,7 +54,7 @@ class Selection {
       if (key >= bar_) candidates_.push_back({key, static_cast<std::int32_t>(first + r)});
     }
   }
-  // Adds what `other` has chosen of later rows of the stream.
+  // Adds the candidates of `other`, which was offered later rows of the stream.
   void take(Selection& other) {
     for (const Candidate& candidate : other.finish()) {
       if (candidates_.size() == candidates_.capacity()) drop();
@@ -77,7 +78,7 @@ class Selection {
                        if (a.key != b.key) return a.key > b.key;
                        return later_ties_ ? a.row > b.row : a.row < b.row;
                      });
-    // Rows that come later lose against equal ones, unless later ones win.
+    // A later row with the score of the k-th best is a candidate only if later rows win ties.
     bar_ = last->key + (later_ties_ ? 0 : 1);
     candidates_.resize(k_);
   }
