@@ -1,4 +1,4 @@
-"""The layer and the tensors of the tests of compiled code, and torch's compiler for each test."""
+"""A small layer and inputs for tests of compiled code, and a fresh torch compiler for each."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ TOKENS = [7, 4]
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch):
-    """A fresh compiler. Without a GPU it omits a step of torch 2.11 that crashes if a second thread
-    traces."""
+    """Resets torch's compiler. Without a GPU a function of torch 2.11 crashes when a second thread
+    traces, and is replaced."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: None)
     torch._dynamo.reset()

@@ -1,7 +1,7 @@
-"""Random mistakes of a random rank in random calls of deep_ep: run by the ranks.
+"""Random calls of deep_ep, each with a random mistake on a random rank; every rank runs play().
 
-After each, right calls work. `python deep_ep_fuzz.py SECONDS [WORLD]` goes on for
-so long, and prints what is not as it should be.
+After each mistake, right calls must work. `python deep_ep_fuzz.py SECONDS [WORLD]` runs rounds for
+that time, and prints those that fail.
 """
 
 import random
@@ -17,15 +17,11 @@ E, K, M = 12, 3, 64
 
 
 class Calls:
-    """The methods by name: each gives the method and right arguments for it."""
+    """Each method in NAMES returns a method of deep_ep and right arguments for it."""
 
     NAMES = ("dispatch", "by_rank", "again", "combine", "permute", "by_index", "permuted_again",
              "unpermute", "elastic", "elastic_again", "elastic_combine", "low_latency",
              "low_latency_combine", "second", "second_combine", "wide", "wide_combine")  # fmt: skip
-
-    LAYERS = {name: name.removesuffix("_combine").removesuffix("_again") for name in NAMES}
-    LAYERS.update(again="dispatch", combine="dispatch", permuted_again="permute",
-                  by_index="permute", unpermute="permute")  # fmt: skip
 
     def __init__(self, group):
         self.rank, self.world = group.rank(), group.size()
@@ -35,7 +31,7 @@ class Calls:
         self.flexible = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=M)
 
     def inputs(self, draw, hidden=256):
-        """Of as many tokens as all ranks draw, and one more on each rank than on the one before."""
+        """(x, topk_idx, topk_weights) of tokens whose number all ranks draw, plus the rank."""
         n = draw.choice([0, 4, 30]) + self.rank
         generator = torch.Generator().manual_seed(draw.randrange(1000) * 8 + self.rank)
         x = torch.randn(n, hidden, generator=generator, dtype=torch.float32).bfloat16()
@@ -165,7 +161,7 @@ def _outcome(call):
 
 
 def play(group, seed, rounds):
-    """[(what was done, the outcome here, whether the same call works then)]"""
+    """[(what was done, its outcome on this rank, outcomes of right calls after it)]"""
     with Seconds(8):
         return _play(group, seed, rounds)
 
@@ -181,7 +177,7 @@ def _play(group, seed, rounds):
         try:
             call, given = getattr(calls, name)(draw)
             what, wrong, of = _mistake(calls, draw, name, call, given)
-            if wrong is None:  # what it needs all ranks prepare
+            if wrong is None:  # all ranks prepare the arguments, which may take collective calls
                 wrong, of = getattr(calls, of)(draw)
         except Exception as error:
             return [*outcomes, (f"{seed} {number}: {name} before a mistake", str(error), [])]
@@ -189,7 +185,7 @@ def _play(group, seed, rounds):
             outcome = _outcome(lambda wrong=wrong, of=of: wrong(**of))
         else:
             outcome = _outcome(lambda call=call, given=given: call(**given))
-        # All layers are there again: ranks that call different ones hear it before their deadline.
+        # Ranks that call different layers learn it before their deadline, and all layers must work.
         again = (name, *calls.NAMES) if what.startswith("calls ") else (name, "second", name)
         after = {_outcome(lambda right=right: _right(calls, right, seed)) for right in again}
         outcomes.append((f"{seed} {number}: {name}, rank {mistaken} {what}", outcome, after))
@@ -202,7 +198,7 @@ def _right(calls, name, seed):
 
 
 def wrong(outcomes):
-    """Of one round, by rank: what is not as it should be; empty: nothing."""
+    """What is wrong with the outcomes of all ranks in one round; empty if nothing is."""
     what, texts = outcomes[0][0], [outcome for _, outcome, _ in outcomes]
     works = [text == "it works" for text in texts]
     if any(after != {"it works"} for _, _, after in outcomes):
@@ -215,9 +211,9 @@ def wrong(outcomes):
         if (" s)" in text or "waited" in text) and " calls " not in what:
             return "a deadline"
         if not text.startswith(("InvalidArgument: deep_ep.", "TypeError: ", "Error: deep_ep.")):
-            return "no method"
+            return "an error without the method"
         if "expert_indices" in text or "expert_output" in text or "worst_case_rows" in text:
-            return "an argument that the caller does not know"
+            return "an argument's internal name"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_deep_ep_low_latency.py run: each checks what it got itself."""
+"""Bodies of test_deep_ep_low_latency.py, which every rank runs; each checks its own results."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def wide(rows, scales):
 
 
 def check_arrived(given, rank, world, rows, count, handle, exact):
-    """`rows` float32 [e, W * M, H]"""
+    """Checks a dispatch. `rows`: float32 [e, W * M, H]; `exact`: they were sent in bfloat16."""
     tokens, ranges, most, hidden, experts = handle
     assert (most, hidden, experts) == (M, H, E) and rows.shape == (E // world, world * M, H)
     for expert in range(E // world):
@@ -49,7 +49,8 @@ def check_arrived(given, rank, world, rows, count, handle, exact):
             if exact:
                 assert torch.equal(got, x[want].float())
             else:
-                # Within 1/16 of an element, or 2^-9 of the scale, which powers of two may double.
+                # float8 is exact to 1/16 of an element or, if it is subnormal, 2^-10 of the scale,
+                # which doubles at most as a power of two. Here 2^-7 of the scale is allowed.
                 least = x[want].float().abs().amax(1, keepdim=True) / 448 / 128
                 assert ((got - x[want].float()).abs() <= x[want].float().abs() / 16 + least).all()
             begin = end
@@ -57,7 +58,7 @@ def check_arrived(given, rank, world, rows, count, handle, exact):
 
 
 def sums(given, rank, world):
-    """Of rows that experts multiply by 2: of each rank's experts, then of the ranks."""
+    """The combined rows of `rank` if experts double theirs: sums over ranks of sums per rank."""
     x, idx, weights = given[rank]
     want = torch.zeros(x.shape)
     for home in range(world):
@@ -111,7 +112,7 @@ def calls(group, with_hook):
         if with_hook:
             hook()
         rows.copy_(got * 2)
-        # The public members of a handle are for reading: what a combine needs stands beside them.
+        # combine() does not depend on the public members of the handle.
         handle[0].fill_(-1)
         handle[1].fill_(1 << 32 | 3)
         out = torch.empty(x.shape, dtype=torch.bfloat16)
@@ -125,7 +126,7 @@ def calls(group, with_hook):
 
 
 def overlapped(group):
-    """Two batches are under way at a time."""
+    """The calls of two batches overlap."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     batches = [oracle.inputs(world, E, K, H, seed) for seed in (3, 4)]
     sent = [
@@ -147,10 +148,10 @@ def overlapped(group):
 
 
 def any_order(group):
-    """A hook receives its own call: whichever was sent first, and with whole calls in between."""
+    """A hook receives its own call, in any order of hooks, and with calls without hooks between."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     batches = [oracle.inputs(world, E, K, H, seed) for seed in (7, 8)]
-    # On rank 1 as they were sent.
+    # Rank 1 calls the hooks in the order of sending, the others in the opposite order.
     order = (0, 1) if rank == 1 else (1, 0)
 
     def check_sums(back):
@@ -169,7 +170,7 @@ def any_order(group):
         )
 
     for whole in (False, True):
-        # A second whole call, or two with hooks.
+        # `whole`: the second call has no hook.
         sent = [dispatch(given, not whole or i == 0) for i, given in enumerate(batches)]
         for i in (0,) if whole else order:
             sent[i][4]()
@@ -185,7 +186,7 @@ def any_order(group):
     for hook, name in ((sent[0][4], "dispatch"), (back[0][2], "combine")):
         text = refused(hook, Error)
         assert text == f"deep_ep.Buffer.low_latency_{name}: its hook was called before"
-    # The places of a call are those of the call before the last one.
+    # A call uses the memory of the call before the previous one.
     if oracle.on_gpu:
         return
     sent = [dispatch(given, True) for given in batches]
@@ -210,7 +211,7 @@ def mistakes(group):
     )
     assert "async_finish: want False with return_recv_hook" in text
     if oracle.on_gpu:
-        return  # what follows is reported by a later call there
+        return  # on a GPU a later call reports the following errors
     wrong = idx.clone()
     if rank == 1:
         wrong[0, :] = E + 7
@@ -224,7 +225,7 @@ def mistakes(group):
 
 
 def strange_defaults(group):
-    """Callers set torch's defaults."""
+    """Results do not depend on torch's default dtype and device."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H)
     x, idx, weights = given[rank]
@@ -245,7 +246,7 @@ def strange_defaults(group):
 
 
 def shrunk(group):
-    """A rank that does not come is masked, and its experts' pairs are left out."""
+    """A rank that does not call is masked, and combine leaves out the pairs of its experts."""
     rank, world = group.rank(), group.size()
     seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
     os.environ["WINNOW_TIMEOUT_SECONDS"] = "1"
@@ -275,7 +276,7 @@ def shrunk(group):
 
 
 def asynchronous(group):
-    """With async_finish the event tells when results are there."""
+    """With async_finish the event tells when the results are complete."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=6)
     x, idx, weights = given[rank]

@@ -1,4 +1,4 @@
-"""What the ranks of test_deep_ep.py run: each checks what it got itself."""
+"""Bodies of test_deep_ep.py, which every rank runs; each checks its own results."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def buffer_of(group):
 
 
 def refused(call, kind=InvalidArgument):
-    """The text with which it refuses."""
+    """The text of the error that the call must raise."""
     try:
         call()
     except kind as error:
@@ -81,7 +81,7 @@ def by_experts(group, seed, alignment):
     assert handle[0].shape == (world, world) and handle[0][:, rank].tolist() == ends
     assert torch.equal(handle[4], oracle.layout(given[rank][1], E, world)[2])
 
-    # Combine adds over ranks, in float32; weights come home as they went, added over ranks.
+    # Combine adds the rows of all ranks in float32, and returns the weights, also added over ranks.
     bias = torch.full_like(given[rank][0], 0.5), torch.full_like(given[rank][0], 0.25)
     for add in (None, bias[0], bias):
         back, home, event = buffer.combine(x * (rank + 1), handle, topk_weights=weights, bias=add)
@@ -97,14 +97,14 @@ def by_experts(group, seed, alignment):
         assert torch.equal(back, want.bfloat16()), (back - want).abs().max()
         assert torch.equal(home, went) and event.event is None
 
-    # A cached dispatch carries other values the same way.
+    # A cached dispatch sends other values the same way.
     again, *nothing, event = buffer.dispatch(given[rank][0] * 2, handle=handle)
     assert nothing == [None] * 4 and torch.equal(again, x * 2)
     assert buffer.combine(again, handle)[1] is None
 
 
 def by_ranks(group):
-    """Without topk_idx: tokens go where is_token_in_rank says."""
+    """Without topk_idx, is_token_in_rank determines where tokens go."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=3)
     rows, local = oracle.arrivals([idx for _, idx, _ in given], E, rank)
@@ -117,7 +117,7 @@ def by_ranks(group):
     assert len(x) == len(rows)
     want = [int((local == expert).sum()) for expert in range(E // world)]
     assert per_expert == [-(-count // 4) * 4 for count in want]
-    # Any weights may come home, also more than the routing has columns.
+    # Combine returns any weights, also with more columns than the routing has.
     values = torch.arange(len(rows) * 5, dtype=torch.float32).reshape(-1, 5)
     back, home, _ = buffer.combine(x, handle, topk_weights=values)
     assert back.shape == given[rank][0].shape and home.shape == (len(given[rank][0]), 5)
@@ -126,7 +126,7 @@ def by_ranks(group):
 
 
 def sms(group):
-    """Buffer.set_num_sms() holds from the next call on, for layers that there are, up to 64."""
+    """Buffer.set_num_sms() applies to all later calls, of existing layers too; 64 are the most."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H)[rank]
     seen = []
@@ -162,7 +162,7 @@ def sms(group):
 
 
 def many_ranks(group):
-    """A token without topk_idx may go to as many ranks as a layer has experts of a token."""
+    """Without topk_idx a token may go to at most _MOST_TOPK ranks."""
     from winnow.compat.deep_ep import buffer as module
 
     rank, world = group.rank(), group.size()
@@ -194,7 +194,7 @@ def many_ranks(group):
 
 
 def another_map(group):
-    """topk_idx says where tokens go, whatever stands beside it; the handle has what was given."""
+    """topk_idx overrides is_token_in_rank and the counts; the handle contains these as given."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=7)
     (x, *_), counts = dispatched(buffer, given[rank])
@@ -206,7 +206,7 @@ def another_map(group):
 
 
 def float8(group):
-    """Scales are columns of 4 bytes, float32 or packed int32, of any strides; they may be few."""
+    """Scales are float32 or packed int32 of any strides and number of columns."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=1)
     rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
@@ -269,7 +269,7 @@ def events(group):
 
 
 def strange_defaults(group):
-    """Callers set torch's defaults, and give tensors of one column or row any stride."""
+    """Results do not depend on torch's defaults, nor on the strides of dimensions of size 1."""
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     x, idx, weights = oracle.inputs(world, E, 1, H)[rank]
     odd = weights.as_strided(weights.shape, (1, 7))
@@ -309,7 +309,7 @@ def strange_defaults(group):
 
 
 def more_tokens(group):
-    """A layer that is too small is made larger by all ranks; older handles still work."""
+    """If a layer is too small, all ranks make a larger one; older handles still work."""
     rank, world = group.rank(), group.size()
     buffer = deep_ep.Buffer(group, explicitly_destroy=True)
     small = oracle.inputs(world, E, K, H)[rank]
@@ -327,7 +327,7 @@ def more_tokens(group):
 
 
 def hybrid(group, pad):
-    """Rows by expert, with a dense map; probabilities go there and come home."""
+    """Rows by expert, with a dense map; probabilities are dispatched and returned."""
     rank, world = group.rank(), group.size()
     buffer = hybrid_buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=4)
@@ -356,7 +356,7 @@ def hybrid(group, pad):
     assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
     again = buffer.dispatch_with_permute(hidden=x * 2, handle=handle, pad_multiple=pad)
     assert torch.equal(again[0], got * 2) and again[1] is None
-    # Megatron-core gives the sum of the counts as it is, a tensor.
+    # Megatron-core passes the sum of the counts as a tensor.
     again = buffer.dispatch_with_permute(
         hidden=x, handle=handle, pad_multiple=pad, num_permuted_tokens=padded.sum()
     )
@@ -368,8 +368,8 @@ def hybrid(group, pad):
         again = {"hidden": x, "handle": handle, "pad_multiple": 16}
         text = refused(lambda: buffer.dispatch_with_permute(**again))
         assert f"pad_multiple: want {pad or 1} as in the handle, got 16" in text
-    # Of a fixed number of rows, without a wait, and by indices.
-    worst = len(x) * 0 + 16 * K * world * 4
+    # With a fixed number of rows the call does not wait; here it gets indices instead of a map.
+    worst = 16 * K * world * 4
     by_index = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": E}
     wide, wide_sent, _, wide_padded, handle = buffer.dispatch_with_permute(
         hidden=x, **by_index, pad_multiple=pad, num_permuted_tokens=worst, non_blocking=True
@@ -381,7 +381,7 @@ def hybrid(group, pad):
 
 
 def hybrid_grows(group):
-    """More experts a token on one rank than before: a larger layer, on all ranks alike."""
+    """If one rank has more experts per token than before, all ranks make a larger layer."""
     rank, world = group.rank(), group.size()
     buffer = hybrid_buffer_of(group)
     x = torch.ones(3, H)
@@ -405,7 +405,7 @@ def hybrid_buffer_of(group):
 
 
 def elastic(group, expand, waits):
-    """The second interface: rows by token or by expert, counted or as many as can arrive."""
+    """ElasticBuffer: rows by token or by expert, counted or for the worst case."""
     rank, world = group.rank(), group.size()
     given = oracle.inputs(world, E, K, H, seed=5)
     x, idx, weights = given[rank]
@@ -464,7 +464,7 @@ def elastic(group, expand, waits):
 
 
 def scales_of(given, kind, columns):
-    """Of every rank's tokens: float32 or int32 [n, columns], with bits that say where they are."""
+    """The scales of every rank's tokens, float32 or int32 [n, columns], all with different bits."""
     made = []
     for source, (x, *_) in enumerate(given):
         values = torch.arange(len(x) * columns, dtype=torch.int32) + (source + 1) * 2**20
@@ -477,7 +477,7 @@ def bits(tensor):
 
 
 def elastic_scales(group, expand):
-    """(x, scales) arrive together, row by row or column by column, counted, not, and repeated."""
+    """(x, scales) arrive together, with scales by row or by column, counted, not, and cached."""
     rank, world = group.rank(), group.size()
     given = oracle.inputs(world, E, K, H, seed=8)
     all_idx = [table for _, table, _ in given]
@@ -520,7 +520,7 @@ def elastic_scales(group, expand):
 
 
 def hybrid_scales(group, pad):
-    """The scaling_factor of each row stands beside it, also where the host does not wait."""
+    """The scaling_factor of a row arrives with it, also if the host does not wait."""
     rank, world, buffer = group.rank(), group.size(), hybrid_buffer_of(group)
     given = oracle.inputs(world, E, K, H, seed=9)
     x, idx, weights = given[rank]
@@ -555,8 +555,8 @@ def hybrid_scales(group, pad):
 
 
 def elastic_streams(group):
-    """Memory of the other stream needs no event in this interface; what a handle has, a repeat may
-    say again but not change."""
+    """allocate_on_comm_stream needs no previous_event here. A cached dispatch may repeat options
+    of its handle, but not change them."""
     rank, world = group.rank(), group.size()
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]
     buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
@@ -571,7 +571,8 @@ def elastic_streams(group):
     back, _, event = buffer.combine(got, handle=handle, num_sms=0, **options)
     event.current_stream_wait()
     assert back.shape == x.shape
-    # What runs behind the call would run on the stream that does not wait for it.
+    # The call itself returns these tensors: work after it would run on the stream that does not
+    # wait for it.
     run, made = buffer._stream.run, []
     buffer._stream.run = lambda *arguments: made.append(run(*arguments)) or made[-1]
     sent = (x.to(torch.float8_e4m3fn), torch.ones(len(x), 2))
@@ -602,7 +603,7 @@ def elastic_streams(group):
 
 
 def elastic_epilogue(group):
-    """What is ready only at previous_event_before_epilogue is not read before it."""
+    """Inputs are not read before previous_event_before_epilogue."""
     rank, world = group.rank(), group.size()
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]
     buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
@@ -636,7 +637,7 @@ def elastic_epilogue(group):
 
 
 def late(group):
-    """Who does not come is named at the deadline, and the next call works."""
+    """The error at the deadline names the missing rank, and the next call works."""
     rank = group.rank()
     seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
     os.environ["WINNOW_TIMEOUT_SECONDS"] = "0.5"
@@ -652,7 +653,7 @@ def late(group):
 
 
 def nodes(group):
-    """Ranks of two nodes: counts of nodes, and the handle of ten."""
+    """Ranks of two nodes: counts of nodes, and a handle of ten elements."""
     from winnow.compat.deep_ep import _layers
 
     rank, world = group.rank(), group.size()

@@ -6,7 +6,7 @@ SMALL = {"max_tokens": 8, "hidden": 16, "topk": 3, "experts": 8, "dtype": "float
 
 
 def payload(rank, tokens, hidden=16):
-    """Values that say where they come from."""
+    """Rows that identify their rank, token and column."""
     row = 1000 * rank + np.arange(tokens)[:, None]
     return (row + np.arange(hidden)[None, :] / 64).astype(np.float32)
 
@@ -18,7 +18,7 @@ def routing(rng, tokens, topk=3, experts=8, dropped=0.2):
 
 
 def float8_problem():
-    """(indices, tokens as bytes of float8 [n, 144], scales [n, 2]) of four ranks."""
+    """(indices, tokens as bytes of float8 [n, 144], scales [n, 2]), each a list of four ranks."""
     _, indices, _ = problem(seed=4)
     rng = np.random.default_rng(0)
     bytes_of = [rng.integers(0, 120, (len(t), 144)).astype(np.uint8) for t in indices]

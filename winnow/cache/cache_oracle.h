@@ -1,5 +1,5 @@
-// What the bytes of a cached row stand for, and the bytes of a new one, in double precision. It
-// shares no code with any backend.
+// Quantisation and dequantisation of cached rows in double precision. It shares no code with any
+// backend.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace winnow::sparse_mla::oracle {
 
-// Byte `byte` of the row at (block, offset); in fp8_584 bytes 576 to 583 are its scales and the
-// padding, wherever in the block they lie.
+// Byte `byte` of the row at (block, offset). In fp8_584 bytes 576 to 583 are the row's scales and
+// the padding, which lie behind all rows of the block.
 inline std::uint8_t& cache_byte(const TensorView& cache, CacheFormat format, std::int64_t block,
                                 std::int64_t offset, std::int64_t byte) {
   const std::int64_t element = size_of(cache.dtype());
@@ -48,7 +48,7 @@ inline double f8_value(std::uint8_t bits) {
   return bits >= 128 ? -magnitude : magnitude;
 }
 
-// The nearest number with 8 bits of mantissa and an exponent of -126 or more.
+// Rounds to the nearest bf16.
 inline double to_bf16(double value) {
   if (!std::isfinite(value) || value == 0) return value;
   int exponent = 0;
@@ -68,7 +68,7 @@ inline double f32_at(const std::uint8_t* bytes) {
   return value;
 }
 
-// The columns of a row.
+// The columns that the bytes of a row, in the order of cache_byte(), encode.
 inline std::vector<double> dequantised(const std::vector<std::uint8_t>& bytes, CacheFormat format) {
   std::vector<double> columns;
   std::size_t rope = 0;
@@ -90,7 +90,7 @@ inline std::vector<double> dequantised(const std::vector<std::uint8_t>& bytes, C
   return columns;
 }
 
-// The nearest of all numbers that f8_e4m3 has, of two that are as near the one with even bits.
+// The nearest f8_e4m3; of two that are equally near, the one with even bits.
 inline std::uint8_t to_f8(double value) {
   const double magnitude = std::abs(value);
   int best = 0;
@@ -105,9 +105,9 @@ inline std::uint8_t to_f8(double value) {
 }
 
 // The bytes of a row from those of its bf16 columns, in the order of cache_byte().
-inline std::vector<std::uint8_t> quantised(const std::vector<std::uint8_t>& brain,
+inline std::vector<std::uint8_t> quantised(const std::vector<std::uint8_t>& bf16,
                                            CacheFormat format) {
-  if (format == CacheFormat::bf16) return brain;
+  if (format == CacheFormat::bf16) return bf16;
   const bool wide = format == CacheFormat::fp8_656;
   const int quantised = wide ? 512 : 448, group = wide ? 128 : 64;
   std::vector<std::uint8_t> elements, scales;
@@ -115,14 +115,14 @@ inline std::vector<std::uint8_t> quantised(const std::vector<std::uint8_t>& brai
     double amax = 0;
     bool finite = true;
     for (int c = first; c < first + group; ++c) {
-      const double value = bf16_at(&brain[2 * c]);
+      const double value = bf16_at(&bf16[2 * c]);
       finite = finite && std::isfinite(value);
       amax = std::max(amax, std::abs(value));
     }
     int exponent = -200;  // ceil(log2(max(amax, 1e-4) / 448)) by trial
     while (448 * std::ldexp(1.0, exponent) < std::max(amax, 1e-4)) ++exponent;
     for (int c = first; c < first + group; ++c) {
-      elements.push_back(finite ? to_f8(bf16_at(&brain[2 * c]) / std::ldexp(1.0, exponent)) : 0x7f);
+      elements.push_back(finite ? to_f8(bf16_at(&bf16[2 * c]) / std::ldexp(1.0, exponent)) : 0x7f);
     }
     if (!wide) {
       scales.push_back(static_cast<std::uint8_t>(finite ? exponent + 127 : 255));
@@ -135,7 +135,7 @@ inline std::vector<std::uint8_t> quantised(const std::vector<std::uint8_t>& brai
     }
   }
   std::vector<std::uint8_t> row = elements;
-  const std::vector<std::uint8_t> rope(brain.begin() + 2 * quantised, brain.end());
+  const std::vector<std::uint8_t> rope(bf16.begin() + 2 * quantised, bf16.end());
   if (!wide) {
     scales.push_back(0);
     row.insert(row.end(), rope.begin(), rope.end());

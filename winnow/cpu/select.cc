@@ -13,7 +13,7 @@ WINNOW_CPU_MODULES(WINNOW_DECLARE)
 namespace winnow {
 namespace {
 
-// The x86-64 micro-architecture levels of the psABI, as far as they differ in what modules use.
+// These check what the modules use of the x86-64 levels of the psABI.
 [[maybe_unused]] bool has_x86_64_v4() {
 #ifdef __x86_64__
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,4 +1,4 @@
-// A folder for files of one test. Only for tests.
+// A new folder for the files of one test, removed with its contents by the destructor.
 #pragma once
 
 #include <cstdlib>
@@ -9,12 +9,11 @@
 
 namespace winnow::testing {
 
-// Made new, and removed at the end with all that is in it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "winnow-test-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no folder " + pattern);
+    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot create " + pattern);
     path_ = pattern;
   }
   ~TemporaryFolder() {

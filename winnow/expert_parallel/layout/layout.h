@@ -21,9 +21,8 @@ struct LayoutArgs {
   TensorView is_token_in_rank{};      // [n, W], u8: 1 if the token has an expert there, else 0
 };
 
-// Expert x lives on rank x / (E/W), rank r on node r / L. An index of E or -1 names no
-// expert. If a token names an expert twice, it counts twice for the expert, and once for rank and
-// node.
+// Expert x lives on rank x / (E/W), rank r on node r / L. An index of E or -1 names no expert. If a
+// token names an expert twice, it counts twice for the expert, and once for its rank and its node.
 //
 // Sizes: any n, 0 included. Strides: the innermost dimension is contiguous, the others are
 // arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to the caller, live
@@ -35,7 +34,8 @@ struct LayoutArgs {
 // and value; without checking mode a GPU ignores it. Error (unsupported) if no backend, or not the
 // forced one, can run it; Error (resource) if an allocation fails.
 //
-// Counts as in DeepEP V1 (DeepSeek 2025), get_dispatch_layout; any number of ranks and nodes.
+// The counts are those of get_dispatch_layout in DeepEP V1 (DeepSeek 2025), for any number of ranks
+// and nodes.
 WINNOW_EXPORT Backend layout(const LayoutArgs& args, const RunOptions& options = {});
 
 }  // namespace winnow::expert_parallel

@@ -1,5 +1,4 @@
-// indexer::scores_paged: the case table, agreement with scores() and topk_paged(), and what it
-// refuses.
+// Tests of indexer::scores_paged: the case table, agreement with scores() and topk_paged(), errors.
 #include "winnow/indexer/scores_paged/scores_paged.h"
 
 #include <cstring>
@@ -18,8 +17,7 @@ using winnow::testing::expect_error;
 
 WINNOW_CASE_TABLE(ScoresPagedCases, "indexer::scores_paged");
 
-// Position p of a context of 70 rows has the key p + 1 in its first column, and lies in the second
-// page of the table from 64 on.
+// The key of position p has p + 1 in its first column. The second page begins at position 64.
 TEST(ScoresPaged, ByHand) {
   Tensor keys(DType::f32, {70, 64}), slots(DType::i32, {70}), pages(DType::u8, {4, 64 * 68});
   Tensor table(DType::i32, {1, 2}), context(DType::i32, {1});
@@ -50,11 +48,11 @@ TEST(ScoresPaged, ByHand) {
   EXPECT_EQ(to_string(scores_paged(args)), "cpu");
   expect_score(0, 0, 2);
   expect_score(0, 68, 138);
-  expect_score(0, 69, kNone);  // the last row is that of the query behind it
+  expect_score(0, 69, kNone);  // only query 1 sees the last row
   expect_score(1, 69, 140);
   expect_score(1, 70, kNone);
   expect_score(1, 71, kNone);
-  table.values<std::int32_t>()[1] = 4;  // no page: its rows are absent
+  table.values<std::int32_t>()[1] = 4;  // there is no page 4, so its rows are absent
   args.clean = false;
   winnow::testing::fill(scores, 7);
   scores_paged(args);
@@ -65,8 +63,8 @@ TEST(ScoresPaged, ByHand) {
   expect_score(1, 70, 7);
 }
 
-// Of one sequence whose pages follow each other the scores are those of scores(), and those that
-// topk_paged() gives with all of its rows, to the bit; whatever the threads.
+// For one sequence of consecutive pages the scores are bit for bit those of scores(), with any
+// number of threads, and those of topk_paged() if that chooses all rows.
 TEST(ScoresPaged, AgreesWithScoresAndTopkPaged) {
   constexpr std::int64_t rows = 640, s_q = 11, h = 8, d = 128;
   Tensor keys(DType::f32, {rows, d}), k8(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});

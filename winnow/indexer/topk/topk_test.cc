@@ -1,5 +1,4 @@
-// indexer::topk: the case table, a problem worked by hand, what it refuses, and what its results do
-// not depend on.
+// Tests of indexer::topk: the case table, a hand-computed problem, errors, independence of threads.
 #include "winnow/indexer/topk/topk.h"
 
 #include <cmath>
@@ -29,7 +28,7 @@ struct Problem {
   }
 };
 
-// Scores 1, -0, 5, NaN for query 0; query 1 weighs with -1 and sees rows 1 and 2.
+// Query 0 has the scores 1, 0, 5, NaN; query 1 has the weight -1 and sees rows 1 and 2.
 TEST(Topk, ByHand) {
   Problem problem;
   const float keys[] = {1, -7, 5, std::nanf("")};
@@ -52,7 +51,7 @@ TEST(Topk, ByHand) {
   EXPECT_EQ(problem.length.values<std::int32_t>()[1], 2);
   const float scores[] = {1, 0, 5, 0, -5, -std::numeric_limits<float>::infinity()};
   for (int n = 0; n < 6; ++n) EXPECT_EQ(problem.scores.values<float>()[n], scores[n]) << n;
-  EXPECT_FALSE(std::signbit(problem.scores.values<float>()[3]));  // -1 * 0 is 0
+  EXPECT_FALSE(std::signbit(problem.scores.values<float>()[3]));  // the score is not -0
 }
 
 TEST(Topk, DoesNotDependOnThreads) {
@@ -81,7 +80,7 @@ TEST(Topk, NoQueriesAndNoWorkspaceOnTheCpu) {
   EXPECT_EQ(topk_workspace_bytes(args), 0);
 }
 
-// Bends the arguments, expects the refusal with the outputs untouched.
+// Expects an error for the arguments that `bend` has changed, and no output written.
 void expect_rejected(const std::function<void(TopkArgs&)>& bend, const std::string& text) {
   Problem problem;
   TopkArgs args = problem.args();
@@ -144,8 +143,8 @@ TEST(Topk, RefusesOverlap) {
                "indexer::topk: scores: want memory apart from q, got memory that both use");
 }
 
-// More rows than a buffer holds, and fewer visible ones than are asked for.
-TEST(Topk, ManyRowsWithoutABuffer) {
+// More rows are chosen than the buffer of candidates holds.
+TEST(Topk, MoreRowsThanTheBufferHolds) {
   constexpr std::int64_t s_k = 40000, topk_ = 33000;
   Tensor q(DType::f32, {1, 1, 64}), k(DType::f32, {s_k, 64}), weights(DType::f32, {1, 1});
   Tensor indices(DType::i32, {1, topk_}), length(DType::i32, {1});
