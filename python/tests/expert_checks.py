@@ -1,4 +1,4 @@
-"""What a dispatch gave, in numpy, against the oracle's rows."""
+"""Checks of what dispatch returns, in numpy, against the oracle's rows."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""What the tests of the all-to-all on a GPU share.
+"""Helpers for tests of the all-to-all on a GPU, whose ranks are threads, each with a stream.
 
-The ranks of a world are threads, each with a stream, on one GPU. A kernel must not be loaded, at
-its first use, while another rank's waits for this one: a world of one rank goes first.
+Loading a kernel at its first use waits for running kernels, and these may wait for the rank that
+loads. So a world of one rank runs everything first.
 """
 
 import threading
@@ -23,12 +23,12 @@ SLEEP = 400_000_000  # GPU cycles: some tenths of a second
 
 
 def cuda(array, dtype=None):
-    """On the GPU, converted before."""
+    """The array on the GPU, converted on the CPU."""
     return torch.from_numpy(np.array(array)).to(dtype).to("cuda")
 
 
 def on_host(result):
-    """The tensors of a result in numpy, its numbers as they are."""
+    """A copy of a result with its tensors in numpy."""
     values = {n: getattr(result, n) for n in dir(result) if not n.startswith("_")}
     return SimpleNamespace(
         **{n: numbers(v) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
@@ -39,7 +39,7 @@ _one_records = threading.Lock()
 
 
 def record(layer, inputs, rows):
-    """A graph of dispatch, experts that give back what they get, and combine."""
+    """A graph of dispatch and combine, whose experts return their inputs."""
     tokens = inputs[layer.rank].to("cuda")
     indices = torch.zeros(len(tokens), 3, dtype=torch.int32).to("cuda")
     weights = torch.ones(len(tokens), 3).to("cuda")
@@ -55,7 +55,7 @@ def record(layer, inputs, rows):
 
 
 def learn(tokens, order, options, by_library):
-    """Gradients of sum(g * sum over k of w * row^2), whose formula is the same on every rank."""
+    """Checks gradients of sum(g * sum over k of w * row^2); every rank has the same formula."""
     world = len(tokens)
     inputs, indices, weights = problem(6, tokens)
     rng = np.random.default_rng(8)
@@ -88,7 +88,7 @@ def learn(tokens, order, options, by_library):
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded():
-    """Everything that the ranks below run on the GPU has run once."""
+    """Runs everything once that the ranks of the tests run on the GPU."""
     for tokens in (8, 0, 3):
         choice = cuda(np.zeros((tokens, 3), np.int32))
         ep.layout(choice, 8, 4, 2)

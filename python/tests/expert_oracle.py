@@ -1,4 +1,4 @@
-"""Where rows go and what sums are, written down from the contract in numpy, one pair at a time."""
+"""The rows and sums of the all-to-all as its contract defines them, in numpy, pair by pair."""
 
 import numpy as np
 
@@ -67,11 +67,11 @@ def combine(
     indices, experts, world_size, local_world_size, row_of, dtype="float32", *,
     hidden, weights=None, bias=None, local_combine=False,
 ):  # fmt: skip
-    """[n, H] of every rank as float32: row_of(rank, token, k) is the expert's row for a pair.
+    """[n, H] of every rank as float32. row_of(rank, token, k): the expert's row for a pair.
 
-    In float32 over k, then the ranks of a node, then nodes; a partial sum is rounded to the dtype
-    where it crosses: that of another node, and with local_combine that of a rank which is not the
-    one with the source's local index.
+    Sums are in float32, over k, then the ranks of a node, then nodes. A partial sum is rounded to
+    the dtype when it is sent: that of another node, and with local_combine that of a rank without
+    the source's local index.
     """
     per_rank, cross = experts // world_size, ROUND[dtype]
     nodes = world_size // local_world_size
@@ -106,9 +106,9 @@ def combine(
 
 
 def scatter_table(indices, experts, world_size, order):
-    """[sum of n, K]: rows by expert's rank, within a rank in the order that order(pairs) gives.
+    """Scatter indices [sum of n, K], and the (rank, token, k) of each rank's rows.
 
-    Dropped pairs come after all others.
+    The rows of a rank are in the order that order(pairs) gives; dropped pairs come after all rows.
     """
     per_rank = experts // world_size
     pairs = kept(indices, experts)

@@ -1,9 +1,9 @@
-"""What torchrun starts: a program for EPAll2AllLayer on every rank, and the death of the last.
+"""Checks of EPAll2AllLayer that torchrun starts on every rank; at the end the last rank dies.
 
-On GPUs where the layer chooses them, else on the CPU.
+They run on GPUs where the layer selects them, else on the CPU.
 
-Usage: expert_program.py EXAMPLE FOLDER: runs the file EXAMPLE, then the checks below, and leaves
-rank R's report in FOLDER/R.json.
+Usage: expert_program.py EXAMPLE FOLDER: runs the file EXAMPLE, then the checks below, and writes
+rank R's report to FOLDER/R.json.
 """
 
 import json
@@ -33,7 +33,7 @@ from winnow.expert_parallel import (
 from winnow.expert_parallel.rendezvous import default_device
 
 TOKENS, HIDDEN, TOPK, EXPERTS = 300, 16, 3, 8  # more tokens than a chunk
-DEVICE = torch.device("cpu")  # until main() knows
+DEVICE = torch.device("cpu")  # main() sets it
 
 
 def _layer(rank, world, local, group=None, **options):
@@ -48,7 +48,7 @@ def _tokens(rank, n, dtype):
 
 
 def routings(world):
-    """name -> the indices of every rank: a rank computes what the others have."""
+    """{name: the indices of every rank}, the same on each rank."""
     rng = np.random.default_rng(11)
 
     def some(*counts, high=EXPERTS + 1):
@@ -105,7 +105,7 @@ def check_routings(rank, world, local, dtype, local_combine):
         np.testing.assert_array_equal(back.float().cpu().numpy(), unweighted, routing)
         assert first.num_dispatch_token_cur_rank == len(indices[rank])
         assert first.num_input_tokens_per_rank.tolist() == [len(t) for t in indices]
-        # The canonical scatter indices are the order that the layer chooses by itself.
+        # These scatter indices give the order that the layer has without them.
         flat = torch.from_numpy(np.concatenate([t.reshape(-1) for t in indices]))
         if len(flat) > 0:
             table = flat.argsort(stable=True).argsort().to(torch.int32).view(-1, TOPK)
@@ -113,7 +113,7 @@ def check_routings(rank, world, local, dtype, local_combine):
             again, _, third = layer.dispatch(tokens, mine, full_scatter_indices=table.to(DEVICE))
             assert torch.equal(again, output)
             assert torch.equal(third.token_dst_scatter_idx, second.token_dst_scatter_idx)
-        # Others are followed.
+        # The layer follows other scatter indices.
         table, placed = oracle.scatter_table(indices, EXPERTS, world, lambda pairs: pairs[::-1])
         mine = torch.from_numpy(indices[rank]).to(DEVICE)
         turned = layer.dispatch(tokens, mine, None, torch.from_numpy(table).to(DEVICE))[0].cpu()
@@ -225,7 +225,7 @@ _late = 0
 
 
 def check_waits(rank, ranks, barrier):
-    """The ranks leave the barrier after rank 1 has come, late; the others do not wait for it."""
+    """`ranks` leave the barrier after rank 1 has called it, late; others do not wait for it."""
     global _late
     _late += 1
     store, come = dist.group.WORLD.get_group_store(), f"late/{_late}"
@@ -281,7 +281,7 @@ def check_refusals(rank, world):
         raise AssertionError("not refused")
     gpus = torch.cuda.device_count()
     try:
-        _layer(rank, world, world, device=f"cuda:{gpus}")  # there is no such one
+        _layer(rank, world, world, device=f"cuda:{gpus}")  # this GPU does not exist
     except winnow.Error as error:
         assert (error.code, isinstance(error, ValueError)) == ("unsupported", False)
         wanted = "one GPU for each rank" if gpus else "a GPU, but there is none"
@@ -292,7 +292,7 @@ def check_refusals(rank, world):
 
 
 def check_gradients(rank, world, local):
-    """A mixture of linear experts against the same thing on one rank."""
+    """The gradients of a mixture of linear experts equal those of the same model on one rank."""
     group = dist.new_group(list(range(world)))
     layer = _layer(rank, world, local, group, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
@@ -322,8 +322,8 @@ def check_gradients(rank, world, local):
 
 
 def check_compiled(rank, world, local):
-    """The same values and gradients in one graph of torch.compile. (Its C++ compiler has tests.)"""
-    layer = _layer(rank, world, local, dtype=torch.float32, timeout=120)  # for a compiler
+    """One graph of torch.compile gives the same values and gradients."""
+    layer = _layer(rank, world, local, dtype=torch.float32, timeout=120)  # compiling takes long
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randn(3 + rank, HIDDEN, generator=generator).to(DEVICE)
     scores = torch.rand(3 + rank, TOPK, generator=generator).to(DEVICE)
@@ -346,10 +346,10 @@ def check_compiled(rank, world, local):
 
 
 def die(rank, world):
-    """The last rank ends in the middle; what the others get, and when."""
+    """The last rank ends without a combine; returns the error of this rank, and when it came."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others
     if DEVICE.type == "cuda":
-        os.environ["WINNOW_TIMEOUT_SECONDS"] = "3"  # a kernel waits for the dead one until then
+        os.environ["WINNOW_TIMEOUT_SECONDS"] = "3"  # a kernel waits so long for the dead rank
     layer = _layer(rank, world, world // 2)
     tokens = _tokens(rank, 4, torch.bfloat16).to(DEVICE)
     indices = torch.zeros(4, TOPK, dtype=torch.int32, device=DEVICE)
@@ -359,7 +359,7 @@ def die(rank, world):
     start = time.monotonic()
     try:
         layer.combine(output, desc)
-        if DEVICE.type == "cuda":  # the call came back; the next one, or a later one, says it
+        if DEVICE.type == "cuda":  # the call returned; a later one raises its error
             torch.cuda.current_stream().synchronize()
             layer.ep_barrier_all()
     except winnow.Error as error:
@@ -391,7 +391,7 @@ def main():
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
     report["death"] = die(rank, world)
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
-    os._exit(0)  # gloo would wait for the one that died
+    os._exit(0)  # gloo would wait for the dead rank
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same values in other memory: gaps, another order of dimensions, steps back, repeats."""
+"""Arrays with gaps, permuted dimensions, negative strides and strides of 0."""
 
 import math
 
@@ -9,11 +9,11 @@ GAP = 99
 
 
 def lay_out(array, *, order=None, steps=None, before=0, after=0, dense=1):
-    """A view with the array's values. Its base is all the memory, with GAP where nothing lies.
+    """A view with the array's values. Its base is all the memory, which holds GAP elsewhere.
 
-    The last `dense` dimensions lie side by side, with `before` and `after` elements around them.
-    The others lie in `order`, outermost first, and `steps` apart; a negative step goes backwards,
-    and 0 gives all places the values of the first.
+    The last `dense` dimensions are contiguous, with `before` and `after` elements around them. The
+    others are stored in `order`, outermost first, with `steps` between elements; a negative step
+    goes backwards, and with 0 all elements are the first one.
     """
     outer, inner = array.ndim - dense, math.prod(array.shape[array.ndim - dense :])
     order = range(outer) if order is None else order
@@ -31,19 +31,19 @@ def lay_out(array, *, order=None, steps=None, before=0, after=0, dense=1):
     return np.lib.stride_tricks.as_strided(view, array.shape, [*strides, *view.strides[outer:]])
 
 
-# Arguments of lay_out for so many outer dimensions.
+# The arguments of lay_out() for a number of outer dimensions.
 LAYOUTS = {
     "gaps": lambda outer: {"steps": [2] * outer},
     "transposed": lambda outer: {"order": range(outer)[::-1]},
     "inside-a-larger": lambda outer: {"steps": [3] * outer, "before": 1, "after": 2},
-    "backwards": lambda outer: {"steps": [-1] * outer},  # numpy alone has it
+    "backwards": lambda outer: {"steps": [-1] * outer},  # only numpy has these
     "expanded": lambda outer: {"steps": [0] + [1] * (outer - 1)},  # not for outputs
 }
 
 
 @st.composite
 def layouts(draw, array, backwards=True, repeats=True, dense=1):
-    """The array laid out as hypothesis likes."""
+    """The array in a layout that hypothesis draws."""
     outer = array.ndim - dense
     step = st.sampled_from([1, 1, 2, 3] + [-1, -2] * backwards + [0] * repeats)
     return lay_out(

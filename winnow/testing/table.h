@@ -1,4 +1,4 @@
-// What the rooms make their case tables with.
+// Helpers for case tables.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ void add(std::vector<Shape>& list, std::initializer_list<DType> dtypes, const Sh
   }
 }
 
-// Appends the shapes of f32 whose names end in "-" and one of `names` once more, in f64. Throws
-// Error if no shape has a name.
+// Appends in f64 the f32 shapes whose names end in "-" and one of `names`. Throws Error if no shape
+// matches one of them.
 template <class Shape>
 void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
   std::vector<bool> used(names.size());
@@ -48,8 +48,8 @@ void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
               names[static_cast<std::size_t>(unused - used.begin())]);
 }
 
-// The rows of a case table from shapes that have a name and a describe(). on_gpu(shape): whether
-// GPU backends take it; absent: none.
+// The cases of a case table, from shapes that have a name and a describe(). on_gpu(shape): whether
+// GPU backends run the shape; null: they run none.
 template <class Shape>
 std::vector<Case> cases_of(const std::vector<Shape>& shapes,
                            CaseOutcome (*run)(const Shape& shape, const Target& target),
@@ -63,7 +63,7 @@ std::vector<Case> cases_of(const std::vector<Shape>& shapes,
   return cases;
 }
 
-// on_gpu for backends that take the dtypes of the CPU but for f64.
+// on_gpu for GPU backends with all dtypes but f64.
 template <class Shape>
 bool all_but_f64(const Shape& shape) {
   return shape.dtype != DType::f64;

@@ -1,7 +1,7 @@
-// Records that are damaged, or that somebody made up: `winnow replay` ends with a result or an
-// Error, in little memory, whatever they hold. WINNOW_SOAK_ITERATIONS (400) records; a failure
-// names the WINNOW_SOAK_SEED that repeats it, and WINNOW_SOAK_RECORD=FILE keeps the last one. Under
-// AddressSanitizer it sees the first byte outside of a tensor.
+// Damaged and forged records: whatever they contain, `winnow replay` ends with a result or an
+// Error, in little memory. The test replays WINNOW_SOAK_ITERATIONS (400) records; a failure prints
+// the WINNOW_SOAK_SEED that repeats it, and WINNOW_SOAK_RECORD=FILE keeps the last record. Under
+// AddressSanitizer it detects accesses outside of a tensor.
 #include <algorithm>
 #include <cctype>
 #include <chrono>
@@ -55,7 +55,7 @@ std::size_t below(Random& random, std::size_t count) {
   return count == 0 ? 0 : std::size_t(random.below(std::int64_t(count)));
 }
 
-// Where the numbers of the text begin, and how long they are.
+// (position, length) of the numbers in the text.
 std::vector<std::pair<std::size_t, std::size_t>> numbers(const std::string& text) {
   std::vector<std::pair<std::size_t, std::size_t>> found;
   for (std::size_t at = 0; at < text.size();) {
@@ -128,7 +128,7 @@ void damage(std::string& record, Random& random) {
     }
     default: {
       std::string head = record.substr(0, data);
-      // One number, or all of the same in the text, which keeps descriptions in step.
+      // One number, or all equal ones, so that sizes that must agree still do.
       const auto found = numbers(head);
       if (found.empty()) break;
       const auto [at, size] = found[below(random, found.size())];
@@ -144,8 +144,8 @@ void damage(std::string& record, Random& random) {
   }
 }
 
-// A tensor line whose first size is repeated without memory: "[7,4] [4,1] 112" to "[N,4] [0,1] 16".
-// Such a tensor is as large as its maker likes; here a call with it still ends.
+// Makes a tensor's first dimension a broadcast: "[7,4] [4,1] 112" becomes "[N,4] [0,1] 16". Forged
+// ones can have any size; N is small enough for a call to end.
 void widen(std::string& record, Random& random) {
   const std::size_t data = std::min(record.find("\ndata "), record.size());
   std::vector<std::size_t> tensors;

@@ -1,5 +1,5 @@
-// What the pipelined kernels of sm_90 share: the walk of a role through a ring of stages in shared
-// memory, and how persistent blocks share out their work.
+// The position of a role in a ring of stages in shared memory, and the division of work among
+// persistent blocks, for pipelined kernels of sm_90.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ struct PipelineState {
   }
 };
 
-// Items of `tiles` tiles each go round the blocks of a grid, whole: block b takes the items b,
-// b + blocks, and so on. The items of the last round, where it is incomplete, are the tail: their
-// tiles are cut into equal ranges, one for each block. A range touches two items at most.
+// Block b of a grid takes whole items of `tiles` tiles: the items b, b + blocks, and so on. The
+// items of an incomplete last round are the tail: their tiles are cut into equal ranges, one for
+// each block. A range contains tiles of two items at most.
 struct TailRange {
   std::uint32_t first;      // the tail's first item
   std::int64_t begin, end;  // tiles, counted from the first one of `first`

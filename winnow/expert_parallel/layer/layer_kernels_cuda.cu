@@ -1,4 +1,4 @@
-// The layer's own small kernels: the table of arena segments that kernels look up, copies of rows.
+// Small kernels of the layer: they set the table of arena segments, and copy rows.
 #include <algorithm>
 
 #include <cuda_runtime.h>
@@ -61,8 +61,8 @@ int copy_rows(std::byte* to, std::int64_t to_stride, const std::byte* from,
               std::int64_t from_stride, std::int64_t bytes, std::int64_t rows, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (rows == 0) return cudaSuccess;
-  if (rows == 1) to_stride = from_stride = bytes;    // they may be anything then
-  if (to_stride == bytes && from_stride == bytes) {  // a third faster than in two dimensions
+  if (rows == 1) to_stride = from_stride = bytes;    // the strides of one row are arbitrary
+  if (to_stride == bytes && from_stride == bytes) {  // a third faster than cudaMemcpy2DAsync
     return cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes * rows),
                            cudaMemcpyDeviceToDevice, on);
   }

@@ -668,7 +668,7 @@ __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
   if (waits || blockIdx.x == 0) {
     const std::int64_t words =
         waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.note_word(0);
-    const ReceivedCall received =
+    const ReceiveOutcome received =
         receive_call(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
                      p.wait_statistics, come, [] {});
     if (received.broken || received.refused) return;

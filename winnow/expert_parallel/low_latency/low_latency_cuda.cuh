@@ -1,5 +1,5 @@
-// How the kernels of the low-latency calls begin and end: places that are free again, what each
-// rank has sent, and what they tell the others. Device code only.
+// The waits and signals with which the kernels of the low-latency calls begin and end: which places
+// are free, what each rank has sent, and the errors. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@
 namespace winnow::expert_parallel::low_latency {
 
 inline constexpr int kThreads = 512, kWarps = kThreads / 32;
-// Of an SM: a kernel that receives waits beside the one that sends, also where ranks share a GPU.
+// Blocks on an SM: a receiving kernel waits beside a sending one, also where ranks share a GPU.
 inline constexpr int kBlocksOnSm = 2;
 inline constexpr int kVector = 8;  // bf16 columns of a thread at a time
 inline constexpr int kMostTopk = 32;
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool masked(const LowLatencyView& view, int rank) {
   return view.shrinks && *const_cast<const volatile std::int32_t*>(view.mask + rank) != 0;
 }
 
-// Whether the word has come so far. With enable_shrink a rank that does not come is no fault.
+// Waits until the word is at least `value`. False: a fault, or with enable_shrink a missing rank.
 __device__ inline bool comes(const LowLatencyView& view, const std::uint64_t* at,
                              std::uint64_t value, Phase phase, int rank) {
   if (!view.shrinks) return wait_at_least(view.layer, at, value, phase, rank);
@@ -51,9 +51,9 @@ __device__ inline bool comes(const LowLatencyView& view, const std::uint64_t* at
   }
 }
 
-// Says which calls this rank has received, so that their places are free for the call after the
-// next. Of a kernel that begins when the one before it has ended: whoever receives a call need not
-// wait at its end until all of its blocks have. The threads that have least to do.
+// Tells every rank which calls this rank has received, so that their places are free for the call
+// after the next. A kernel does this at its beginning, when the kernel before it has ended: so a
+// receiving kernel need not wait for all of its blocks. The threads with the least work do it.
 __device__ inline void signal_received(const LowLatencyView& view) {
   if (blockIdx.x != gridDim.x - 1) return;
   const int world = view.layer.topology.world, rank = view.layer.topology.rank;
@@ -65,8 +65,8 @@ __device__ inline void signal_received(const LowLatencyView& view) {
   }
 }
 
-// Waits until every rank's places of call `epoch` are free. The whole block; false: broken. Warps
-// look at different words, so that no look waits for another.
+// Waits until every rank's places of call `epoch` are free. The whole block calls it; false: the
+// layer is broken. Warps poll different words, so that no poll waits for another.
 __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std::uint64_t epoch) {
   bool ok = true;
   if (threadIdx.x == kThreads - 1) ok = !fault_signalled(view.layer);
@@ -83,8 +83,8 @@ __device__ inline bool wait_for_places(const LowLatencyView& view, int call, std
   return __syncthreads_and(ok) != 0;
 }
 
-// What a block of a kernel that sends finds wrong, in its shared memory. The first one of all says
-// what: set(note).
+// Records an error that a sending kernel finds; `found` is in the block's shared memory. The first
+// error of all blocks fills the note by set(note).
 template <class Set>
 __device__ inline void find(const LowLatencyView& view, std::uint32_t& found,
                             LowLatencyNote::Found what, const Set& set) {
@@ -93,17 +93,17 @@ __device__ inline void find(const LowLatencyView& view, std::uint32_t& found,
   if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) == 0) set(note);
 }
 
-// A block that sends has done `what`. One thread. Whether all blocks have, and whether one has
-// found something.
+// One thread reports that its block of a sending kernel has done `what`. Returns whether all blocks
+// have, and whether one has found an error.
 struct Sent {
   bool all, found;
 };
 __device__ inline Sent arrive_sent(const LowLatencyView& view, BlocksSending what,
                                    const std::uint32_t& found) {
-  constexpr std::uint64_t kFound = std::uint64_t(1) << 32;  // counted beside the blocks
+  constexpr std::uint64_t kFound = std::uint64_t(1) << 32;  // counts blocks with an error
   auto* const sent = reinterpret_cast<unsigned long long*>(&view.state->sending[what]);
   const bool mine = *const_cast<const volatile std::uint32_t*>(&found) != 0;
-  if (mine) __threadfence();  // behind what it says of it
+  if (mine) __threadfence();  // after the writes of the note
   const std::uint64_t here = mine ? 1 + kFound : 1;
   const std::uint64_t so_far = here + atomicAdd(sent, static_cast<unsigned long long>(here));
   const bool all = std::uint32_t(so_far) == gridDim.x;
@@ -111,12 +111,12 @@ __device__ inline Sent arrive_sent(const LowLatencyView& view, BlocksSending wha
   return {all, so_far >= kFound};
 }
 
-// Says `note` to every rank.
+// Writes `note` to every rank.
 __device__ inline void signal_note(const LowLatencyView& view, int call, std::uint64_t epoch,
                                    const LowLatencyNote& note) {
   const int world = view.layer.topology.world, rank = view.layer.topology.rank;
   constexpr int kWords = int(sizeof(LowLatencyNote) / 4);
-  // The text only where there is one.
+  // Without the text if there is none.
   const int words = note.refusal != 0 ? kWords : 6;
   for (int i = int(threadIdx.x); i < world * words; i += kThreads) {
     const int to = i / words;
@@ -127,7 +127,7 @@ __device__ inline void signal_note(const LowLatencyView& view, int call, std::ui
   }
 }
 
-// What has been found, which is rare, instead of what a block has said before. One thread of the
+// Writes the error that was found over the note that a block has sent before. One thread of the
 // last block.
 __device__ inline void signal_found(const LowLatencyView& view, int call, std::uint64_t epoch) {
   const volatile LowLatencyNote& found = view.state->note;
@@ -144,14 +144,14 @@ __device__ inline void signal_found(const LowLatencyView& view, int call, std::u
   __threadfence_system();
 }
 
-// The number of the call that a kernel receives. The whole block; false: broken.
+// The epoch of the call that a kernel receives. The whole block calls it; false: broken.
 __device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
                                         const ReceivedCall& received, std::uint64_t& epoch) {
   const std::uint64_t before = view.state->received[call];
   epoch = before + 1 + received.place_in_line;
   if (__syncthreads_or(broken(view.layer)) != 0) return false;
   if (threadIdx.x != 0) return true;
-  // All of this block have read it. When all blocks have, nobody looks before the next kernel.
+  // This block has read `received`. When all blocks have, it may change for the next kernel.
   __threadfence();
   if (arrive(&view.state->receiving) == gridDim.x - 1) {
     view.state->receiving = 0;
@@ -160,20 +160,20 @@ __device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
   return true;
 }
 
-// What a rank has learned of a call.
-struct ReceivedCall {
+struct ReceiveOutcome {
   bool broken = false, refused = false;
 };
 
 // Waits for all ranks' words [W] at `words` in this rank's memory; `come` [W], in shared memory,
-// says which have come. The whole block. One block decides who is masked, and tells the host of a
-// refusal. meanwhile() loads what has come with the signals beside what is looked at here.
+// says which have come. The whole block calls it. Block 0 decides which ranks are masked, and
+// reports a refusal to the host. meanwhile() loads what the words announce while the notes are
+// checked here.
 template <class Meanwhile>
-__device__ inline ReceivedCall receive_call(const LowLatencyView& view, int call,
-                                            std::int64_t words, std::uint64_t epoch,
-                                            std::int32_t format, std::uint64_t number,
-                                            std::int64_t* wait_statistics, bool* come,
-                                            const Meanwhile& meanwhile) {
+__device__ inline ReceiveOutcome receive_call(const LowLatencyView& view, int call,
+                                              std::int64_t words, std::uint64_t epoch,
+                                              std::int32_t format, std::uint64_t number,
+                                              std::int64_t* wait_statistics, bool* come,
+                                              const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
@@ -200,13 +200,13 @@ __device__ inline ReceivedCall receive_call(const LowLatencyView& view, int call
       come[rank] = verdict == epoch * 2 + 1;
     }
   }
-  ReceivedCall received;
+  ReceiveOutcome received;
   received.broken = __syncthreads_or(!ok) != 0;
   if (received.broken) return received;
   device::allow_next_kernel();
   meanwhile();
   bool refuses = false;
-  // From the end: the first threads have more to do meanwhile.
+  // The last threads do this: the first have more to do in meanwhile().
   for (int rank = kThreads - 1 - int(threadIdx.x); rank < world; rank += kThreads) {
     if (!come[rank]) continue;
     const auto& note =
@@ -234,18 +234,19 @@ __device__ inline ReceivedCall receive_call(const LowLatencyView& view, int call
   return received;
 }
 
-// The shared memory of lay_out_rows(): begins, then a word for each warp.
+// Bytes of the `begins` of lay_out_rows().
 WINNOW_HOST_DEVICE constexpr std::size_t begins_bytes(int experts) {
   return (static_cast<std::size_t>(experts) + 1 + kWarps) * sizeof(std::int32_t);
 }
 inline constexpr int kMostBeginsBytes = static_cast<int>(begins_bytes(kLowLatencyMostExperts));
 
-// `begins` [entries + 1 + kWarps], in shared memory, becomes where the rows of each entry begin,
-// and the end of all. It holds their counts before. The whole block, behind a barrier.
+// Replaces the counts of rows in `begins` [entries + 1 + kWarps], in shared memory, by their
+// exclusive sums, followed by the sum of all. The whole block calls it, after a barrier; the last
+// kWarps words are scratch.
 __device__ inline void lay_out_rows(int entries, std::int32_t* begins) {
   std::int32_t* const of_warps = begins + entries + 1;
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
-  std::int32_t before = 0;  // the rows of the entries that are done
+  std::int32_t before = 0;  // the sum of the entries before `first`
   for (int first = 0; first < entries; first += kThreads) {
     const int i = first + int(threadIdx.x);
     const std::int32_t count = i < entries ? begins[i] : 0;

@@ -423,7 +423,7 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
     }
     if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
   };
-  const ReceivedCall received =
+  const ReceiveOutcome received =
       receive_call(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
                    p.note.format, p.call, p.wait_statistics, shared.come, load);
   if (received.broken || received.refused || p.output == nullptr) return;

@@ -1,6 +1,5 @@
-// What only a GPU can show of the low-latency calls beyond their case table: graphs that are
-// replayed with other tokens and experts. Every rank is a thread with a stream of its own, all on
-// one GPU. Skipped without one.
+// Tests of the low-latency calls that need a GPU, beyond their case table: graphs that are replayed
+// with other tokens and experts. The ranks are threads on one GPU, each with a stream.
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,8 +15,8 @@
 namespace winnow::expert_parallel {
 namespace {
 
-// One rank's dispatch, experts that give back what they get, and combine, in a graph whose tensors
-// are written between launches.
+// A graph of one rank's dispatch and combine, whose experts return their inputs. Its tensors are
+// written between launches.
 class Recorded {
  public:
   Recorded(LowLatency& layer, const Place& place, const LowLatencyProblem& problem)
@@ -48,7 +47,7 @@ class Recorded {
     graph_->launch(stream_);
   }
 
-  // The experts have given the tokens back as they were.
+  // The first wrong element of the combined rows, or an empty text.
   std::string wrong(const LowLatencyRound& round) const {
     const auto me = std::size_t(layer_.rank());
     const Tensor out = place_.to_host(out_.view());

@@ -1,4 +1,4 @@
-// Where everything lies in the memory of a low-latency rank, the same on every rank. Internal.
+// The layout of a low-latency rank's memory, the same on every rank. Internal.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace winnow::expert_parallel {
 
-// What a rank says of a call to each other, before its signal.
+// What a rank tells every other rank about a call, before its signal.
 struct LowLatencyNote {
   static constexpr int kTextBytes = 616;
   std::uint32_t refusal = 0;  // ErrorCode + 1; 0: none
   std::int32_t format = 0;    // of a dispatch
-  // What a kernel has found, of which the host that receives it makes the text.
+  // The error that a kernel has found; the host that receives it makes the text.
   enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoRow };
   std::int32_t found = kNothing, token = 0, value = 0;
   std::int32_t tokens = 0;  // n, of a dispatch
@@ -22,13 +22,14 @@ static_assert(sizeof(LowLatencyNote) % 16 == 0);
 
 enum LowLatencyCall { kLowLatencyDispatch, kLowLatencyCombine, kLowLatencyCalls };
 
-// Offsets. Calls of each kind are numbered from 1, their epochs; two of them have places at a time.
+// Offsets in bytes. The epochs number the calls of each kind from 1; there is memory for two calls
+// of a kind at a time.
 struct LowLatencyLayout {
   int world = 1, topk = 1, per_rank = 1;
   std::int64_t max_tokens = 0;
   std::int64_t row_bytes = 0;      // of a bf16 row; one of f8 and its scales are smaller
   std::int64_t message_bytes = 0;  // row, scales
-  int pieces = 1;                  // of a row, kPieceBytes of each, which combine sends on a GPU
+  int pieces = 1;                  // of kPieceBytes in a row that combine sends on a GPU
   std::int64_t signals = 0;        // [calls, W] words: the epoch that rank has sent here
   std::int64_t consumed = 0;  // [calls, W] words: the epoch up to which it has received from here
   std::int64_t notes = 0;     // [calls, 2, W] LowLatencyNote
@@ -36,16 +37,16 @@ struct LowLatencyLayout {
   std::int64_t places = 0;    // [2, W, M, K] i32
   std::int64_t messages = 0;  // [2, W, M]: a token comes once, however many of its experts are here
   std::int64_t returned = 0;  // [2, M, K] rows, each with room for whole pieces
-  // Of combine on a GPU alone: words [W], the epoch of which that rank's note is complete; words
-  // [2, W, M, K], the weight of each of its pairs and of which epoch it is; words [2, W, M], which
-  // say what it has sent of a token here.
+  // For combine on a GPU alone, words from every rank: [W], the epoch whose note is complete;
+  // [2, W, M, K], the weight of each of its pairs, and its epoch; [2, W, M], how much it has sent
+  // of a token here.
   std::int64_t note_words = 0, weights = 0, token_signals = 0;
   std::int64_t bytes = 0;
 
   static constexpr int kPieceBytes = 1024;
 
-  // What `places` says of a pair whose expert is here: which one, and how many pairs of the same
-  // rank come before it there. -1 of others.
+  // The entry of `places` for a pair whose expert is here: the expert, and the number of earlier
+  // pairs of the same rank for it. Entries of other pairs are -1.
   WINNOW_HOST_DEVICE std::int32_t place_of(int expert, std::int32_t before) const {
     return std::int32_t(expert * max_tokens + before);
   }

@@ -1,4 +1,4 @@
-// How the kernel of topk_paged_sm90.cuh is prepared and its shape chosen. Host code of .cu files.
+// The parameters and the shape of a launch of topk_paged_sm90.cuh. Host code of .cu files.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ std::int64_t groups_of_a_sequence(const PagedProblem& problem) {
   return (problem.s_q + Shape::kQueries - 1) / Shape::kQueries;
 }
 
-// Pages as the tensor memory accelerator sees them, whose strides are above 0.
+// Sets the tensor map of the pages. Its strides must be positive: with a negative stride the map
+// begins at the last page.
 template <class Params>
 void describe_pages(const device::Runtime& runtime, const PagedProblem& problem, Params& p) {
   const std::int64_t stride = problem.pages.stride0;
@@ -39,7 +40,7 @@ void describe_pages(const device::Runtime& runtime, const PagedProblem& problem,
                          problem.pages.data + (p.map_step < 0 ? p.map_first * stride : 0), dims);
 }
 
-// All but what is stored and the groups of a launch.
+// Sets all parameters but `stored` and the groups of a launch.
 template <class Shape, class Params>
 void describe(const device::Runtime& runtime, const PagedProblem& problem, Params& p) {
   describe_pages(runtime, problem, p);
@@ -66,8 +67,8 @@ void describe(const device::Runtime& runtime, const PagedProblem& problem, Param
 }
 
 // Calls function(Shape()) with the shape for the heads, which are padded to 16, 32, 64 or 128, and
-// as few columns as hold those of all queries; fewer if there is room for the results of `most`
-// queries of a group alone.
+// the fewest columns that hold all queries; fewer where a group of more than `most` queries would
+// have no room for its results.
 template <int kHeads, class Function>
 void with_columns(std::int64_t s_q, std::int64_t most, const Function& function) {
   const auto enough = [&](auto shape, auto more) {

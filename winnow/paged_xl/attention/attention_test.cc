@@ -1,4 +1,4 @@
-// paged_xl::attention: the case table, and how special values, threads and addresses matter or not.
+// Tests of paged_xl::attention: the case table, NaN, independence of threads and batch, alignment.
 #include <cmath>
 #include <cstring>
 
