@@ -1,5 +1,5 @@
-"""What serve.py and serve_v4.py share: sequences that own pages of a cache, and the loop in which
-they come, decode together in one batch, and leave."""
+"""Shared by serve.py and serve_v4.py: sequences that own pages of a cache, and a loop that admits
+them, decodes them in one batch, and releases them."""
 
 import argparse
 import sys
@@ -13,17 +13,17 @@ PAGE = 64  # rows of a page
 @dataclass
 class Sequence:
     tokens: list
-    until: int  # tokens at which it is done
+    until: int  # it is done when it has more tokens
     table: list = field(default_factory=list)  # its pages
-    prompt: int = 0  # tokens of it
+    prompt: int = 0  # tokens of its prompt
 
     def slots(self, rows):
-        """Where rows of those numbers are in the cache."""
+        """The slots of the sequence's rows in the cache."""
         return [self.table[row // PAGE] * PAGE + row % PAGE for row in rows]
 
 
 def tables_of(sequences, device):
-    """[sequences, the most pages of one], -1 behind the pages of each."""
+    """[sequences, most pages of a sequence], -1 after the pages of each."""
     width = max(len(sequence.table) for sequence in sequences)
     tables = [s.table + [-1] * (width - len(s.table)) for s in sequences]
     return torch.tensor(tables, dtype=torch.int32, device=device)
@@ -43,7 +43,7 @@ class Server:
         return -(-sequence.until // self.model.tokens_of_page)
 
     def request(self, tokens, more):
-        """A prompt, and how many tokens it wants."""
+        """Queues a prompt for which `more` tokens are to be generated."""
         sequence = Sequence(list(tokens), len(tokens) + more, prompt=len(tokens))
         if self.pages_of(sequence) > self.pages:
             sys.exit(f"serve: a prompt of {len(tokens)} tokens needs more than {self.pages} pages")
@@ -51,7 +51,7 @@ class Server:
         return sequence
 
     def admit(self):
-        """Reads the prompts of those that there are pages for, to their last token."""
+        """Admits waiting sequences for which there are pages, and reads their prompts."""
         while self.waiting and len(self.free) >= self.pages_of(self.waiting[0]):
             sequence = self.waiting.pop(0)
             sequence.table = [self.free.pop(0) for _ in range(self.pages_of(sequence))]
@@ -59,7 +59,7 @@ class Server:
             self.running.append(sequence)
 
     def step(self):
-        """One token of every running sequence. Returns what the model computed for them."""
+        """Generates a token for every running sequence. Returns what the model computed."""
         computed, tokens = self.model.step(self.running)
         for sequence, token in zip(self.running, tokens, strict=True):
             sequence.tokens.append(token)
@@ -71,7 +71,7 @@ class Server:
             self.free += sequence.table
 
     def run(self, check):
-        """Until all are done; check(sequence, computed) after every step."""
+        """Serves all sequences, with check(sequence, computed) after every step."""
         steps = queries = widest = 0
         while self.waiting or self.running:
             self.admit()
@@ -83,7 +83,7 @@ class Server:
             self.release()
         print(f"{steps} steps, {queries} tokens, up to {widest} sequences together")
         if sorted(self.free) != list(range(self.pages)):
-            sys.exit("serve: not every page came back")
+            sys.exit("serve: not every page was released")
 
 
 def positive(text):

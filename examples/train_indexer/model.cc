@@ -11,7 +11,7 @@ using winnow::Tensor;
 using winnow::TensorView;
 
 constexpr std::int64_t kRow = 576;     // columns of a latent row and of a query
-constexpr std::int64_t kRotated = 64;  // the last of them hold the position
+constexpr std::int64_t kRotated = 64;  // the last of them, rotated by the position
 constexpr std::int64_t kValue = winnow::sparse_mla::kValueDim;
 
 template <class T>
@@ -225,7 +225,7 @@ void Model::learn() {
   rotate_attention(d_q_, d_kv_, -1);
   machine_.multiply(transposed(x_), d_q_, query_.gradient);
   machine_.multiply(transposed(x_), d_kv_, latent_.gradient);
-  Tensor& d_x = d_y_;  // y = x + ...: x already has this part
+  Tensor& d_x = d_y_;  // y = x + ..., so d_y is a part of d_x
   machine_.multiply(d_q_, transposed(query_.value), d_x, true);
   machine_.multiply(d_kv_, transposed(latent_.value), d_x, true);
   machine_.multiply(transposed(hot_), d_x, embedding_.gradient);
@@ -237,7 +237,7 @@ double Model::teach() {
   const TensorView scores = narrow_matrix(scores_, columns);
   const TensorView attn_sum = narrow_matrix(teacher_, columns);
   const TensorView d_scores = narrow_matrix(d_scores_, columns);
-  // Of the tokens that predict() attended to: those of a list, or a range for each query.
+  // The rows that predict() attended to: the chosen ones, or a range for each query.
   const ConstTensorView none, list = chosen_, first = first_, last = last_;
   const ConstTensorView indices = sparse_ ? list : none;
   const ConstTensorView key_start = sparse_ ? none : first, key_end = sparse_ ? none : last;
@@ -288,7 +288,7 @@ double Model::teach() {
 }
 
 double Model::recall() {
-  // Otherwise predict() has attended to everything, and its lse is the one wanted.
+  // The shares are of the attention to all rows, whose lse a dense predict() has left.
   if (sparse_) attend_to_everything();
   const bool wide = shape_.dtype == DType::f32;
   const TensorView attn_sum = narrow_matrix(teacher_, shape_.topk);
@@ -313,7 +313,7 @@ void Model::rotate_attention(Tensor& q, Tensor& kv, float direction) {
   machine_.for_each_row(shape_.tokens, Rotate{data<float>(kv), 1, kRow, kRotated, direction});
 }
 
-// Half of the indexer's columns hold the position.
+// Half of the indexer's columns are rotated by the position.
 void Model::rotate_indexer(Tensor& q, Tensor& key, float direction) {
   const std::int64_t columns = shape_.index_width;
   machine_.for_each_row(
@@ -322,15 +322,15 @@ void Model::rotate_indexer(Tensor& q, Tensor& key, float direction) {
                         Rotate{data<float>(key), 1, columns, columns / 2, direction});
 }
 
-// Scores begin near 1, whatever the indexer's size.
+// Makes initial scores near 1 for any size of the indexer.
 float Model::score_scale() const {
   return 1 / std::sqrt(static_cast<float>(shape_.index_heads * shape_.index_width));
 }
 
-// What the attention gets: f32 as it is, or rounded.
+// The inputs of the operations: `wide` itself in f32, else rounded.
 const Tensor& Model::narrowed(const Tensor& wide, Tensor& narrow) {
   if (shape_.dtype == DType::f32) return wide;
-  constexpr std::int64_t kColumns = 64;  // divides the rows of all of them
+  constexpr std::int64_t kColumns = 64;  // divides the columns of all tensors
   machine_.for_each_row(wide.numel() / kColumns,
                         Narrow{data<float>(wide.view()), data<winnow::BFloat16>(narrow), kColumns});
   return narrow;

@@ -1,8 +1,8 @@
-"""Writes python/winnow/torch.pyi, what type checkers know of winnow.torch:
+"""Writes python/winnow/torch.pyi, the types of winnow.torch for type checkers:
 
     python python/stubs/torch_stub.py [FILE]
 
-It needs the package and torch. A test compares the file in the repository with what this gives.
+It needs the package and torch. A test compares the file in the repository with its output.
 """
 
 import re
@@ -27,7 +27,7 @@ def _annotation(text):
 
 
 def _definition(signature):
-    """On one line, as nanobind writes the stubs of the extension."""
+    """A definition on one line, as in the stubs that nanobind writes for the extension."""
     parameters = []
     for parameter in signature.parameters:
         if parameter.by_keyword and "*" not in parameters:

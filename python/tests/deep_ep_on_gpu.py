@@ -1,7 +1,7 @@
-"""winnow.compat.deep_ep with tensors on GPUs, for programs whose tensors are on the CPU.
+"""Runs programs whose tensors are on the CPU with winnow.compat.deep_ep on GPUs.
 
-What a program gives to a call is copied to the GPU, and what it gets is copied back, so that
-whatever is checked on the CPU is checked of GPUs too.
+The arguments of a call are copied to the GPU and its results back, so that the checks of a program
+apply to GPUs too.
 """
 
 import threading
@@ -39,7 +39,7 @@ class _Call:
 
     def take(self, value):
         if isinstance(value, torch.Tensor) and not value.is_cuda:
-            assert value.dtype == torch.int64, "a result that is not on the GPU, and no count"
+            assert value.dtype == torch.int64, "a result on the CPU that is not a count"
             return value
         if isinstance(value, torch.Tensor):
             for ours, theirs in self.copies:
@@ -80,7 +80,7 @@ class _Handle(tuple):
         return self
 
 
-# By the id of the original, which it keeps.
+# {id(handle): _Attributes, which keeps the handle alive}
 _known = {}
 
 
@@ -116,7 +116,7 @@ class _Buffer:
 
 
 def module():
-    """In the place of winnow.compat.deep_ep."""
+    """The replacement of winnow.compat.deep_ep in programs."""
 
     def of(kind):
         return lambda *arguments, **options: _Buffer(kind, *arguments, **options)
@@ -131,7 +131,7 @@ def module():
 
 
 def use(patch=None):
-    """The programs of this process run on GPUs from now on, or while a MonkeyPatch lasts."""
+    """Makes the programs of this process run on GPUs, until the end or that of a MonkeyPatch."""
     import deep_ep_low_latency
     import deep_ep_oracle
     import deep_ep_programs
@@ -146,7 +146,7 @@ def use(patch=None):
 
 
 class _Group:
-    """What deep_ep asks of a group, for a rank that is a thread."""
+    """A process group for a rank that is a thread, as far as deep_ep uses one."""
 
     def __init__(self, rank, worlds, size):
         self._rank, self.worlds, self._size = rank, worlds, size
@@ -186,7 +186,8 @@ class Threads:
         return world.transport(rank), world.store()
 
     def run(self, size, body, *arguments, alone_first=True):
-        """As Pool.run(). Alone first: no kernel may be loaded while another rank's waits."""
+        """As Pool.run(). `alone_first`: a world of one rank loads the kernels, since none may be
+        loaded while another rank's kernel waits."""
         for world in sorted({1, size} if alone_first else {size}):
             if world not in self._groups:
                 worlds = {"store": dist.HashStore()}

@@ -1,4 +1,4 @@
-"""Every operation with all its tensors, as its contract names them: what each takes, and a call."""
+"""A call of every operation, with all its tensors and their dtypes as its contract lists them."""
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict
@@ -22,7 +22,7 @@ class Operation:
     """Takes all tensors by name."""
     tensors: Dict[str, np.ndarray]
     dtypes: Dict[str, str]
-    """What each tensor may be, beside the others as they are."""
+    """What each tensor may be if the others stay as they are."""
     outputs: tuple
 
 
@@ -34,8 +34,8 @@ def _operation(call, inputs, outputs):
 
 
 def _as_torch(call, **dtypes):
-    """numpy has neither bfloat16 nor float8: those arguments come as integers with their bits, and
-    become tensors of torch in the same memory."""
+    """numpy has neither bfloat16 nor float8, so these arguments are integers with their bits, which
+    become torch tensors in the same memory."""
 
     def convert(name, value):
         wanted, bits = dtypes.get(name, (None, None))
@@ -46,7 +46,7 @@ def _as_torch(call, **dtypes):
     return lambda **tensors: call(**{name: convert(name, v) for name, v in tensors.items()})
 
 
-_BRAIN = (torch.bfloat16, "uint16")
+_BFLOAT16 = (torch.bfloat16, "uint16")
 
 
 def _sparse_mla():
@@ -105,7 +105,7 @@ def _sparse_mla():
 def _decode():
     rng = np.random.default_rng(2)
 
-    def brain(*shape):
+    def bfloat16(*shape):
         rows = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).bfloat16()
         return rows.view(torch.uint16).numpy()
 
@@ -118,11 +118,11 @@ def _decode():
         _operation(
             _as_torch(
                 lambda out, lse, **inputs: sparse_mla.decode(**inputs, out=(out, lse)),
-                q=_BRAIN,
-                out=_BRAIN,
+                q=_BFLOAT16,
+                out=_BFLOAT16,
             ),
             {
-                "q": (brain(2, 1, 4, 576), "bf16"),
+                "q": (bfloat16(2, 1, 4, 576), "bf16"),
                 "cache": (cache, "u8 or f8_e4m3"),
                 "indices": (chosen, "i32"),
                 "topk_length": (length, "i32"),
@@ -132,7 +132,7 @@ def _decode():
                 "attn_sink": (np.zeros(4, np.float32), "f32"),
             },
             {
-                "out": (brain(2, 1, 4, 512), "bf16"),
+                "out": (bfloat16(2, 1, 4, 512), "bf16"),
                 "lse": (np.zeros((2, 1, 4), np.float32), "f32"),
             },
         ),
@@ -140,15 +140,15 @@ def _decode():
     yield (
         "sparse_mla::store",
         _operation(
-            _as_torch(sparse_mla.store, rows=_BRAIN),
-            {"rows": (brain(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
+            _as_torch(sparse_mla.store, rows=_BFLOAT16),
+            {"rows": (bfloat16(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
             {"cache": (cache, "u8 or f8_e4m3")},
         ),
     )
 
 
 def _compressor():
-    """Sequences of 5 and 4 tokens by 2."""
+    """Sequences of 5 and 4 tokens, compressed with ratio 2."""
     tokens, turns = np.ones((9, 16), np.float32), np.ones((8, 2), np.float32)
     inputs = {
         "kv": (tokens, _FLOATS),
@@ -393,7 +393,7 @@ def _layout():
 
 
 def _all_to_all():
-    """On one rank, whose layer lives as long as the calls."""
+    """Calls of a layer of one rank, which they keep alive."""
     world = expert_parallel.InProcessWorld(1)
     layer = expert_parallel.AllToAll(
         world.transport(0), world.store(), max_tokens=3, hidden=16, topk=2, experts=4,

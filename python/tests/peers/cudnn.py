@@ -6,7 +6,7 @@ __version__ = "stand-in"
 
 
 def _scores(q, keys, weights):
-    """Of keys [k, d] for all queries, or [q, k, d] for each of them."""
+    """Scores [q, k]; keys: [k, d] for all queries, or [q, k, d]."""
     equation = "qhd,kd->qhk" if keys.dim() == 2 else "qhd,qkd->qhk"
     return (torch.einsum(equation, q, keys).relu() * weights[..., None]).sum(1)
 
@@ -40,7 +40,7 @@ class DSA:
 
     @staticmethod
     def indexer_backward_wrapper(q, w, k, target, predicted, rows):
-        target.copy_(predicted - target)  # as theirs: the gradients of the scores
+        target.copy_(predicted - target)  # as in cudnn: the gradients of the scores
         q, w, k = (tensor[0].float().requires_grad_() for tensor in (q, w, k))
         _scores(q, k[rows[0].long()], w).backward(target[0])
         return {"d_index_q": q.grad[None], "d_index_k": k.grad[None], "d_weights": w.grad[None]}

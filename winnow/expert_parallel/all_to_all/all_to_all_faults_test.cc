@@ -1,6 +1,6 @@
-// expert_parallel::AllToAll: ranks that come late or never, on every device, and the life of
-// layers. Every rank is a thread; all_to_all_processes_test.cc kills and stops processes,
-// all_to_all_faults_gpu_test.cc has what only kernels can do.
+// Tests of expert_parallel::AllToAll with late and missing ranks, on every device, and of the
+// lifetime of layers. Every rank is a thread; all_to_all_processes_test.cc kills and stops
+// processes, all_to_all_faults_gpu_test.cc tests faults of kernels.
 #include <algorithm>
 #include <latch>
 #include <mutex>
@@ -22,8 +22,6 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Ranks that do not come.
-
 class Absence : public OnEachDevice {
  protected:
   void SetUp() override {
@@ -31,9 +29,9 @@ class Absence : public OnEachDevice {
     if (IsSkipped()) return;
     world_.make(small_config(4));  // loads the kernels, which takes longer than some waits
   }
-  // Layers are made within it too, on a busy machine.
+  // Layers must be created in this time too, on a busy machine.
   static milliseconds timeout() { return milliseconds(on_gpu() ? 300 : 2000); }
-  // With what a busy machine may add.
+  // Seconds, including delays of a busy machine.
   static constexpr double kInTime = 20;
   static Config config(int nodes = 1) {
     Config config = on(device(), small_config(4, timeout()));
@@ -45,7 +43,7 @@ class Absence : public OnEachDevice {
     given.args.worst_case_rows = worst_case_rows;
     world_.layer(rank).dispatch(given.args);
   }
-  // Runs `call` on all ranks; rank 2 comes when the others have given up.
+  // Runs `call` on all ranks, on rank 2 when the others have given up.
   template <class Call>
   static std::vector<Outcome> without_rank_2(const Ranks& ranks, const Call& call) {
     std::vector<Outcome> outcomes(4);
@@ -57,12 +55,12 @@ class Absence : public OnEachDevice {
     });
     return outcomes;
   }
-  // Everyone gets an error that names rank 2, later calls fail at once, and a new layer works.
+  // Every rank gets an error that names rank 2, later calls fail at once, and a new layer works.
   template <class Call>
   void expect_named(const std::string& operation, int nodes, const Call& call) {
     const auto outcomes = without_rank_2(world_.ranks(), [&](int rank) {
       call(rank);
-      // The host of a GPU learns of it from a later call.
+      // On a GPU a later call throws the error.
       for (int later = 0; on_gpu() && later < 2; ++later) {
         world_.place(rank).wait();
         world_.layer(rank).barrier(true, world_.place(rank).stream());
@@ -71,7 +69,7 @@ class Absence : public OnEachDevice {
     for (int rank = 0; rank < 4; ++rank) {
       SCOPED_TRACE(rank);
       const Outcome& outcome = outcomes[std::size_t(rank)];
-      // Between nodes a GPU's late rank may name one that has given up.
+      // Between nodes rank 2 on a GPU may name a rank that has given up.
       const std::string part = on_gpu() && nodes > 1 ? "of rank " : "of rank 2 (";
       expect_timeout(outcome, part, kInTime);
       EXPECT_THAT(outcome.text, StartsWith("expert_parallel::" + operation + ": rank "));
@@ -85,7 +83,7 @@ class Absence : public OnEachDevice {
     world_.make(small_config(4));
     expect_working(world_);
   }
-  // Of all ranks but 2.
+  // All ranks but 2 have timed out.
   void expect_timeouts(const std::vector<Outcome>& outcomes) {
     for (const int rank : {0, 1, 3}) {
       expect_timeout(outcomes[std::size_t(rank)], "rank 2", kInTime);
@@ -171,7 +169,6 @@ TEST_P(Absence, AtClose) {
   for (const Outcome& outcome : outcomes) EXPECT_LT(outcome.seconds, kInTime);
 }
 
-// Slower than all the others by far, but in time.
 TEST(Stragglers, AreWaitedFor) {
   const Ranks ranks(3);
   const Layers layers = ranks.layers(small_config(3));
@@ -186,8 +183,6 @@ TEST(Stragglers, AreWaitedFor) {
   }));
   expect_working(ranks, layers);
 }
-
-// Lives of layers.
 
 TEST(Lifecycle, AClosedLayerSaysSo) {
   const Ranks ranks(2);
@@ -233,7 +228,7 @@ TEST(Lifecycle, DescriptorsAndOutputsMayGoInAnyOrder) {
   testing::fill(got[1].output.view(), 7);
 }
 
-// Outputs and descriptors go whenever their last owner lets go, also while a dispatch is under way.
+// Other threads may free outputs and descriptors during a dispatch.
 TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
   const Ranks ranks(3);
   const Layers layers = ranks.layers(small_config(3, milliseconds(10000)));
@@ -245,7 +240,7 @@ TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
       for (bool more = true; more; std::this_thread::yield()) {
         const std::lock_guard lock(mutex);
         more = !ended;
-        // The newest is the one beside the free extent that the next dispatch has been offered.
+        // The newest lies beside the free extent that the next dispatch's header offers.
         if (!kept.empty()) kept.pop_back();
       }
     });
@@ -299,7 +294,7 @@ TEST(Lifecycle, AHundredLayersLeaveNothing) {
   EXPECT_LE(mappings(), maps + 8);  // the allocator's own
 }
 
-// Neither layers nor notifiers, in a store that outlives them.
+// Layers and notifiers leave no keys in a store that outlives them.
 TEST(Lifecycle, TheStoreIsEmptyOnceTheyAreMade) {
   const TemporaryFolder folder;
   const auto store = std::make_shared<FileStore>(folder.path(), "test");
