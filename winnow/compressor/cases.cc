@@ -64,6 +64,7 @@ std::vector<CaseShape> make_shapes() {
        .norm = true,
        .pairs = 32});
   add({.name = "overlap-128", .lengths = {400}, .ratio = 128});
+  add({.name = "largest", .lengths = {300, 129}, .ratio = 128, .d = 512, .norm = true});
   for (const bool overlap : {false, true}) {
     const std::string kind = overlap ? "-overlap" : "-plain";
     for (const std::int64_t ratio : {1, 2, 3, 7, 31}) {
@@ -80,6 +81,7 @@ std::vector<CaseShape> make_shapes() {
     }
   }
   add({.name = "hadamard", .d = 8, .hadamard = true});
+  add({.name = "hadamard-groups", .ratio = 8, .d = 8, .hadamard = true});
   add({.name = "norm", .norm = true});
   add({.name = "rotated", .positions = true, .pairs = 5});
   add({.name = "no-pairs", .pairs = 0});

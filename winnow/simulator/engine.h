@@ -43,10 +43,15 @@ void poll();
 std::uint64_t clock_ticks();
 
 // ---- Memory ------------------------------------------------------------------------------------
-// Addresses of the shared window are those that PTX instructions take: dynamic shared memory begins
-// at kDynamicBase, static shared memory at kStaticBase.
+// Addresses of the shared window are those that PTX instructions take: in a block, dynamic shared
+// memory begins at kDynamicBase, static shared memory at kStaticBase. In a launch with clusters
+// every address, also of a block's own memory, has the block's rank from bit kRankShift on, and
+// kClusterWindow, which stands for what PTX masks away in descriptors.
 
 inline constexpr std::uint32_t kDynamicBase = 1024, kStaticBase = 0x100000;
+inline constexpr std::uint32_t kClusterWindow = 1u << 19;
+inline constexpr int kRankShift = 24;
+inline constexpr unsigned kMostRanks = 16;
 
 std::byte* dynamic_shared(std::size_t alignment);
 // Static shared memory of the block for one declaration, which `key` stands for.
@@ -107,7 +112,7 @@ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const char* role
                    const Where& where, bool of_cluster = false);
 
 // ---- Clusters ----------------------------------------------------------------------------------
-// Addresses of the cluster's shared window: those of mapa, or plain ones for the block itself.
+// The addresses are of any block of the cluster; elsewhere they must be of the block itself.
 
 unsigned cluster_rank();
 std::uint32_t cluster_address(std::uint32_t address, unsigned rank, const Where& where);  // mapa

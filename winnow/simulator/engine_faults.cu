@@ -1,13 +1,15 @@
-// Each lambda is a kernel, of which `smem` is the first of 1,024 bytes of shared memory.
+// Each lambda is a kernel, of which `smem` is the first of kSharedBytes of shared memory.
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/memory.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
+#include "winnow/device/sm100/operand.cuh"
 #include "winnow/device/sm100/tcgen05.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/simulator/engine_faults.h"
 
 namespace winnow::engine_faults {
@@ -18,7 +20,7 @@ using Words = std::uint32_t*;
 using Address = std::uint32_t;
 
 constexpr Runtime kRuntime{"engine_faults", "simulator"};
-constexpr std::size_t kSharedBytes = 1024;
+constexpr std::size_t kSharedBytes = 16384;
 
 template <class Body>
 __global__ void faulty_kernel(Words words) {
@@ -27,13 +29,15 @@ __global__ void faulty_kernel(Words words) {
 
 struct Shape {
   unsigned threads = 32, blocks = 1;
+  unsigned cluster = 0;  // 0: all blocks
 };
 
 template <class Body>
 void launch_body(const Shape& shape, Words words) {
-  kRuntime.check(launch_clusters(faulty_kernel<Body>, shape.blocks, dim3(shape.blocks),
-                                 dim3(shape.threads), kSharedBytes, nullptr, words),
-                 "launch");
+  kRuntime.check(
+      launch_clusters(faulty_kernel<Body>, shape.cluster == 0 ? shape.blocks : shape.cluster,
+                      dim3(shape.blocks), dim3(shape.threads), kSharedBytes, nullptr, words),
+      "launch");
 }
 
 template <class Body>
@@ -160,8 +164,8 @@ std::vector<Fault> barrier_faults() {
               setmaxnreg_inc<40>();
             }),
       fault("Trap", "trap", "", [](Address, Words) { __trap(); }),
-      fault("ClusterOfThreeBlocks", "launch", "clusters of 3 blocks", [](Address, Words) {},
-            {.blocks = 3}),
+      fault("GridOfHalfACluster", "launch", "clusters of 2 blocks in a grid of 3",
+            [](Address, Words) {}, {.blocks = 3, .cluster = 2}),
   };
 }
 
@@ -189,9 +193,9 @@ std::vector<Fault> exit_faults() {
               cluster_sync();
               if (thread() != 0) return;
               if (cluster_rank() == 0) wait_a_while(smem);
-              if (cluster_rank() == 1) st_shared_cluster(map_shared(smem + 8, 0), {1.0f, 0.0f});
+              if (cluster_rank() == 7) st_shared_cluster(map_shared(smem + 8, 0), {1.0f, 0.0f});
             },
-            {.blocks = 2}),
+            {.blocks = 8}),
       fault("ArrivalAtABlockThatHasEnded", "cluster", "reaches into a block that has ended",
             [](Address smem, Words) {
               init(smem, 1);
@@ -205,8 +209,80 @@ std::vector<Fault> exit_faults() {
             [](Address, Words) { cluster_arrive(), cluster_arrive(); }, {.blocks = 2}),
       fault("ClusterWaitWithoutArrival", "cluster", "without an arrival",
             [](Address, Words) { cluster_wait(); }, {.blocks = 2}),
-      fault("RankOutsideOfTheCluster", "cluster", "to rank 2 of 2",
-            [](Address smem, Words) { map_shared(smem, 2); }, {.blocks = 2}),
+      fault("RankOutsideOfTheCluster", "cluster", "to rank 8 of 8",
+            [](Address smem, Words) { map_shared(smem, 8); }, {.blocks = 8}),
+  };
+}
+
+// Where the bits of the rank begin in an address, and that which tells the odd block of a pair.
+constexpr int kRankBits = 24;
+constexpr Address kOdd = 1u << kRankBits;
+
+// Thread 0 of each block of a pair arrives at a barrier, for which the even one waits.
+void arrive_in_pair(Address smem, Address told) {
+  init(smem, 2);
+  cluster_sync();
+  if (thread() == 0) mbarrier_arrive_cluster(told);
+  if (cluster_rank() == 0) mbarrier_wait_cluster(smem, 0, "pair", 0);
+  cluster_sync();
+}
+
+std::vector<Fault> address_faults() {
+  return {
+      fault("AccessBeforeTheOtherBlockRuns", "cluster", "of which nothing tells that it has begun",
+            [](Address smem, Words) {
+              if (thread() == 0) ld_shared_cluster(map_shared(smem, 1 - cluster_rank()));
+              cluster_sync();
+            },
+            {.blocks = 2}),
+      fault("BarrierOfTheEvenBlockWithoutAMask", "deadlock", "wait as \"pair\"",
+            [](Address smem, Words) { arrive_in_pair(smem, smem); }, {.blocks = 2}),
+      fault("MaskOfAnotherBit", "cluster", "are not those of a block of the cluster",
+            [](Address smem, Words) { arrive_in_pair(smem, smem | kOdd << 1); }, {.blocks = 2}),
+      fault("AddressWithoutItsRank", "cluster", "are not those of the block",
+            [](Address smem, Words) { ld_shared<std::uint32_t>(smem & (kOdd - 1)); },
+            {.blocks = 2}),
+      fault("AddressOfAnotherBlockInAnOwnStore", "cluster", "are not those of the block",
+            [](Address smem, Words) { st_shared(map_shared(smem, 1 - cluster_rank()), 1u); },
+            {.blocks = 2}),
+  };
+}
+
+constexpr Address kImageOfB = 8192;
+
+// A product of 64 rows of A with 32 of B behind them, of which each warp knows as much as its own
+// wait tells.
+void multiply(Address smem) {
+  for (Address at = 16 * thread(); at < kSharedBytes; at += 16 * 128) {
+    st_shared(smem + at, uint4{0, 0, 0, 0});
+  }
+  fence_proxy_async_shared();
+  __syncthreads();
+  float sums[16] = {};
+  wgmma_fence();
+  wgmma_m64n32k16<Major::K, Major::K>(sums, descriptor_k_major(smem),
+                                      descriptor_k_major(smem + kImageOfB), true);
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+// The first word of row `row` of an image.
+void store_row(Address image, Address row) { st_shared(image + 128 * row, thread()); }
+
+std::vector<Fault> product_faults() {
+  return {
+      fault("RowsOfBStoredBehindTheWaitOfOneWarp", "race", "read by a matrix product for warp ",
+            [](Address smem, Words) {
+              multiply(smem);
+              if (thread() % 32 == 0) store_row(smem + kImageOfB, thread() / 32);
+            },
+            {.threads = 128}),
+      fault("RowsOfAnotherWarpsAStoredBehindTheOwnWait", "race",
+            "is not ordered behind a read by a matrix product for warp ",
+            [](Address smem, Words) {
+              multiply(smem);
+              if (thread() % 32 == 0) store_row(smem, (thread() / 32 ^ 1) * 16);
+            },
+            {.threads = 128}),
   };
 }
 
@@ -252,6 +328,17 @@ std::vector<Fault> tensor_faults() {
               cluster_sync();
             },
             {.blocks = 2}),
+      fault("DescriptorWithoutAMask", "matrix descriptor", "bit 15 is set",
+            [](Address smem, Words) {
+              const std::uint32_t at = allocate(smem);
+              const std::uint64_t masked = smem >> 4 & ~0x3fffu;
+              const std::uint64_t image = tcgen05_mn_major(smem + 1024, 4096);
+              if (thread() == 0) {
+                tcgen05_mma<1>(at, image | masked, image,
+                               tcgen05_bf16(128, 32, Major::MN, Major::MN), false);
+              }
+            },
+            {.blocks = 2}),
       fault("InstructionDescriptorOfZeros", "instruction descriptor", "",
             [](Address smem, Words) {
               const std::uint32_t at = allocate(smem);
@@ -264,17 +351,33 @@ std::vector<Fault> tensor_faults() {
 
 std::vector<Fault> faults() {
   std::vector<Fault> list = memory_faults();
-  for (const auto& more : {barrier_faults(), exit_faults(), tensor_faults()}) {
+  for (const auto& more :
+       {barrier_faults(), exit_faults(), address_faults(), product_faults(), tensor_faults()}) {
     list.insert(list.end(), more.begin(), more.end());
   }
   return list;
 }
 
 void launch_faultless(Words words) {
-  launch_body<decltype([](Address, Words to) {
-    cluster_sync();
+  launch_body<decltype([](Address smem, Words to) {
+    arrive_in_pair(smem, smem & ~kOdd);
     if (thread() == 0) to[cluster_rank()] = cluster_rank();
   })>({.blocks = 2}, words);
+  launch_body<decltype([](Address smem, Words) {
+    multiply(smem);
+    if (thread() % 32 == 0) store_row(smem, thread() / 32 * 16);  // rows that the warp has read
+    __syncthreads();
+    if (thread() < 32) store_row(smem + kImageOfB, thread());
+  })>({.threads = 128}, words);
+}
+
+bool launches_in_cluster(unsigned blocks, bool allowed) {
+  auto* const kernel = faulty_kernel<decltype([](Address, Words) {})>;
+  kRuntime.check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, allowed ? 1 : 0),
+      "cudaFuncSetAttribute");
+  return launch_clusters(kernel, blocks, dim3(blocks), dim3(1024), 0, nullptr, nullptr) ==
+         cudaSuccess;
 }
 
 }  // namespace winnow::engine_faults

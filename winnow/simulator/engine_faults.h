@@ -20,7 +20,10 @@ inline void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name;
 inline constexpr int kFaultWords = 16;
 
 std::vector<Fault> faults();
-// The same kernel without a fault: it stores its rank to words[rank].
+// Similar kernels without a fault, one of which stores its rank to words[rank].
 void launch_faultless(std::uint32_t* words);
+// Whether a cluster of so many blocks of 1,024 threads can be launched; `allowed`: those that not
+// every GPU has are.
+bool launches_in_cluster(unsigned blocks, bool allowed);
 
 }  // namespace winnow::engine_faults

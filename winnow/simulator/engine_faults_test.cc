@@ -19,6 +19,7 @@ TEST_P(EngineFaults, AreReportedByName) {
   const std::unique_ptr<void, void (*)(void*)> memory(
       simulator::allocate(kFaultWords * sizeof(std::uint32_t)), simulator::free);
   auto* const words = static_cast<std::uint32_t*>(memory.get());
+  simulator::settings().multiprocessors = 4;  // which clusters of eight blocks need
   for (const char* const schedule : {"eager", "late", "random:1", "random:2"}) {
     SCOPED_TRACE(schedule);
     simulator::settings().schedule = simulator::parse_schedule(schedule);
@@ -37,6 +38,17 @@ TEST_P(EngineFaults, AreReportedByName) {
     EXPECT_EQ(words[0], 0u);
     EXPECT_EQ(words[1], 1u);
   }
+}
+
+TEST(EngineClusters, AreAsLargeAsTheDeviceAndTheKernelAllow) {
+  simulator::settings().multiprocessors = 8;
+  EXPECT_TRUE(launches_in_cluster(8, false));
+  EXPECT_FALSE(launches_in_cluster(9, false));
+  EXPECT_TRUE(launches_in_cluster(16, true));
+  EXPECT_FALSE(launches_in_cluster(17, true));
+  simulator::settings().multiprocessors = 7;
+  EXPECT_FALSE(launches_in_cluster(16, true));
+  simulator::settings().multiprocessors = 2;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineFaults, ::testing::ValuesIn(faults()),

@@ -48,7 +48,7 @@ class Failure : public std::runtime_error {
 struct Grid {
   unsigned grid[3], block[3];
   std::size_t shared_bytes;
-  unsigned cluster = 1;  // blocks of a cluster, neighbours along x: 1 or 2
+  unsigned cluster = 1;  // blocks of a cluster, neighbours along x
 };
 // Runs kernel(parameters) in every thread of every block.
 void launch(const Grid& grid, void (*kernel)(const void* parameters), const void* parameters,

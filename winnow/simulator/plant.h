@@ -25,6 +25,8 @@ struct Plant {
   int below = 0;  // the call begins this many lines below that line
   // Only calls of threads [first_thread, end_thread).
   unsigned first_thread = 0, end_thread = ~0u;
+  // Of accesses to blocks of the cluster only those to ranks from this one on.
+  unsigned first_rank = 0;
   unsigned line = 0;  // plant() finds it
 };
 
@@ -37,13 +39,14 @@ std::int64_t plant_hits();
 
 namespace detail {
 inline bool any_planted = false;
-bool is_planted(const Where& where, Plant::Action action);
+bool is_planted(const Where& where, Plant::Action action, unsigned rank = ~0u);
 std::int64_t planted_addend();
 }  // namespace detail
 
-// For host halves: whether the call at this line is to be left out, or to be made later.
-inline bool is_dropped(const Where& where) {
-  return detail::any_planted && detail::is_planted(where, Plant::Action::drop);
+// For host halves: whether the call at this line is to be left out, or to be made later. `rank`: of
+// the block that it names.
+inline bool is_dropped(const Where& where, unsigned rank = ~0u) {
+  return detail::any_planted && detail::is_planted(where, Plant::Action::drop, rank);
 }
 inline bool is_delayed(const Where& where) {
   return detail::any_planted && detail::is_planted(where, Plant::Action::delay);

@@ -21,6 +21,9 @@
 
 namespace winnow::simulator {
 
+inline constexpr std::size_t kStaticBytes = 64 * 1024, kBarriers = 96;
+inline constexpr unsigned kNamedBarriers = 16;
+
 struct Barrier {
   std::uint32_t count = 0, pending = 0, phase = 0;
   std::int64_t bytes = 0;
@@ -153,6 +156,7 @@ struct Thread {
   std::vector<std::uint64_t> tensor_waited;                // without fence::before_thread_sync
   bool in_cluster_barrier = false;                         // between its arrival and its wait
   std::uint64_t cluster_generation = 0;                    // of that arrival
+  std::uint32_t begun_blocks = 0;                          // of whose beginning it knows, by rank
   Stamp stamp() { return Stamp::of(actor, static_cast<std::uint32_t>(knowledge.generic[actor])); }
 };
 
@@ -206,11 +210,16 @@ struct Block {
   Clock known_at_end;  // to the threads that have ended
   bool ended = false;
 
-  Actor group_actor(unsigned warp) const;
+  // Of what the products of its warpgroup read for a warp.
+  Actor product_actor(unsigned warp) const;
   int group_queue(unsigned warp) const;
   // Of the tcgen05 operations that its threads issue.
   Actor tensor_actor() const;
   int tensor_queue() const;
+  // cta_group::2: the two blocks whose ranks differ in the lowest bit alone.
+  bool is_in_pair_with(const Block& other) const { return rank / 2 == other.rank / 2; }
+  // The highest bits of its addresses.
+  std::uint32_t window() const;
   Shadow& shadow(std::uint32_t address, std::size_t bytes, const char* what, const Where& where);
   std::byte* at(std::uint32_t address) {
     return address >= kStaticBase ? fixed + (address - kStaticBase) : shared + address;
@@ -228,14 +237,18 @@ struct Cluster {
   std::vector<std::deque<std::function<void()>>> queues;  // in order: warpgroups, then tensor cores
   std::size_t queued = 0;
   std::size_t actors = 0;
-  int tensor_group = 0;  // cta_group of the kernel's tcgen05 instructions, once known
-  unsigned arrived = 0;  // at the cluster barrier
+  int tensor_group = 0;        // cta_group of the kernel's tcgen05 instructions, once known
+  unsigned arrived = 0;        // at the cluster barrier
+  unsigned ended_threads = 0;  // which it does not wait for
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
   std::mt19937_64 random;
 
   unsigned ranks() const { return static_cast<unsigned>(blocks.size()); }
+  unsigned warps() const { return (threads + 31) / 32; }     // of a block
   unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
+  // Of a block: threads, products of warps, tcgen05 operations, barriers.
+  std::size_t actors_of_block() const { return threads + warps() + 1 + kBarriers; }
 };
 
 // The cluster and the block that run, and the thread; null outside of kernels. `current` is null
@@ -244,14 +257,17 @@ extern Cluster* cluster;
 extern Block* block;
 extern Thread* current;
 
-inline Actor Block::group_actor(unsigned warp) const {
-  return cluster->ranks() * threads + rank * cluster->groups() + warp / 4;
+inline std::uint32_t Block::window() const {
+  return cluster->ranks() == 1 ? 0 : kClusterWindow | rank << kRankShift;
+}
+inline Actor Block::product_actor(unsigned warp) const {
+  return cluster->ranks() * threads + rank * cluster->warps() + warp;
 }
 inline int Block::group_queue(unsigned warp) const {
   return static_cast<int>(rank * cluster->groups() + warp / 4);
 }
 inline Actor Block::tensor_actor() const {
-  return cluster->ranks() * (threads + cluster->groups()) + rank;
+  return cluster->ranks() * (threads + cluster->warps()) + rank;
 }
 inline int Block::tensor_queue() const {
   return static_cast<int>(cluster->ranks() * cluster->groups() + rank);
@@ -269,13 +285,16 @@ class InBlock {
   Block* before_;
 };
 
-// What an address of the cluster's shared window stands for: one without a rank is of the block
-// that runs.
+// What an address of the cluster's shared window stands for.
 struct ClusterPlace {
   Block* block;
   std::uint32_t address;
 };
 ClusterPlace cluster_place(std::uint32_t address, const char* what, const Where& where);
+// What an address of the shared window stands for in the block that runs, whose own it must be; and
+// where in its shared memory a pointer leads.
+std::uint32_t own_place(std::uint32_t address, const char* what, const Where& where);
+std::uint32_t place_of_pointer(const void* pointer, const Where& where);
 // Notes that the running thread or operation reaches into the place, if that is another block.
 void reach(const ClusterPlace& place, Stamp stamp, const char* what, const Where& where);
 // The shadow's address of 16 lanes of a column.
@@ -311,8 +330,5 @@ void check_tensor_memory_at_exit();
 void check_reached();
 // threadIdx and its kin become those of the thread.
 void set_indices(const Block& of, unsigned thread);
-
-inline constexpr std::size_t kStaticBytes = 64 * 1024, kBarriers = 96;
-inline constexpr unsigned kNamedBarriers = 16;
 
 }  // namespace winnow::simulator

@@ -1,8 +1,5 @@
 // Blocks of a cluster: their barrier, and how they reach each other's shared memory.
-//
-// An address of the cluster's shared window has the rank, counted from 1, in bits 24 and up;
-// without one it is of the block that uses it.
-#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -11,7 +8,13 @@
 namespace winnow::simulator {
 namespace {
 
-constexpr int kRankShift = 24;
+constexpr std::uint32_t kPlaceInBlock = ((1u << kRankShift) - 1) & ~kClusterWindow;
+
+std::string hexadecimal(std::uint32_t value) {
+  char text[16];
+  std::snprintf(text, sizeof(text), "0x%x", value);
+  return text;
+}
 
 }  // namespace
 
@@ -19,30 +22,62 @@ unsigned cluster_rank() { return block->rank; }
 
 std::uint32_t cluster_address(std::uint32_t address, unsigned rank, const Where& where) {
   rank = altered(rank, where);
-  if (rank >= cluster->ranks() || address >> kRankShift != 0) {
+  address = own_place(address, "mapa", where);
+  if (rank >= cluster->ranks()) {
     fail("cluster",
          "mapa of " + std::to_string(address) + " to rank " + std::to_string(rank) + " of " +
              std::to_string(cluster->ranks()),
          where);
   }
-  return (rank + 1) << kRankShift | address;
+  return cluster->blocks[rank]->window() | address;
+}
+
+std::uint32_t own_place(std::uint32_t address, const char* what, const Where& where) {
+  const std::uint32_t in_block = address & kPlaceInBlock;
+  if (address - in_block == block->window()) return in_block;
+  fail("cluster",
+       std::string(what) + " at " + hexadecimal(address) +
+           ", whose higher bits are not those of the block, " + hexadecimal(block->window()),
+       where);
 }
 
 ClusterPlace cluster_place(std::uint32_t address, const char* what, const Where& where) {
-  const unsigned number = address >> kRankShift;
-  if (number == 0) return {block, address};
-  if (number > cluster->ranks()) {
-    fail("cluster", std::string(what) + " names rank " + std::to_string(number - 1), where);
+  const std::uint32_t in_block = address & kPlaceInBlock;
+  for (const auto& each : cluster->blocks) {
+    if (address - in_block != each->window()) continue;
+    if (each->ended) {
+      fail("cluster", std::string(what) + " reaches into a block that has ended", where);
+    }
+    return {each.get(), in_block};
   }
-  Block* const there = cluster->blocks[number - 1].get();
-  if (there->ended) {
-    fail("cluster", std::string(what) + " reaches into a block that has ended", where);
-  }
-  return {there, address & ((1u << kRankShift) - 1)};
+  fail("cluster",
+       std::string(what) + " at " + hexadecimal(address) +
+           ", whose higher bits are not those of a block of the cluster",
+       where);
 }
+
+namespace {
+
+// That something has told the running thread that the other block runs.
+void check_begun(const Block& other, const char* what, const Where& where) {
+  const std::uint32_t bit = 1u << other.rank;
+  if ((current->begun_blocks & bit) != 0) return;
+  for (const Thread& thread : other.all) {
+    if (current->knowledge.generic[thread.actor] == 0) continue;
+    current->begun_blocks |= bit;
+    return;
+  }
+  fail("cluster",
+       std::string(what) + " reaches into block " + std::to_string(other.rank) +
+           ", of which nothing tells that it has begun: no cluster barrier stands before",
+       where);
+}
+
+}  // namespace
 
 void reach(const ClusterPlace& place, Stamp stamp, const char* what, const Where& where) {
   if (place.block == block) return;
+  check_begun(*place.block, what, where);
   if (stamp.is_operation()) {
     place.block->reached_by_operations.push_back({stamp, what, where});
   } else {
@@ -79,10 +114,7 @@ void cluster_arrive(const Where& where) {
 }
 
 void leave_cluster_barrier() {
-  unsigned left = 0;
-  for (const auto& each : cluster->blocks) {
-    for (const Thread& thread : each->all) left += !thread.done;
-  }
+  const unsigned left = cluster->ranks() * cluster->threads - cluster->ended_threads;
   if (cluster->arrived < left || cluster->arrived == 0) return;
   cluster->arrived = 0;
   cluster->ended = cluster->arriving;
@@ -119,39 +151,42 @@ void mbarrier_arrive_cluster(std::uint32_t address, std::uint32_t arrivals, cons
 
 namespace {
 
-// Calls use(address) for memory of any block of the cluster, which stands for the running one.
-template <class Use>
-void use_shared_cluster(std::uint32_t address, std::size_t bytes, const char* what,
-                        const Where& where, const Use& use) {
+// A place in memory of any block of the cluster, for an access of so many bytes.
+ClusterPlace cluster_access(std::uint32_t address, std::size_t bytes, const char* what,
+                            const Where& where) {
   const ClusterPlace place = cluster_place(altered(address, where), what, where);
-  reach(place, current->stamp(), what, where);
-  const InBlock there(place.block);
   if (place.address % bytes != 0) {
     fail("shared memory",
          std::string(what) + " in the cluster at an address that is no multiple of its size",
          where);
   }
-  use(place.address);
+  return place;
 }
 
 }  // namespace
 
 void write_shared_cluster(std::uint32_t address, const void* from, std::size_t bytes,
                           const Where& where) {
-  if (is_dropped(where)) return;
-  use_shared_cluster(address, bytes, "a store", where, [&](std::uint32_t at) {
-    block->shadow(at, bytes, "a store", where)
-        .write(at, bytes, block->access(*current, "a store", where));
-    std::memcpy(block->at(at), from, bytes);
-  });
+  const ClusterPlace place = cluster_access(address, bytes, "a store", where);
+  if (is_dropped(where, place.block->rank)) return;
+  reach(place, current->stamp(), "a store", where);
+  const InBlock there(place.block);
+  block->shadow(place.address, bytes, "a store", where)
+      .write(place.address, bytes, block->access(*current, "a store", where));
+  std::memcpy(block->at(place.address), from, bytes);
 }
 
 void read_shared_cluster(std::uint32_t address, void* to, std::size_t bytes, const Where& where) {
-  use_shared_cluster(address, bytes, "a load", where, [&](std::uint32_t at) {
-    block->shadow(at, bytes, "a load", where)
-        .read(at, bytes, block->access(*current, "a load", where));
-    std::memcpy(to, block->at(at), bytes);
-  });
+  const ClusterPlace place = cluster_access(address, bytes, "a load", where);
+  if (is_dropped(where, place.block->rank)) {
+    std::memset(to, 0, bytes);
+    return;
+  }
+  reach(place, current->stamp(), "a load", where);
+  const InBlock there(place.block);
+  block->shadow(place.address, bytes, "a load", where)
+      .read(place.address, bytes, block->access(*current, "a load", where));
+  std::memcpy(to, block->at(place.address), bytes);
 }
 
 }  // namespace winnow::simulator

@@ -40,8 +40,7 @@ void arrive_for_copies(Thread& thread, const CopyArrival& arrival) {
     cluster->operations[copy.second].stamp = Stamp::of(barrier.actor, phase);
     return true;
   });
-  std::int32_t& known = thread.copied.generic[barrier.actor];
-  known = std::max(known, static_cast<std::int32_t>(phase));
+  thread.copied.generic.raise(barrier.actor, static_cast<std::int32_t>(phase));
   arrive(arrival.barrier, 1, 0, &thread.copied, arrival.where);
 }
 
@@ -63,7 +62,7 @@ void end_copy(Thread& thread, std::uint64_t number, std::uint64_t operation) {
 void copy_async(const CopyPiece& call, const Where& where) {
   if (is_dropped(where)) return;
   CopyPiece piece = call;
-  piece.shared = altered(piece.shared, where);
+  piece.shared = own_place(altered(piece.shared, where), "cp.async", where);
   checked(where, [&] { check_cp_async(piece.shared, piece.global, piece.size); });
   check_source(piece, where);
   const std::uint64_t operation = record_operation("cp.async", where);
@@ -108,7 +107,7 @@ void copies_wait(int pending, const Where& where) {
 
 void mbarrier_arrive_after_copies(std::uint32_t address, const Where& where) {
   if (is_dropped(where)) return;
-  address = altered(address, where);
+  address = own_place(altered(address, where), "an arrival of cp.async", where);
   const Barrier& barrier = barrier_at(address, where);
   if (!current->knowledge.generic.knows(barrier.initialised) || !barrier.fenced) {
     fail("mbarrier", "an arrival of cp.async at a barrier whose initialisation is not known",
@@ -142,10 +141,12 @@ void load(const char* what, std::vector<CopyPiece> pieces, Block* to, std::uint3
   for (const ClusterPlace& place : {ClusterPlace{to, 0}, told}) {
     reach(place, access.stamp, what, where);
   }
+  for (CopyPiece& piece : pieces) {
+    piece.shared = own_place(altered(piece.shared, where), what, where);
+  }
   {
     const InBlock there(to);
-    for (CopyPiece& piece : pieces) {
-      piece.shared = altered(piece.shared, where);
+    for (const CopyPiece& piece : pieces) {
       check_source(piece, where);
       begin_write(piece, access);
     }
@@ -169,7 +170,8 @@ void load(const char* what, std::vector<CopyPiece> pieces, Block* to, std::uint3
 void bulk_load(const char* what, const CopyPiece* given, std::size_t count, std::uint32_t reported,
                std::uint32_t address, const Where& where) {
   if (is_dropped(where)) return;
-  load(what, {given, given + count}, block, reported, {block, address}, where);
+  load(what, {given, given + count}, block, reported, {block, own_place(address, what, where)},
+       where);
 }
 
 void bulk_load_cluster(const char* what, const CopyPiece* given, std::size_t count, unsigned ranks,
@@ -177,21 +179,25 @@ void bulk_load_cluster(const char* what, const CopyPiece* given, std::size_t cou
                        const Where& where) {
   if (is_dropped(where)) return;
   const ClusterPlace told = cluster_place(address, what, where);
-  if (blocks == 1 && told.block != block) {
-    fail("tensor copy", std::string(what) + " with cta_group::1 to another block's barrier", where);
+  if (blocks == 1 ? told.block != block : !told.block->is_in_pair_with(*block)) {
+    fail("tensor copy",
+         std::string(what) + " with cta_group::" + std::to_string(blocks) +
+             " to the barrier of a block that takes no part",
+         where);
   }
   for (const auto& each : cluster->blocks) {
     if ((ranks >> each->rank & 1) == 0) continue;
-    // Of a multicast each block's own barrier hears; of a pair that with the parity of the named
-    // one.
-    Block* const hears = blocks == 2 ? told.block : each.get();
+    // Of a multicast each block's own barrier hears; of a pair that of the block with the parity of
+    // the named one.
+    Block* const hears =
+        blocks == 2 ? cluster->blocks[each->rank / 2 * 2 + told.block->rank % 2].get() : each.get();
     load(what, {given, given + count}, each.get(), reported, {hears, told.address}, where);
   }
 }
 
 void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where) {
   if (is_dropped(where)) return;
-  source = altered(source, where);
+  source = own_place(altered(source, where), "cp.async.bulk to global memory", where);
   checked(where, [&] { check_bulk_copy(source, destination, bytes); });
   check_global_write(destination, bytes, 16, where);
   const std::uint64_t operation = record_operation("cp.async.bulk to global memory", where);

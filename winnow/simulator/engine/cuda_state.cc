@@ -1,5 +1,6 @@
 // What kernels and launches find in CUDA's names: the indices of the thread that runs, and how much
 // dynamic shared memory launches have allowed to kernels.
+#include <algorithm>
 #include <map>
 
 #include <cuda_runtime.h>
@@ -20,6 +21,10 @@ void set_indices(const Block& of, unsigned thread) {
 }
 
 namespace {
+std::map<const void*, unsigned>& cluster_limits() {
+  static std::map<const void*, unsigned> all;
+  return all;
+}
 std::map<const void*, std::size_t>& limits() {
   static std::map<const void*, std::size_t> all;
   return all;
@@ -31,6 +36,23 @@ void allow_shared_bytes(const void* kernel, std::size_t bytes) { limits()[kernel
 std::size_t allowed_shared_bytes(const void* kernel) {
   const auto found = limits().find(kernel);
   return found == limits().end() ? 48 * 1024 : found->second;
+}
+
+void allow_cluster(const void* kernel, unsigned blocks) { cluster_limits()[kernel] = blocks; }
+
+unsigned allowed_cluster(const void* kernel) {
+  constexpr unsigned kPortable = 8;
+  const auto found = cluster_limits().find(kernel);
+  return found == cluster_limits().end() ? kPortable : found->second;
+}
+
+int clusters_at_a_time(unsigned blocks, std::size_t threads, std::size_t shared_bytes) {
+  // Of a multiprocessor; each block takes 1 KiB for the system.
+  constexpr std::size_t kThreads = 2048, kBlocks = 32, kSharedBytes = 228 * 1024;
+  if (blocks == 0 || threads == 0) return 0;
+  const std::size_t of_each =
+      std::min({kBlocks, kThreads / threads, kSharedBytes / (shared_bytes + 1024)});
+  return static_cast<int>(static_cast<std::size_t>(settings().multiprocessors) * of_each / blocks);
 }
 
 }  // namespace winnow::simulator

@@ -17,7 +17,7 @@ void check(const void* address, std::size_t bytes, bool writes) {
   const Where nowhere;
   if (is_shared(address)) {
     const char* const what = writes ? "a store" : "a load";
-    const std::uint32_t at = window_address(address, nowhere);
+    const std::uint32_t at = place_of_pointer(address, nowhere);
     Shadow& shadow = block->shadow(at, bytes, what, nowhere);
     const Access made = block->access(*current, what, nowhere);
     return writes ? shadow.write(at, bytes, made) : shadow.read(at, bytes, made);
@@ -66,6 +66,10 @@ void __tsan_read_range(void* address, std::size_t bytes) {
 }
 void __tsan_write_range(void* address, std::size_t bytes) {
   winnow::simulator::access(address, bytes, true);
+}
+// Of the guards of static variables, in host code beside kernels.
+unsigned char __tsan_atomic8_load(const volatile unsigned char* address, int) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

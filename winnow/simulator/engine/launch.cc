@@ -23,7 +23,6 @@ Thread* current = nullptr;
 namespace {
 
 constexpr std::size_t kMostDynamic = 232448;
-constexpr unsigned kMostRanks = 2;
 // Passes in which threads did nothing but look again.
 constexpr int kMostIdlePasses = 2000;
 
@@ -99,6 +98,7 @@ class Order {
 void end_thread(Thread& thread) {
   Block& its = *block;
   thread.done = true;
+  ++cluster->ended_threads;
   its.known_at_end.join(thread.knowledge.generic);
   leave_cluster_barrier();
   for (const Thread& other : its.all) {
@@ -193,7 +193,7 @@ void prepare(Block& next) {
   const SharedMemory& memory = all[next.rank];
   next.shared = memory.dynamic;
   next.fixed = memory.fixed;
-  std::memset(next.shared, 0xff, kDynamicBase + kMostDynamic);
+  std::memset(next.shared, 0xff, kDynamicBase + next.dynamic_bytes);
   std::memset(next.fixed, 0xff, kStaticBytes);
   const std::size_t warps = (next.threads + 31) / 32;
   next.warps.resize(warps);
@@ -201,7 +201,7 @@ void prepare(Block& next) {
   next.named.resize(kNamedBarriers);
   const unsigned ranks = cluster->ranks(), all_threads = ranks * next.threads;
   next.first_barrier =
-      static_cast<Actor>(all_threads + ranks * (cluster->groups() + 1) + next.rank * kBarriers);
+      static_cast<Actor>(all_threads + ranks * (cluster->warps() + 1) + next.rank * kBarriers);
   next.next_barrier = next.first_barrier;
   next.end_barrier = next.first_barrier + static_cast<Actor>(kBarriers);
   next.dynamic_shadow.reset("shared memory", kDynamicBase, next.dynamic_bytes, &cluster->operations,
@@ -224,10 +224,10 @@ void prepare(Block& next) {
     thread.actor = next.rank * next.threads + i;
     thread.fiber = fibers()[thread.actor].get();
     thread.fiber->start(run_thread, nullptr);
-    thread.knowledge.reset(cluster->actors);
-    thread.knowledge.generic[thread.actor] = 1;
+    thread.knowledge.reset(cluster->actors, thread.actor);
+    thread.knowledge.generic.advance();
     thread.copied.reset(cluster->actors);
-    thread.tensor.reset(cluster->actors);
+    thread.tensor.reset(cluster->actors, thread.actor);
   }
   next.known_at_end.reset(cluster->actors);
 }
@@ -251,7 +251,7 @@ void run_cluster(const Grid& grid, const unsigned (&first)[3], const void* param
     one.parameter_bytes = parameter_bytes;
     one.dynamic_bytes = grid.shared_bytes;
   }
-  next.actors = next.ranks() * (next.threads + next.groups() + 1 + kBarriers);
+  next.actors = next.ranks() * next.actors_of_block();
   next.queues.resize(next.ranks() * (next.groups() + 1));
   next.arriving.reset(next.actors);
   next.ended.reset(next.actors);

@@ -30,8 +30,6 @@ void take_over(Barrier& barrier) {
   if (taken >= barrier.phase) return;
   taken = barrier.phase;
   acquire(barrier.ended);
-  std::int32_t& known = current->knowledge.generic[barrier.actor];
-  known = std::max(known, static_cast<std::int32_t>(barrier.phase));
 }
 
 }  // namespace
@@ -63,6 +61,7 @@ Barrier& barrier_at(std::uint32_t address, const Where& where) {
 void mbarrier_init(std::uint32_t address, std::uint32_t count, const Where& where) {
   if (is_dropped(where)) return;
   count = altered(count, where);
+  address = own_place(address, "mbarrier.init", where);
   if (address % 8 != 0) {
     fail("mbarrier", "a barrier at " + std::to_string(address) + ", not a multiple of 8", where);
   }
@@ -112,6 +111,7 @@ void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
   ++barrier.phase;
   barrier.pending = barrier.count;
   barrier.ended.join(barrier.arriving);
+  barrier.ended.generic.raise(barrier.actor, static_cast<std::int32_t>(barrier.phase));
 }
 
 void mbarrier_arrive(std::uint32_t address, std::uint32_t arrivals, std::uint32_t expected_bytes,
@@ -122,6 +122,7 @@ void mbarrier_arrive(std::uint32_t address, std::uint32_t arrivals, std::uint32_
   } else {
     address = altered(address, where);
   }
+  address = own_place(address, "an arrival", where);
   const auto call = [=] {
     use_barrier(barrier_at(address, where), address, where);
     arrive(address, arrivals, expected_bytes, &current->knowledge, where);
@@ -138,6 +139,7 @@ void mbarrier_arrive(std::uint32_t address, std::uint32_t arrivals, std::uint32_
 bool mbarrier_test(std::uint32_t address, std::uint32_t parity, const Where& where) {
   if (is_dropped(where)) return true;
   parity = altered(parity, where) & 1;
+  address = own_place(address, "mbarrier.try_wait", where);
   Barrier& barrier = barrier_at(address, where);
   use_barrier(barrier, address, where);
   if (!has_ended(barrier, parity)) return false;
@@ -150,6 +152,7 @@ void mbarrier_wait(std::uint32_t address, std::uint32_t parity, const char* role
   check_parity(parity, where);
   if (is_dropped(where)) return;
   parity = altered(parity, where) & 1;
+  address = own_place(address, "mbarrier.try_wait", where);
   Barrier& barrier = barrier_at(address, where);
   use_barrier(barrier, address, where);
   block_until({.kind = Waiting::Kind::mbarrier,

@@ -31,6 +31,10 @@ void* block_shared(const void* key, std::size_t bytes, std::size_t alignment) {
 }
 
 std::uint32_t window_address(const void* pointer, const Where& where) {
+  return block->window() | place_of_pointer(pointer, where);
+}
+
+std::uint32_t place_of_pointer(const void* pointer, const Where& where) {
   const auto* const at = static_cast<const std::byte*>(pointer);
   const std::byte* const dynamic = block->shared + kDynamicBase;
   if (at >= dynamic && at <= dynamic + block->dynamic_bytes) {
@@ -68,6 +72,7 @@ void check_aligned(std::uint32_t address, std::size_t bytes, const char* what, c
 }  // namespace
 
 void read_shared(std::uint32_t address, void* to, std::size_t bytes, const Where& where) {
+  address = own_place(address, "a load", where);
   check_aligned(address, bytes, "a load", where);
   block->shadow(address, bytes, "a load", where)
       .read(address, bytes, block->access(*current, "a load", where));
@@ -85,7 +90,7 @@ void write(std::uint32_t address, const void* from, std::size_t bytes, const Whe
 
 void write_shared(std::uint32_t address, const void* from, std::size_t bytes, const Where& where) {
   if (is_dropped(where)) return;
-  address = altered(address, where);
+  address = own_place(altered(address, where), "a store", where);
   if (is_delayed(where)) {
     std::array<std::byte, 16> value{};
     std::memcpy(value.data(), from, bytes);
@@ -97,7 +102,7 @@ void write_shared(std::uint32_t address, const void* from, std::size_t bytes, co
 
 void atomic_begin(const void* address, void* before, std::size_t bytes, const Where& where) {
   if (is_shared(address)) {
-    const std::uint32_t at = window_address(address, where);
+    const std::uint32_t at = place_of_pointer(address, where);
     check_aligned(at, bytes, "an atomic operation", where);
     block->shadow(at, bytes, "an atomic operation", where)
         .atomic(at, bytes, block->access(*current, "an atomic operation", where));
@@ -119,7 +124,7 @@ bool is_shared(const void* address) {
 
 void release(Knowledge& to) { to.join(current->knowledge); }
 void acquire(const Knowledge& from) { current->knowledge.join(from); }
-void advance_own_clock() { ++current->knowledge.generic[current->actor]; }
+void advance_own_clock() { current->knowledge.generic.advance(); }
 
 namespace {
 Knowledge& knowledge_of(const void* word) {

@@ -43,8 +43,8 @@ unsigned line_with(const std::string& root, const std::string& file, const std::
 
 namespace detail {
 
-bool is_planted(const Where& where, Plant::Action action) {
-  if (planted.action != action || planted.line != where.line() ||
+bool is_planted(const Where& where, Plant::Action action, unsigned rank) {
+  if (planted.action != action || planted.line != where.line() || rank < planted.first_rank ||
       !ends_with(where.file_name(), planted.file)) {
     return false;
   }

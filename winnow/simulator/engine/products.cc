@@ -1,9 +1,8 @@
 // wgmma: the products of a warpgroup, which run in order behind its threads.
 //
 // A product is issued when the last of the 128 threads has issued it. Each of the four warps must
-// know of what it reads: its 16 rows of A and all of B. A product ends as a whole: who has waited
-// for it in one warp knows that it reads nothing more for the others. (CUTLASS's pipelines build on
-// that too: one thread releases a stage for its warpgroup.)
+// know of what it reads: its 16 rows of A and all of B. Who has waited for it in one warp knows
+// that it reads nothing more for that warp: for the others it may still read.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -36,7 +35,7 @@ void read_units(const std::vector<std::uint32_t>& units, const Access& access) {
 void begin_reads(const Product& product, unsigned warp, std::uint64_t number, const Where& where) {
   Access access = block->access(*current, "wgmma", where);
   access.async_proxy = true;
-  access.stamp = Stamp::of(block->group_actor(warp), static_cast<std::uint32_t>(number + 1));
+  access.stamp = Stamp::of(block->product_actor(warp), static_cast<std::uint32_t>(number + 1));
   read_units(product.b_units, access);
   if (product.a_units.empty()) return;
   const auto rows = static_cast<int>(16 * (warp % 4));
@@ -191,8 +190,8 @@ void wgmma_wait(int pending, const Where& where) {
                .what = pending,
                .where = where});
   groups.erase(groups.begin(), groups.begin() + (count - pending));
-  std::int32_t& known = current->knowledge.generic[block->group_actor(current->number / 32)];
-  known = std::max(known, static_cast<std::int32_t>(end));
+  current->knowledge.generic.raise(block->product_actor(current->number / 32),
+                                   static_cast<std::int32_t>(end));
   const int thread = static_cast<int>(current->number % 128);
   std::erase_if(current->accumulators, [&](const OpenAccumulator& open) {
     if (open.last >= end) return false;

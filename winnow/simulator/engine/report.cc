@@ -24,10 +24,10 @@ std::string name_of_actor(Actor actor) {
   };
   if (actor < ranks * cluster->threads) return name("thread ", cluster->threads, actor);
   actor -= ranks * cluster->threads;
-  if (actor < ranks * cluster->groups()) {
-    return name("a matrix product of warpgroup ", cluster->groups(), actor);
+  if (actor < ranks * cluster->warps()) {
+    return name("a matrix product for warp ", cluster->warps(), actor);
   }
-  actor -= ranks * cluster->groups();
+  actor -= ranks * cluster->warps();
   if (actor < ranks) return "a tcgen05 product that block " + std::to_string(actor) + " issued";
   return "a copy that an mbarrier tells of";
 }

@@ -23,8 +23,11 @@ bool TensorMemory::contains(std::uint32_t column, std::uint32_t columns) const {
 namespace {
 
 void check_group(int blocks, const char* what, const Where& where) {
-  if (blocks == 2 && cluster->ranks() != 2) {
-    fail("tcgen05", std::string(what) + " with cta_group::2 in a cluster of one block", where);
+  if (blocks == 2 && cluster->ranks() % 2 != 0) {
+    fail("tcgen05",
+         std::string(what) + " with cta_group::2 in a cluster of " +
+             (cluster->ranks() == 1 ? "one block" : std::to_string(cluster->ranks()) + " blocks"),
+         where);
   }
   if (cluster->tensor_group == 0) cluster->tensor_group = blocks;
   if (cluster->tensor_group != blocks) {
@@ -54,7 +57,7 @@ TensorMemory& memory_of(Block& of) {
 // The other block of a pair has begun as many allocations, or deallocations.
 void wait_for_peer(int Block::* count, const Where& where) {
   const int mine = ++(block->*count);
-  const Block& peer = *cluster->blocks[1 - block->rank];
+  const Block& peer = *cluster->blocks[block->rank ^ 1];
   while (peer.*count < mine) {
     if (peer.ended)
       fail("tcgen05", "the other block of the pair has ended without its part", where);

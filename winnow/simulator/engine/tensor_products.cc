@@ -17,11 +17,15 @@ namespace {
 // What an operation reads in the shared memory of each block, and where the operands' rows begin.
 using Units = std::vector<std::uint32_t>;
 
+bool takes_part(const Block& each, int blocks) {
+  return blocks == 1 ? &each == block : each.is_in_pair_with(*block);
+}
+
 Access issue(const char* what, int blocks, const Where& where) {
   if (cluster->tensor_group != blocks) {
     fail("tcgen05", std::string(what) + " without tensor memory of this cta_group", where);
   }
-  if (blocks == 2 && block->rank != 0) {
+  if (blocks == 2 && block->rank % 2 != 0) {
     fail("tcgen05", std::string(what) + " of a pair in its odd block", where);
   }
   Access access = block->access(*current, what, where);
@@ -68,7 +72,7 @@ void execute(const Multiplication& all) {
   const int n = product.n, rows = product.m / all.blocks, part = n / all.blocks;
   std::vector<float> a[2], b(static_cast<std::size_t>(16 * n));
   const auto of = [&](int rank) -> Block& {
-    return all.blocks == 1 ? *block : *cluster->blocks[static_cast<std::size_t>(rank)];
+    return all.blocks == 1 ? *block : *cluster->blocks[block->rank + static_cast<unsigned>(rank)];
   };
   checked(all.where, [&] {
     for (int rank = 0; rank < all.blocks; ++rank) {
@@ -128,7 +132,7 @@ void tensor_multiply(int blocks, std::uint32_t d, std::uint64_t a, std::uint64_t
   });
   const auto columns = static_cast<std::uint32_t>(tcgen05_columns(all->product, blocks));
   for (const auto& each : cluster->blocks) {
-    if (blocks == 1 && each.get() != block) continue;
+    if (!takes_part(*each, blocks)) continue;
     read_units(*each, all->a, access);
     read_units(*each, all->b, access);
     write_columns(*each, d, columns, access);
@@ -145,13 +149,13 @@ void tensor_copy_128x256b(int blocks, std::uint32_t to, std::uint64_t from, cons
     return operand_units(decode_tcgen05_descriptor(from), MatrixMajor::k, kLanes);
   });
   for (const auto& each : cluster->blocks) {
-    if (blocks == 1 && each.get() != block) continue;
+    if (!takes_part(*each, blocks)) continue;
     read_units(*each, units, access);
     write_columns(*each, to, 8, access);
   }
   queue_operation(block->tensor_queue(), [units, to, blocks] {
     for (const auto& each : cluster->blocks) {
-      if (blocks == 1 && each.get() != block) continue;
+      if (!takes_part(*each, blocks)) continue;
       for (std::uint32_t i = 0; i < units.size(); ++i) {
         std::memcpy(&each->tensor->cell(i / 2, to + i % 2 * 4), each->at(units[i]), 16);
       }
@@ -167,7 +171,8 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
   }
   const ClusterPlace named = cluster_place(barrier, "tcgen05.commit", where);
   auto knowledge = std::make_shared<Knowledge>(current->knowledge);
-  knowledge->generic[block->tensor_actor()] = static_cast<std::int32_t>(block->tensor_products);
+  knowledge->generic.raise(block->tensor_actor(),
+                           static_cast<std::int32_t>(block->tensor_products));
   for (const auto& each : cluster->blocks) {
     if (ranks == 0 ? each.get() != named.block : (ranks >> each->rank & 1) == 0) continue;
     const ClusterPlace place{each.get(), named.address};

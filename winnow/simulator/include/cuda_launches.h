@@ -11,8 +11,14 @@
 
 #define CUDART_VERSION 13000
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidClusterSize = 912
+};
 inline const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorInvalidClusterSize) return "cluster misconfiguration";
   return error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -22,7 +28,8 @@ using cudaStream_t = CUstream_st*;
 struct cudaFuncAttributes {};
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize,
-  cudaFuncAttributePreferredSharedMemoryCarveout
+  cudaFuncAttributePreferredSharedMemoryCarveout,
+  cudaFuncAttributeNonPortableClusterSizeAllowed
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrL2CacheSize };
@@ -102,6 +109,21 @@ namespace winnow::simulator {
 // How much dynamic shared memory a kernel may have: what was allowed, else 48 KiB.
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 std::size_t allowed_shared_bytes(const void* kernel);
+// How many blocks its clusters may have: what was allowed, else 8.
+void allow_cluster(const void* kernel, unsigned blocks);
+unsigned allowed_cluster(const void* kernel);
+// How many clusters of such blocks the device has room for, as far as threads and dynamic shared
+// memory decide that.
+int clusters_at_a_time(unsigned blocks, std::size_t threads, std::size_t shared_bytes);
+
+inline unsigned cluster_of(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      return config.attrs[i].val.clusterDim.x;
+    }
+  }
+  return 1;
+}
 }  // namespace winnow::simulator
 
 template <class Kernel>
@@ -111,9 +133,27 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute which, int bytes) {
   if (which == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (which == cudaFuncAttributeNonPortableClusterSizeAllowed) {
+    winnow::simulator::allow_cluster(reinterpret_cast<const void*>(kernel),
+                                     bytes != 0 ? winnow::simulator::kMostRanks : 8);
+    return cudaSuccess;
+  }
   if (bytes < 0 || bytes > 232448) return cudaErrorInvalidValue;
   winnow::simulator::allow_shared_bytes(reinterpret_cast<const void*>(kernel),
                                         static_cast<std::size_t>(bytes));
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel* kernel,
+                                           const cudaLaunchConfig_t* config) {
+  const unsigned blocks = winnow::simulator::cluster_of(*config);
+  const dim3 block = config->blockDim;
+  *clusters = 0;
+  if (blocks > winnow::simulator::allowed_cluster(reinterpret_cast<const void*>(kernel))) {
+    return cudaErrorInvalidClusterSize;
+  }
+  *clusters = winnow::simulator::clusters_at_a_time(
+      blocks, std::size_t{block.x} * block.y * block.z, config->dynamicSmemBytes);
   return cudaSuccess;
 }
 template <class... Params, class... Arguments>
@@ -126,17 +166,16 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       std::uint64_t{block.x} * block.y * block.z > 1024) {
     return cudaErrorInvalidValue;
   }
+  const unsigned cluster = winnow::simulator::cluster_of(*config);
+  int clusters = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, config);
+  if (status != cudaSuccess) return status;
+  if (clusters == 0) return cudaErrorInvalidClusterSize;
   struct Call {
     void (*kernel)(Params...);
     std::tuple<std::remove_cv_t<Params>...> parameters;
   };
   const Call call{kernel, {std::forward<Arguments>(arguments)...}};
-  unsigned cluster = 1;
-  for (unsigned i = 0; i < config->numAttrs; ++i) {
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
-      cluster = config->attrs[i].val.clusterDim.x;
-    }
-  }
   winnow::simulator::launch(
       {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config->dynamicSmemBytes, cluster},
       [](const void* given) {

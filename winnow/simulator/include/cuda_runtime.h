@@ -197,8 +197,8 @@ inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Wh
 }
 inline int __syncthreads_or(int predicate,
                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  static int any[2];  // of the blocks of a cluster
-  int& mine = any[blockIdx.x % 2];
+  static int any[winnow::simulator::kMostRanks];  // of the blocks of a cluster
+  int& mine = any[winnow::simulator::cluster_rank()];
   mine |= predicate;
   __syncthreads(where);
   const int result = mine;

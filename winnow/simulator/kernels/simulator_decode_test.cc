@@ -217,14 +217,10 @@ TEST(SimulatorDecodeHeads, DoNotChangeTheBitsOfOthers) {
 
 // One query of five blocks of heads, in more parts than merge_few_kernel() takes.
 TEST(SimulatorDecodeHeads, OfManyBlocksInManyParts) {
-  simulator::settings().multiprocessors = 36;
   ASSERT_EQ(
       decode_sm90_detail::fastest_split(10, 1, decode_sm90_detail::resident_groups(5, 36)).groups,
       5);
-  for (const char* schedule : {"late", "random:8"}) {
-    simulator::expect_passes(decode_operation(), "fp8_656-h300-batch", schedule);
-  }
-  simulator::settings().multiprocessors = 2;
+  simulator::expect_passes(decode_operation(), {"fp8_656-h300-batch", {"late", "random:8"}, 36});
 }
 
 // On tensors that are only described.

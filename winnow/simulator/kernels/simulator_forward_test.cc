@@ -160,11 +160,7 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
 
 // On five multiprocessors the last of eleven items has three parts, one of them in the middle.
 TEST(SimulatorForwardParts, GoFromBlockToBlock) {
-  simulator::settings().multiprocessors = 5;
-  for (const char* schedule : {"late", "random:8"}) {
-    simulator::expect_passes(forward_operation(), "bf16-parts-ragged", schedule);
-  }
-  simulator::settings().multiprocessors = 2;
+  simulator::expect_passes(forward_operation(), {"bf16-parts-ragged", {"late", "random:8"}, 5});
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,

@@ -12,6 +12,7 @@ std::vector<testing::Benchmark> store_benchmarks() { return {}; }
 }  // namespace winnow::sparse_mla
 
 namespace winnow::compressor {
+std::vector<testing::Benchmark> backward_benchmarks() { return {}; }
 std::vector<testing::Benchmark> forward_benchmarks() { return {}; }
 std::vector<testing::Benchmark> step_benchmarks() { return {}; }
 }  // namespace winnow::compressor

@@ -26,8 +26,9 @@ std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
 }  // namespace
 
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
-                   const Schedule& schedule) {
+                   const Schedule& schedule, int multiprocessors) {
   settings().schedule = schedule;
+  settings().multiprocessors = multiprocessors;
   for (const winnow::testing::Case& one : operation.cases) {
     if (one.name != name) continue;
     try {
@@ -51,7 +52,8 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
 
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing) {
   for (const std::string& schedule : chosen(passing.schedules)) {
-    const Simulated simulated = simulate(operation, passing.name, parse_schedule(schedule));
+    const Simulated simulated =
+        simulate(operation, passing.name, parse_schedule(schedule), passing.multiprocessors);
     EXPECT_TRUE(simulated.failed.empty())
         << simulated.report << "\nrepeat it with\n  " << command(schedule);
   }
@@ -67,7 +69,7 @@ std::vector<std::string> schedules(int random, std::initializer_list<int> starve
 PlantedBug BugsOf::operator()(const char* name, const char* text, Plant::Action action,
                               std::int64_t addend, int below) const {
   Plant plant{.file = file, .text = text, .action = action, .addend = addend, .below = below};
-  return {name, of_case, plant, schedules(2, {})};
+  return {name, of_case, plant, schedules(2, {}), {}, multiprocessors};
 }
 
 std::string test_name(std::string name) {
@@ -97,7 +99,7 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
     std::int64_t hits = 0;
     const Simulated simulated = [&] {
       const Planted planted(bug.plant, hits);
-      return simulate(operation, bug.of_case, parse_schedule(schedule));
+      return simulate(operation, bug.of_case, parse_schedule(schedule), bug.multiprocessors);
     }();
     EXPECT_GT(hits, 0) << "the planted bug was never met";
     EXPECT_FALSE(simulated.failed.empty())

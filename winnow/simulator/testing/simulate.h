@@ -27,14 +27,18 @@ struct Simulated {
   winnow::testing::CaseOutcome outcome{};  // of a case that passed
 };
 
+// Multiprocessors of the device, where a test does not ask for more: persistent blocks have several
+// items, and share the last ones.
+inline constexpr int kMultiprocessors = 2;
 // Runs the case of that name under the schedule.
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
-                   const Schedule& schedule);
+                   const Schedule& schedule, int multiprocessors = kMultiprocessors);
 
 // A case that passes under each of the schedules.
 struct PassingCase {
   std::string name;
   std::vector<std::string> schedules;
+  int multiprocessors = kMultiprocessors;
 };
 // WINNOW_SIMULATOR_SCHEDULE names another schedule in their place, to repeat a failure.
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing);
@@ -50,9 +54,15 @@ struct PlantedBug {
   Plant plant;
   std::vector<std::string> schedules;
   std::string says = {};  // stands in each report; "" where it depends on the schedule
+  int multiprocessors = kMultiprocessors;
 };
 inline PlantedBug saying(std::string text, PlantedBug bug) {
   bug.says = std::move(text);
+  return bug;
+}
+// Of the calls that reach into other blocks, only those into the third one and those behind it.
+inline PlantedBug beyond_a_pair(PlantedBug bug) {
+  bug.plant.first_rank = 2;
   return bug;
 }
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
@@ -63,6 +73,7 @@ std::vector<std::string> schedules(int random, std::initializer_list<int> starve
 // Bugs in the calls of one file, which a case of the operation shows under each of four schedules.
 struct BugsOf {
   const char *file, *of_case;
+  int multiprocessors = kMultiprocessors;
 
   // The call begins `below` lines below the one that holds `text`.
   PlantedBug operator()(const char* name, const char* text, Plant::Action action,
@@ -76,7 +87,7 @@ inline void PrintTo(const PlantedBug& bug, std::ostream* out) { *out << bug.name
 
 // The first case under its first schedule, for builds in which all is slow.
 inline PassingCase smallest(const std::vector<PassingCase>& cases) {
-  return {cases.front().name, {cases.front().schedules.front()}};
+  return {cases.front().name, {cases.front().schedules.front()}, cases.front().multiprocessors};
 }
 
 // Defines the tests of an operation: Quick/Kernel.Passes/CASE, Quick/Bug.IsFound/NAME, and the same
