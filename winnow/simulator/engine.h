@@ -14,7 +14,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <string>
 
 #include "winnow/simulator/instructions/matrix_descriptor.h"
@@ -99,6 +98,10 @@ bool named_barrier(const char* kind, unsigned number, unsigned threads, bool min
 
 // ---- mbarriers ---------------------------------------------------------------------------------
 
+// How reports name the barriers of an array that begins at the address, before these are
+// initialised: "full[3][1]". An extent is 0 where the array has no such dimension.
+void name_barriers(std::uint32_t barriers, const char* name, std::size_t extent0,
+                   std::size_t extent1);
 void mbarrier_init(std::uint32_t barrier, std::uint32_t count, const Where& where);
 void mbarrier_init_fence(const Where& where);  // fence.mbarrier_init
 void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t expected_bytes,

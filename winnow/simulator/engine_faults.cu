@@ -9,6 +9,7 @@
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/copy.cuh"
+#include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
 #include "winnow/simulator/engine_faults.h"
 
@@ -26,6 +27,14 @@ template <class Body>
 __global__ void faulty_kernel(Words words) {
   Body{}(shared_address(dynamic_shared<1024>()), words);
 }
+
+struct RingMemory {
+  std::uint32_t items[4];
+  Barrier full[2][3];
+};
+struct Ring : Shared<RingMemory> {
+  WINNOW_PLACE(full)
+};
 
 struct Shape {
   unsigned threads = 32, blocks = 1;
@@ -83,6 +92,21 @@ std::vector<Fault> memory_faults() {
               if (thread() == 0) ld_shared<std::uint32_t>(smem + 4);
               if (thread() == 1) st_shared(smem + 4, 1u);
             }),
+      fault("AtomicsBehindAStore", "race", "is not ordered behind a write by thread 0",
+            [](Address, Words) {
+              WINNOW_BLOCK_SHARED(counter, int);
+              if (thread() == 0) counter = 0;
+              if (thread() == 0) atomicAdd(&counter, 1);  // which must not hide the store
+              if (thread() == 1) atomicAdd(&counter, 1);
+            }),
+      fault("PointersWithoutBarrier", "race", "(a store, engine_faults.cu:",
+            [](Address, Words words) {
+              WINNOW_BLOCK_SHARED(word, std::uint32_t);
+              if (thread() == 0) word = 1;
+              if (thread() == 1) words[0] = word;
+            }),
+      fault("PointerOutOfBounds", "global memory",
+            "at engine_faults.cu:", [](Address, Words words) { words[0] = words[kFaultWords]; }),
       fault("StoreWithoutProxyFence", "proxy fence", "without a proxy fence between them",
             [](Address smem, Words words) {
               st_shared(smem + 4 * thread(), thread());
@@ -97,7 +121,7 @@ std::vector<Fault> memory_faults() {
 
 std::vector<Fault> barrier_faults() {
   return {
-      fault("BarrierWithoutInitialisation", "mbarrier", "no barrier was initialised",
+      fault("BarrierWithoutInitialisation", "mbarrier", "was not initialised",
             [](Address smem, Words) { mbarrier_wait(smem, 0, "consume", 0); }),
       fault("SecondInitialisation", "mbarrier", "is initialised a second time",
             [](Address smem, Words) {
@@ -131,6 +155,17 @@ std::vector<Fault> barrier_faults() {
             [](Address smem, Words) {
               init(smem, 1);
               mbarrier_wait(smem, 0, "consume", 0);
+            }),
+      fault("NobodyArrivesAtTheSixth", "deadlock",
+            "of the mbarrier full[1][2], which misses 1 of 1",
+            [](Address smem, Words) {
+              const Ring ring{smem};
+              if (thread() == 0) {
+                for (int i = 0; i < 6; ++i) ring.full()[i / 3][i % 3].init(1);
+                fence_mbarrier_init();
+              }
+              __syncwarp();
+              ring.full()[1][2].wait(0, "consume", 0);
             }),
       fault("LanesWithOtherMasks", "warp", "while other lanes are at",
             [](Address, Words) { __shfl_sync(thread() == 0 ? 3u : ~0u, 1, 0); }),

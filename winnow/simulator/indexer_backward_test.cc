@@ -12,6 +12,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-h96-deterministic", {"late", "random:2"}},
     {"bf16-h16-dense-all-options", kFew},
     {"bf16-d64-h64", {"random:3"}},
+    {"bf16-d64-h64-dense-all-options", {"late"}},
     {"bf16-all-rules-as-q", {"random:1"}},
     {"bf16-k512", {"random:4"}},
     {"bf16-sq3-k0", {"late"}},

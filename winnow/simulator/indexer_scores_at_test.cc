@@ -9,7 +9,8 @@ testing::Operation scores_operation();
 
 namespace {
 
-const std::vector<PassingCase> kQuickCases = {{"bf16-k512", {"random:5"}}};
+const std::vector<PassingCase> kQuickCases = {{"bf16-k512", {"random:5"}},
+                                              {"f8_e4m3-k300", {"late"}}};
 const std::vector<PassingCase> kThoroughCases = {{"f8_e4m3-k300", kMany}};
 
 // 8 tiles of an item: the ring of rows is used again. Three items of the first block: so are the

@@ -8,14 +8,46 @@
 
 namespace winnow::simulator {
 
-using Where = std::source_location;
+// Of its own, so that arguments of this type find no function of the engine where a wrapper of the
+// same name is meant.
+namespace source {
+
+// A source line; or, of an access through a pointer, the code that makes it.
+class Where {
+ public:
+  constexpr Where() = default;
+  constexpr Where(const std::source_location& at) : file_(at.file_name()), line_(at.line()) {}
+  // Of the caller, as the default argument of a function.
+  static constexpr Where current(const std::source_location& at = std::source_location::current()) {
+    return at;
+  }
+  static Where of_code(const void* code) {
+    Where where;
+    where.code_ = code;
+    return where;
+  }
+  constexpr const char* file_name() const { return file_; }
+  constexpr unsigned line() const { return line_; }  // 0: not known
+  constexpr const void* code() const { return code_; }
+
+ private:
+  const char* file_ = "";
+  unsigned line_ = 0;
+  const void* code_ = nullptr;
+};
+
+}  // namespace source
+
+using source::Where;
 
 struct Plant {
   enum class Action {
     none,
-    drop,   // the call does nothing: a wait that returns at once, a fence that is missing, a store
+    drop,   // the call does nothing: a wait that returns at once, a fence that is missing, a store;
+            // a shuffle or a vote gives the lane's own value
     add,    // to the call's number: the count of mbarrier_init(), the bytes of an expectation, a
-            // parity (modulo 2), an address, a descriptor, the groups that a wait leaves pending
+            // parity (modulo 2), an address, a descriptor, the groups that a wait leaves pending,
+            // the lane of a shuffle, what an atomicAdd() adds
     delay,  // the call takes place after the thread's next arrival at a barrier
   };
   std::string file;  // the end of the path
@@ -33,6 +65,8 @@ struct Plant {
 // Plants one bug at a time. Throws std::invalid_argument unless `text` occurs in exactly one line
 // of the file, which is looked for below `root`.
 void plant(Plant bug, const std::string& root);
+// The line at which it would: the same, and throws if no call can begin there.
+unsigned line_of_plant(const Plant& bug, const std::string& root);
 void unplant();
 // How often the planted bug has taken effect since it was planted.
 std::int64_t plant_hits();
@@ -56,6 +90,11 @@ template <class T>
 T altered(T value, const Where& where) {
   if (!detail::any_planted || !detail::is_planted(where, Plant::Action::add)) return value;
   return static_cast<T>(value + static_cast<T>(detail::planted_addend()));
+}
+// The address, so many bytes further on.
+template <class T>
+const T* altered(const T* address, const Where& where) {
+  return reinterpret_cast<const T*>(altered(reinterpret_cast<std::uintptr_t>(address), where));
 }
 
 }  // namespace winnow::simulator

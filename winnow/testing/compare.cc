@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
 #include "winnow/core/dtype.h"
@@ -132,15 +133,19 @@ double cosine_distance(std::span<const double> a, std::span<const double> b) {
 
 }  // namespace
 
+namespace {
+
+// `at`: becomes the position of the element that the detail names.
 Comparison compare(std::string_view what, std::span<const double> actual,
                    std::span<const double> expected, std::span<const std::int64_t> shape,
-                   const Tolerance& tolerance) {
+                   const Tolerance& tolerance, std::optional<std::size_t>& at) {
   Comparison result{std::string(what), kInfinity, tolerance.error, false, ""};
-  const auto differ = [&](std::size_t at) {
+  const auto differ = [&](std::size_t i) {
+    at = i;
     // All digits where nine do not tell them apart.
-    const int digits = number(actual[at]) == number(expected[at]) ? 17 : 9;
-    return " at " + place(shape, at) + ": got " + number(actual[at], digits) + ", want " +
-           number(expected[at], digits);
+    const int digits = number(actual[i]) == number(expected[i]) ? 17 : 9;
+    return " at " + place(shape, i) + ": got " + number(actual[i], digits) + ", want " +
+           number(expected[i], digits);
   };
   if (actual.size() != expected.size()) {
     result.detail = std::to_string(actual.size()) + " elements where " +
@@ -187,13 +192,43 @@ Comparison compare(std::string_view what, std::span<const double> actual,
   return result;
 }
 
+// The element at `position` in row-major order.
+const void* element_of(const ConstTensorView& view, std::size_t position) {
+  std::int64_t offset = 0;
+  for (std::size_t dim = view.shape().size(); dim-- > 0;) {
+    const auto size = static_cast<std::size_t>(view.shape()[dim]);
+    offset += static_cast<std::int64_t>(position % size) * view.strides()[dim];
+    position /= size;
+  }
+  return static_cast<const char*>(view.data()) + offset * size_of(view.dtype());
+}
+
+}  // namespace
+
+Comparison compare(std::string_view what, std::span<const double> actual,
+                   std::span<const double> expected, std::span<const std::int64_t> shape,
+                   const Tolerance& tolerance) {
+  std::optional<std::size_t> at;
+  return compare(what, actual, expected, shape, tolerance, at);
+}
+
 Comparison compare(std::string_view what, const ConstTensorView& actual,
                    std::span<const double> expected, const Tolerance& tolerance,
                    std::span<const std::int64_t> rows) {
-  if (rows.empty()) return compare(what, read(actual), expected, actual.shape(), tolerance);
+  std::optional<std::size_t> at;
   std::vector<std::int64_t> shape(actual.shape().begin(), actual.shape().end());
-  shape[0] = static_cast<std::int64_t>(rows.size());
-  Comparison result = compare(what, read_rows(actual, rows), expected, shape, tolerance);
+  if (!rows.empty()) shape[0] = static_cast<std::int64_t>(rows.size());
+  Comparison result = compare(what, rows.empty() ? read(actual) : read_rows(actual, rows), expected,
+                              shape, tolerance, at);
+  if (at.has_value()) {
+    std::size_t position = *at;
+    if (!rows.empty()) {
+      const std::size_t row = expected.size() / rows.size();
+      position = static_cast<std::size_t>(rows[position / row]) * row + position % row;
+    }
+    result.element = element_of(actual, position);
+  }
+  if (rows.empty()) return result;
   if (!result.detail.empty()) {
     result.detail +=
         " (dimension 0 counts the chosen rows, the first is " + std::to_string(rows.front()) + ")";

@@ -30,6 +30,8 @@ struct Comparison {
   double tolerance = 0;
   bool passed = false;
   std::string detail;  // the worst element, or what else went wrong; may be empty
+  // Of a tensor: where that element was when it was compared; it may be gone.
+  const void* element = nullptr;
 };
 
 // Some elements of an output, for a comparison with those of another machine (testing/sample.h).

@@ -49,6 +49,15 @@ std::vector<StepCase> make_cases() {
        .num_kv_heads = 1,
        .head_size = 32,
        .context_lens = {131072, 5}});
+  // One sequence alone, three tiles or more for each warp of a small GPU.
+  add(list, {f32, bf16}, {plain, fused},
+      {.name = "alone", .num_heads = 2, .num_kv_heads = 1, .context_lens = {900}});
+  add(list, {f32, bf16}, {plain, fused},
+      {.name = "alone-d256",
+       .num_heads = 1,
+       .num_kv_heads = 1,
+       .head_size = 256,
+       .context_lens = {900}});
   std::vector<std::int32_t> ragged;
   for (std::int32_t s = 0; s < 70; ++s) ragged.push_back(s * 37 % 90);
   add(list, {f32, bf16}, {plain, fused}, {.name = "s70", .head_size = 32, .context_lens = ragged});

@@ -33,7 +33,12 @@ struct Barrier {
   bool fenced = false;
   bool remote = false;        // threads of other blocks arrive at it
   Knowledge arriving, ended;  // of the phase that runs, of those before
+  std::string name;           // "full[3]", or "at 1024" where it has none
   Where where;
+};
+struct BarrierNames {
+  const char* name;
+  std::size_t extents[2];
 };
 
 struct NamedBarrier {
@@ -129,6 +134,8 @@ struct Thread {
   Actor actor = 0;
   bool done = false;
   Waiting waiting;
+  const char* last_role = nullptr;  // of its last wait for an mbarrier, and what for
+  int last_what = 0;
   Knowledge knowledge, copied;                // copied: by its cp.async, as barriers told
   std::map<Actor, std::uint32_t> taken_over;  // of each barrier: the last phase it waited for
   // cp.async
@@ -199,6 +206,7 @@ struct Block {
   std::map<const void*, std::uint32_t> fixed_places;
   Shadow dynamic_shadow, fixed_shadow;
   std::map<std::uint32_t, Barrier> barriers;
+  std::map<std::uint32_t, BarrierNames> barrier_names;  // of arrays, at their addresses
   std::map<const void*, Knowledge> words;
   std::vector<NamedBarrier> named;
   Actor first_barrier = 0, end_barrier = 0, next_barrier = 0;
@@ -323,7 +331,7 @@ void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
             const Knowledge* knowledge, const Where& where);
 Barrier& barrier_at(std::uint32_t address, const Where& where);
 // That the running thread knows of the barrier's initialisation.
-void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where);
+void use_barrier(Barrier& barrier, const Where& where);
 void check_at_exit();
 void check_tensor_memory_at_exit();
 // That nothing of the block was reached from others without being known to it when it ended.

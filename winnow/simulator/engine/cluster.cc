@@ -143,7 +143,7 @@ void mbarrier_arrive_cluster(std::uint32_t address, std::uint32_t arrivals, cons
   {
     const InBlock there(place.block);
     if (remote) barrier_at(place.address, where).remote = true;
-    use_barrier(barrier_at(place.address, where), place.address, where);
+    use_barrier(barrier_at(place.address, where), where);
     arrive(place.address, arrivals, 0, &current->knowledge, where);
   }
   advance_own_clock();

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/writers.h"
 
 extern "C" {
 extern char __executable_start;  // of the linker
@@ -59,6 +60,7 @@ void free(void* memory) {
   }
   const auto page = reinterpret_cast<std::uintptr_t>(memory) / kPage * kPage - kPage;
   munmap(reinterpret_cast<void*>(page), found->second.mapped);
+  forget_writers(memory, found->second.bytes);
   allocations().erase(found);
   last = {};
 }
@@ -123,6 +125,7 @@ void check_global_read(const void* address, std::size_t bytes, std::size_t align
 void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
                         const Where& where) {
   check_global(address, bytes, alignment, is_allocated(address, bytes), "a store", where);
+  note_write(address, bytes, where);
 }
 
 }  // namespace winnow::simulator

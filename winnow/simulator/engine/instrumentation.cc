@@ -7,33 +7,35 @@
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
+#include "winnow/simulator/engine/writers.h"
 
 namespace winnow::simulator {
 namespace {
 
 bool is_busy = false;  // with an access: its report may be made by instrumented functions
 
-void check(const void* address, std::size_t bytes, bool writes) {
-  const Where nowhere;
+void check(const void* address, std::size_t bytes, bool writes, const Where& where) {
   if (is_shared(address)) {
     const char* const what = writes ? "a store" : "a load";
-    const std::uint32_t at = place_of_pointer(address, nowhere);
-    Shadow& shadow = block->shadow(at, bytes, what, nowhere);
-    const Access made = block->access(*current, what, nowhere);
+    const std::uint32_t at = place_of_pointer(address, where);
+    Shadow& shadow = block->shadow(at, bytes, what, where);
+    const Access made = block->access(*current, what, where);
     return writes ? shadow.write(at, bytes, made) : shadow.read(at, bytes, made);
   }
-  if (is_allocated(address, bytes) || is_in_program(address)) return;
+  const bool is_inside = is_allocated(address, bytes);
+  if (is_inside && writes) note_write(address, bytes, where);
+  if (is_inside || is_in_program(address)) return;
   if (writes) {
-    check_global_write(address, bytes, 1, nowhere);
+    check_global_write(address, bytes, 1, where);
   } else {
-    check_global_read(address, bytes, 1, nowhere);
+    check_global_read(address, bytes, 1, where);
   }
 }
 
-void access(const void* address, std::size_t bytes, bool writes) {
+void access(const void* address, std::size_t bytes, bool writes, const void* code) {
   if (current == nullptr || is_busy || current->fiber->has_on_stack(address)) return;
   is_busy = true;
-  check(address, bytes, writes);  // does not return if it fails
+  check(address, bytes, writes, Where::of_code(code));  // does not return if it fails
   is_busy = false;
 }
 
@@ -45,28 +47,30 @@ void forget_access() { is_busy = false; }
 
 extern "C" {
 
-#define WINNOW_ACCESS(bytes)                                                                   \
-  void __tsan_read##bytes(void* address) { winnow::simulator::access(address, bytes, false); } \
-  void __tsan_write##bytes(void* address) { winnow::simulator::access(address, bytes, true); } \
-  void __tsan_unaligned_read##bytes(void* address) {                                           \
-    winnow::simulator::access(address, bytes, false);                                          \
-  }                                                                                            \
-  void __tsan_unaligned_write##bytes(void* address) {                                          \
-    winnow::simulator::access(address, bytes, true);                                           \
+#define WINNOW_ACCESS(name, writes)                                                 \
+  void __tsan_##name(void* address, std::size_t bytes) {                            \
+    winnow::simulator::access(address, bytes, writes, __builtin_return_address(0)); \
   }
-WINNOW_ACCESS(1)
-WINNOW_ACCESS(2)
-WINNOW_ACCESS(4)
-WINNOW_ACCESS(8)
-WINNOW_ACCESS(16)
+WINNOW_ACCESS(read_range, false)
+WINNOW_ACCESS(write_range, true)
+#undef WINNOW_ACCESS
+#define WINNOW_ACCESS(name, bytes, writes)                                          \
+  void __tsan_##name(void* address) {                                               \
+    winnow::simulator::access(address, bytes, writes, __builtin_return_address(0)); \
+  }
+#define WINNOW_ACCESSES(bytes)                       \
+  WINNOW_ACCESS(read##bytes, bytes, false)           \
+  WINNOW_ACCESS(write##bytes, bytes, true)           \
+  WINNOW_ACCESS(unaligned_read##bytes, bytes, false) \
+  WINNOW_ACCESS(unaligned_write##bytes, bytes, true)
+WINNOW_ACCESSES(1)
+WINNOW_ACCESSES(2)
+WINNOW_ACCESSES(4)
+WINNOW_ACCESSES(8)
+WINNOW_ACCESSES(16)
+#undef WINNOW_ACCESSES
 #undef WINNOW_ACCESS
 
-void __tsan_read_range(void* address, std::size_t bytes) {
-  winnow::simulator::access(address, bytes, false);
-}
-void __tsan_write_range(void* address, std::size_t bytes) {
-  winnow::simulator::access(address, bytes, true);
-}
 // Of the guards of static variables, in host code beside kernels.
 unsigned char __tsan_atomic8_load(const volatile unsigned char* address, int) {
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);

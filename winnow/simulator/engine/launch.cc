@@ -317,9 +317,10 @@ void queue_operation(int queue, std::function<void()> operation) {
 
 void fail(const char* check, const std::string& text, const Where& where) {
   std::string report = std::string(check) + ": " + text;
-  if (where.line() != 0) report += "\n  at " + line_of(where);
+  const bool placed = where.line() != 0 || where.code() != nullptr;
+  if (placed) report += "\n  at " + line_of(where);
   if (current != nullptr) {
-    report += (where.line() != 0 ? ", " : "\n  at ") + std::string("thread ") +
+    report += (placed ? ", " : "\n  at ") + std::string("thread ") +
               std::to_string(current->number) + " (warp " + std::to_string(current->number / 32) +
               ")";
   }

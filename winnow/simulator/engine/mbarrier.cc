@@ -13,6 +13,23 @@ std::string counts_of(const Barrier& barrier) {
          " bytes are missing, phase " + std::to_string(barrier.phase);
 }
 
+// "full[3][1]", or "at 1024" where no array of a name holds the address.
+std::string name_of(std::uint32_t address) {
+  auto found = block->barrier_names.upper_bound(address);
+  if (found == block->barrier_names.begin()) return "at " + std::to_string(address);
+  --found;
+  const BarrierNames& names = found->second;
+  const auto [rows, columns] = names.extents;
+  const std::size_t number = (address - found->first) / 8,
+                    inner = std::max<std::size_t>(columns, 1);
+  if (number >= std::max<std::size_t>(rows, 1) * inner) return "at " + std::to_string(address);
+  std::string name(names.name);
+  const auto index = [&](std::size_t i) { name.append("[").append(std::to_string(i)).append("]"); };
+  if (rows > 0) index(number / inner);
+  if (columns > 0) index(number % inner);
+  return name;
+}
+
 bool has_ended(const Barrier& barrier, std::uint32_t parity) {
   return (barrier.phase & 1) != parity;
 }
@@ -34,18 +51,17 @@ void take_over(Barrier& barrier) {
 
 }  // namespace
 
-void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where) {
+void use_barrier(Barrier& barrier, const Where& where) {
   if (current == nullptr || current->actor == barrier.initialiser) return;
   if (!current->knowledge.generic.knows(barrier.initialised)) {
     fail("mbarrier",
-         "the barrier at " + std::to_string(address) +
+         "the barrier " + barrier.name +
              " is used by a thread that nothing orders behind its initialisation",
          where);
   }
   if (!barrier.fenced) {
     fail("mbarrier",
-         "no fence.mbarrier_init has followed the initialisation of the barrier at " +
-             std::to_string(address),
+         "no fence.mbarrier_init has followed the initialisation of the barrier " + barrier.name,
          where);
   }
 }
@@ -53,9 +69,14 @@ void use_barrier(Barrier& barrier, std::uint32_t address, const Where& where) {
 Barrier& barrier_at(std::uint32_t address, const Where& where) {
   const auto found = block->barriers.find(address);
   if (found == block->barriers.end()) {
-    fail("mbarrier", "no barrier was initialised at " + std::to_string(address), where);
+    fail("mbarrier", "the barrier " + name_of(address) + " was not initialised", where);
   }
   return found->second;
+}
+
+void name_barriers(std::uint32_t address, const char* name, std::size_t extent0,
+                   std::size_t extent1) {
+  block->barrier_names.try_emplace(address, BarrierNames{name, {extent0, extent1}});
 }
 
 void mbarrier_init(std::uint32_t address, std::uint32_t count, const Where& where) {
@@ -72,8 +93,7 @@ void mbarrier_init(std::uint32_t address, std::uint32_t count, const Where& wher
       .write(address, 8, block->access(*current, "mbarrier.init", where));
   const auto [place, is_new] = block->barriers.try_emplace(address);
   if (!is_new) {
-    fail("mbarrier", "the barrier at " + std::to_string(address) + " is initialised a second time",
-         where);
+    fail("mbarrier", "the barrier " + place->second.name + " is initialised a second time", where);
   }
   if (block->next_barrier == block->end_barrier) {
     fail("mbarrier", "more than " + std::to_string(kBarriers) + " barriers in a block", where);
@@ -83,6 +103,7 @@ void mbarrier_init(std::uint32_t address, std::uint32_t count, const Where& wher
   barrier.actor = block->next_barrier++;
   barrier.initialiser = current->actor;
   barrier.initialised = current->stamp();
+  barrier.name = name_of(address);
   barrier.where = where;
   barrier.arriving.reset(cluster->actors);
   barrier.ended.reset(cluster->actors);
@@ -100,8 +121,7 @@ void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
   Barrier& barrier = barrier_at(address, where);
   if (barrier.pending < arrivals) {
     fail("mbarrier",
-         "more arrivals than the count of the barrier at " + std::to_string(address) + ": " +
-             counts_of(barrier),
+         "more arrivals than the count of the barrier " + barrier.name + ": " + counts_of(barrier),
          where);
   }
   barrier.pending -= arrivals;
@@ -124,7 +144,7 @@ void mbarrier_arrive(std::uint32_t address, std::uint32_t arrivals, std::uint32_
   }
   address = own_place(address, "an arrival", where);
   const auto call = [=] {
-    use_barrier(barrier_at(address, where), address, where);
+    use_barrier(barrier_at(address, where), where);
     arrive(address, arrivals, expected_bytes, &current->knowledge, where);
     advance_own_clock();
   };
@@ -141,7 +161,7 @@ bool mbarrier_test(std::uint32_t address, std::uint32_t parity, const Where& whe
   parity = altered(parity, where) & 1;
   address = own_place(address, "mbarrier.try_wait", where);
   Barrier& barrier = barrier_at(address, where);
-  use_barrier(barrier, address, where);
+  use_barrier(barrier, where);
   if (!has_ended(barrier, parity)) return false;
   take_over(barrier);
   return true;
@@ -154,7 +174,9 @@ void mbarrier_wait(std::uint32_t address, std::uint32_t parity, const char* role
   parity = altered(parity, where) & 1;
   address = own_place(address, "mbarrier.try_wait", where);
   Barrier& barrier = barrier_at(address, where);
-  use_barrier(barrier, address, where);
+  use_barrier(barrier, where);
+  current->last_role = role;
+  current->last_what = what;
   block_until({.kind = Waiting::Kind::mbarrier,
                .object = &barrier,
                .value = parity,
@@ -164,7 +186,7 @@ void mbarrier_wait(std::uint32_t address, std::uint32_t parity, const char* role
                .where = where});
   if (barrier.remote && !of_cluster) {
     fail("mbarrier",
-         "a wait in the scope of the block at the barrier at " + std::to_string(address) +
+         "a wait in the scope of the block at the barrier " + barrier.name +
              ", at which threads of another block arrive",
          where);
   }

@@ -1,9 +1,13 @@
 #include "winnow/simulator/plant.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "winnow/simulator/engine.h"
 
@@ -18,28 +22,43 @@ bool ends_with(const char* text, const std::string& end) {
   return length >= end.size() && end.compare(text + length - end.size()) == 0;
 }
 
-// The number of the line that holds the text; throws unless exactly one line does. If several files
-// below `root` end in `file`, it looks at the last one found.
-unsigned line_with(const std::string& root, const std::string& file, const std::string& text) {
+// The lines of the file below `root` whose path ends in `file`; if there are several, of the last
+// one found.
+const std::vector<std::string>& lines_of(const std::string& root, const std::string& file) {
+  static std::map<std::string, std::vector<std::string>> known;
+  std::vector<std::string>& lines = known[file];
+  if (!lines.empty()) return lines;
   std::filesystem::path path;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
     if (ends_with(entry.path().c_str(), "/" + file)) path = entry.path();
   }
   std::ifstream in(path);
-  if (path.empty() || !in) throw std::invalid_argument("plant: there is no file " + file);
-  unsigned found = 0, number = 0;
-  for (std::string line; std::getline(in, line);) {
-    ++number;
-    if (line.find(text) == std::string::npos) continue;
-    if (found != 0)
-      throw std::invalid_argument("plant: several lines of " + file + " hold " + text);
-    found = number;
-  }
-  if (found == 0) throw std::invalid_argument("plant: no line of " + file + " holds " + text);
-  return found;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  if (lines.empty()) throw std::invalid_argument("plant: there is no file " + file);
+  return lines;
 }
 
 }  // namespace
+
+unsigned line_of_plant(const Plant& bug, const std::string& root) {
+  const std::vector<std::string>& lines = lines_of(root, bug.file);
+  const auto holds = [&](const std::string& line) {
+    return line.find(bug.text) != std::string::npos;
+  };
+  const auto found = std::find_if(lines.begin(), lines.end(), holds);
+  const std::string named = bug.file + " holds " + bug.text;
+  if (found == lines.end()) throw std::invalid_argument("plant: no line of " + named);
+  if (std::any_of(found + 1, lines.end(), holds)) {
+    throw std::invalid_argument("plant: several lines of " + named);
+  }
+  const auto line = found - lines.begin() + bug.below;
+  const bool exists = line >= 0 && line < std::ssize(lines);
+  if (!exists || lines[static_cast<std::size_t>(line)].find('(') == std::string::npos) {
+    throw std::invalid_argument("plant: no call begins " + std::to_string(bug.below) +
+                                " lines below the line of " + named);
+  }
+  return static_cast<unsigned>(line + 1);
+}
 
 namespace detail {
 
@@ -59,7 +78,7 @@ std::int64_t planted_addend() { return planted.addend; }
 }  // namespace detail
 
 void plant(Plant bug, const std::string& root) {
-  bug.line = line_with(root, bug.file, bug.text) + static_cast<unsigned>(bug.below);
+  bug.line = line_of_plant(bug, root);
   planted = std::move(bug);
   hits = 0;
   detail::any_planted = planted.action != Plant::Action::none;

@@ -9,7 +9,8 @@
 namespace winnow::simulator {
 
 std::string line_of(const Where& where) {
-  if (where.line() == 0) return "a plain access";
+  if (where.code() != nullptr) return line_of_code(where.code());
+  if (where.line() == 0) return "an unknown line";
   const char* const slash = std::strrchr(where.file_name(), '/');
   return std::string(slash == nullptr ? where.file_name() : slash + 1) + ":" +
          std::to_string(where.line());
@@ -71,10 +72,10 @@ std::string Waiting::describe() const {
     case Kind::mbarrier: {
       const auto& barrier = *static_cast<const Barrier*>(object);
       return " as \"" + std::string(role) + "\" " + std::to_string(what) + " for parity " +
-             std::to_string(value) + " of the mbarrier at " + std::to_string(address) +
-             ", which misses " + std::to_string(barrier.pending) + " of " +
-             std::to_string(barrier.count) + " arrivals and " + std::to_string(barrier.bytes) +
-             " bytes in phase " + std::to_string(barrier.phase) + at;
+             std::to_string(value) + " of the mbarrier " + barrier.name + ", which misses " +
+             std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) +
+             " arrivals and " + std::to_string(barrier.bytes) + " bytes in phase " +
+             std::to_string(barrier.phase) + at;
     }
     case Kind::cluster:
       return " at the barrier of the cluster, at which " + std::to_string(cluster->arrived) +
@@ -123,8 +124,8 @@ void check_at_exit() {
   for (const auto& [address, barrier] : block->barriers) {
     if (barrier.bytes != 0) {
       fail("exit",
-           "the mbarrier at " + std::to_string(address) + " still expects " +
-               std::to_string(barrier.bytes) + " bytes",
+           "the mbarrier " + barrier.name + " still expects " + std::to_string(barrier.bytes) +
+               " bytes",
            barrier.where);
     }
   }

@@ -1,6 +1,7 @@
 #include "winnow/simulator/engine/shadow.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "winnow/simulator/engine.h"
@@ -16,9 +17,11 @@ void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
   threads_ = threads;
   operations_ = operations;
   words_.assign((bytes + 3) / 4, {});
+  before_atomics_.clear();
   read_sets_.assign(1, {});
   added_.clear();
   sites_.assign(1, {"", {}});
+  recent_sites_ = {};
 }
 
 // Calls function(word, address, mask of its bytes).
@@ -106,7 +109,9 @@ void Shadow::write(std::uint32_t address, std::size_t bytes, const Access& acces
 void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& access) {
   const std::uint32_t site = site_of(access);
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
-    if (!word.atomic) check_written(word, at, access);
+    // One atomic operation needs no order behind another, but each behind the write before them.
+    if (!word.atomic) before_atomics_[at] = word;
+    check_written(before_atomics_[at], at, access);
     check_reads(word, at, access);
     word = {access.stamp, site, 0, mask, true};
   });
@@ -139,13 +144,18 @@ std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
 }
 
 std::uint32_t Shadow::site_of(const Access& access) {
-  for (std::size_t i = sites_.size(); i-- > 0;) {
-    if (sites_[i].where.line() == access.where.line() && sites_[i].what == access.what) {
-      return static_cast<std::uint32_t>(i);
-    }
-  }
-  sites_.push_back({access.what, access.where});
-  return static_cast<std::uint32_t>(sites_.size() - 1);
+  const auto is_same = [&](const Site& site) {
+    return site.where.line() == access.where.line() && site.where.code() == access.where.code() &&
+           site.what == access.what;
+  };
+  std::uint32_t& recent = recent_sites_[(reinterpret_cast<std::uintptr_t>(access.where.code()) / 4 +
+                                         access.where.line()) %
+                                        recent_sites_.size()];
+  if (is_same(sites_[recent])) return recent;
+  recent = static_cast<std::uint32_t>(std::find_if(sites_.begin(), sites_.end(), is_same) -
+                                      sites_.begin());
+  if (recent == sites_.size()) sites_.push_back({access.what, access.where});
+  return recent;
 }
 
 std::string Shadow::name_of(Stamp stamp) const {

@@ -1,6 +1,7 @@
 // What happened to each word of a shared memory, and the search for accesses that nothing orders.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -87,13 +88,15 @@ class Shadow {
   unsigned threads_ = 0;
   const std::vector<OperationRecord>* operations_ = nullptr;
   std::vector<Word> words_;
-  std::vector<std::vector<Stamp>> read_sets_;  // [0]: none
+  std::unordered_map<std::uint32_t, Word> before_atomics_;  // of words that are atomic
+  std::vector<std::vector<Stamp>> read_sets_;               // [0]: none
   std::unordered_map<Added, std::uint32_t, AddedHash> added_;
   struct Site {
     const char* what;
     Where where;
   };
   std::vector<Site> sites_;
+  std::array<std::uint32_t, 64> recent_sites_{};  // by a few bits of what tells them apart
 };
 
 }  // namespace winnow::simulator

@@ -180,7 +180,7 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
     reach(place, Stamp::of_operation(operation), "tcgen05.commit", where);
     {
       const InBlock there(place.block);
-      use_barrier(barrier_at(place.address, where), place.address, where);
+      use_barrier(barrier_at(place.address, where), where);
     }
     // It arrives behind all products before it, but nothing says that two commits arrive in order.
     queue_operation(block->tensor_queue(), [place, knowledge, operation, where] {

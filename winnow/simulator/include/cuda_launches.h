@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "winnow/simulator/engine/writers.h"
 #include "winnow/simulator/launch.h"
 
 #define CUDART_VERSION 13000
@@ -32,7 +33,11 @@ enum cudaFuncAttribute {
   cudaFuncAttributeNonPortableClusterSizeAllowed
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrL2CacheSize };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
+  cudaDevAttrComputeCapabilityMajor
+};
 enum cudaMemcpyKind { cudaMemcpyDefault };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 enum cudaLaunchAttributeID {
@@ -67,9 +72,15 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   const winnow::simulator::Settings& all = winnow::simulator::settings();
-  *value = which == cudaDevAttrMultiProcessorCount ? all.multiprocessors
-                                                   : static_cast<int>(all.l2_bytes);
-  return cudaSuccess;
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount:
+      return *value = all.multiprocessors, cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+      return *value = static_cast<int>(all.l2_bytes), cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      return *value = all.compute_capability / 10, cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
 }
 template <class T>
 cudaError_t cudaMalloc(T** memory, std::size_t bytes) {
@@ -83,6 +94,7 @@ cudaError_t cudaMallocAsync(T** memory, std::size_t bytes, cudaStream_t) {
 inline cudaError_t cudaFree(void* memory) { return winnow::simulator::free(memory), cudaSuccess; }
 inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return cudaFree(memory); }
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  winnow::simulator::note_copy(to, from, bytes);
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,

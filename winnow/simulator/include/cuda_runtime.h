@@ -135,6 +135,7 @@ inline void __threadfence_block() {}
 
 template <class T>
 T __ldg(const T* address, winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  address = winnow::simulator::altered(address, where);
   winnow::simulator::check_global_read(address, sizeof(T), alignof(T), where);
   return *address;
 }
@@ -157,6 +158,7 @@ T read_and_update(T* address, const Function& function, const Where& where) {
 template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value,
             winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  value = winnow::simulator::altered(value, where);
   return winnow::simulator::read_and_update(
       address, [=](T before) { return static_cast<T>(before + value); }, where);
 }
@@ -233,7 +235,8 @@ template <class T>
 T shuffle(const char* kind, unsigned mask, T value, unsigned source, bool inside,
           const Where& where) {
   const auto words = warp_meeting(kind, mask, as_word(value), false, where);
-  if (!inside) return value;
+  if (!inside || is_dropped(where)) return value;
+  source = altered(source, where) % 32;
   if ((mask >> source & 1) == 0) {
     fail("warp",
          std::string(kind) + " from lane " + std::to_string(source) + ", which is not in the mask",
@@ -281,6 +284,7 @@ namespace winnow::simulator {
 template <class T, class Function>
 T combine(const char* kind, unsigned mask, T value, const Function& function, const Where& where) {
   const auto words = warp_meeting(kind, mask, as_word(value), false, where);
+  if (is_dropped(where)) return value;
   bool first = true;
   T all{};
   for (unsigned i = 0; i < 32; ++i) {

@@ -18,6 +18,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d512-h16-k100", {"random:3"}},
     {"bf16-all-rules", {"late", "random:4"}},
     {"bf16-d512-h16-k100-deterministic", kFew},
+    {"bf16-h16-k600-deterministic", {"late"}},
     {"bf16-all-rules-all-options", {"late", "random:4"}},
     // Ranges and two sources, in the deterministic mode with every number of heads.
     {"bf16-dense-ragged", {"random:1"}},

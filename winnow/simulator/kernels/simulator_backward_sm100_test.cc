@@ -43,6 +43,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d512-h16-k100", kFew},
     {"bf16-h128", {"late", "random:1"}},
     {"bf16-h192", {"random:2"}},
+    {"bf16-h70-k600", {"late"}},
+    {"bf16-h16-k600-deterministic", {"random:1"}},
     {"bf16-reversed", {"late"}},
     {"bf16-d512-h16-k100-deterministic", {"random:3"}},
     {"bf16-all-rules-all-options", {"late"}},

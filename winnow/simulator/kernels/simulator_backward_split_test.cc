@@ -17,6 +17,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-sink-mixed", {"random:3"}},
     {"bf16-sink-mixed-deterministic", kFew},
     {"bf16-skv25000-h128", {"random:4"}},
+    {"bf16-h70-k600-deterministic", {"late"}},
     {"bf16-extra-list-list-all-rules", {"random:5"}},
 };
 const std::vector<PassingCase> kThoroughCases = {

@@ -28,6 +28,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-h64", kFew},
     {"fp8_584-h64", {"late", "random:2"}},
     {"bf16_576-h64", {"random:2"}},
+    {"bf16_576-k512", {"late"}},
     {"bf16_512-k192", {"starved:9"}},
     {"fp8_656-odd-scales-h8", {"random:4"}},
     {"fp8_656-extra-sq2-length", kFew},

@@ -18,6 +18,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-h128", {"late", "random:2"}},
     {"bf16-h192", {"random:3"}},
     {"bf16-d512-h64-k512", {"random:3"}},
+    {"bf16-dense-h70-d512", {"late"}},  // three tiles of two blocks of heads
     {"bf16-all-rules", kFew},
     {"bf16-dense-ragged", {"late", "random:1"}},
     {"bf16-extra-range-list", {"late"}},

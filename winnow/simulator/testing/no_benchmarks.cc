@@ -25,3 +25,9 @@ std::vector<testing::Benchmark> scores_paged_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_paged_benchmarks() { return {}; }
 }  // namespace winnow::indexer
+
+namespace winnow::paged_xl {
+std::vector<testing::Benchmark> append_benchmarks() { return {}; }
+std::vector<testing::Benchmark> attention_benchmarks() { return {}; }
+std::vector<testing::Benchmark> position_term_benchmarks() { return {}; }
+}  // namespace winnow::paged_xl

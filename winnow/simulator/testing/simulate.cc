@@ -1,9 +1,12 @@
 #include "winnow/simulator/testing/simulate.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
 #include <gmock/gmock.h>
+
+#include "winnow/simulator/engine/writers.h"
 
 namespace winnow::simulator {
 namespace {
@@ -26,9 +29,10 @@ std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
 }  // namespace
 
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
-                   const Schedule& schedule, int multiprocessors) {
+                   const Schedule& schedule, int multiprocessors, bool names_writers) {
   settings().schedule = schedule;
   settings().multiprocessors = multiprocessors;
+  note_writers(names_writers);
   for (const winnow::testing::Case& one : operation.cases) {
     if (one.name != name) continue;
     try {
@@ -40,6 +44,9 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
           report = comparison.what + ": " + comparison.detail + ", error " +
                    std::to_string(comparison.error) + ", tolerance " +
                    std::to_string(comparison.tolerance);
+          if (names_writers && comparison.element != nullptr) {
+            report += "\n  the element " + describe_writer(comparison.element);
+          }
         }
       }
       return {"result", "result: " + report, {}};
@@ -52,8 +59,11 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
 
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing) {
   for (const std::string& schedule : chosen(passing.schedules)) {
-    const Simulated simulated =
-        simulate(operation, passing.name, parse_schedule(schedule), passing.multiprocessors);
+    const Schedule how = parse_schedule(schedule);
+    Simulated simulated = simulate(operation, passing.name, how, passing.multiprocessors);
+    if (simulated.failed == "result") {
+      simulated = simulate(operation, passing.name, how, passing.multiprocessors, true);
+    }
     EXPECT_TRUE(simulated.failed.empty())
         << simulated.report << "\nrepeat it with\n  " << command(schedule);
   }
@@ -92,22 +102,41 @@ struct Planted {
   }
 };
 
+void expect_case(const winnow::testing::Operation& operation, const std::string& name) {
+  EXPECT_TRUE(std::any_of(operation.cases.begin(), operation.cases.end(),
+                          [&](const auto& one) { return one.name == name; }))
+      << operation.name << " has no case " << name;
+}
+
 }  // namespace
 
+void expect_there(const winnow::testing::Operation& operation,
+                  const std::vector<PassingCase>& cases) {
+  for (const PassingCase& passing : cases) expect_case(operation, passing.name);
+}
+
+void expect_there(const winnow::testing::Operation& operation,
+                  const std::vector<PlantedBug>& bugs) {
+  for (const PlantedBug& bug : bugs) {
+    expect_case(operation, bug.of_case);
+    EXPECT_NO_THROW(line_of_plant(bug.plant, WINNOW_SOURCE_DIR)) << bug.name;
+  }
+}
+
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug) {
+  const bool prints = std::getenv("WINNOW_SIMULATOR_REPORTS") != nullptr;  // every report
   for (const std::string& schedule : chosen(bug.schedules)) {
     std::int64_t hits = 0;
     const Simulated simulated = [&] {
       const Planted planted(bug.plant, hits);
-      return simulate(operation, bug.of_case, parse_schedule(schedule), bug.multiprocessors);
+      return simulate(operation, bug.of_case, parse_schedule(schedule), bug.multiprocessors,
+                      prints);
     }();
     EXPECT_GT(hits, 0) << "the planted bug was never met";
     EXPECT_FALSE(simulated.failed.empty())
         << "the planted bug was not found\nrepeat it with\n  " << command(schedule);
     EXPECT_THAT(simulated.report, ::testing::HasSubstr(bug.says)) << command(schedule);
-    if (std::getenv("WINNOW_SIMULATOR_REPORTS") != nullptr) {  // to print every report
-      std::printf("%s\n", simulated.report.c_str());
-    }
+    if (prints) std::printf("%s\n", simulated.report.c_str());
   }
 }
 

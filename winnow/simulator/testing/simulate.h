@@ -30,9 +30,11 @@ struct Simulated {
 // Multiprocessors of the device, where a test does not ask for more: persistent blocks have several
 // items, and share the last ones.
 inline constexpr int kMultiprocessors = 2;
-// Runs the case of that name under the schedule.
+// Runs the case of that name under the schedule. `names_writers`: the report of a wrong result says
+// who wrote the element that differs, which takes longer.
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
-                   const Schedule& schedule, int multiprocessors = kMultiprocessors);
+                   const Schedule& schedule, int multiprocessors = kMultiprocessors,
+                   bool names_writers = false);
 
 // A case that passes under each of the schedules.
 struct PassingCase {
@@ -66,6 +68,10 @@ inline PlantedBug beyond_a_pair(PlantedBug bug) {
   return bug;
 }
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
+// Without running anything: that the operation has the cases, and the sources the lines.
+void expect_there(const winnow::testing::Operation& operation,
+                  const std::vector<PassingCase>& cases);
+void expect_there(const winnow::testing::Operation& operation, const std::vector<PlantedBug>& bugs);
 
 // "eager", "late", "random:1" to "random:RANDOM", and "starved:W" for each of the warps.
 std::vector<std::string> schedules(int random, std::initializer_list<int> starved);
@@ -91,13 +97,20 @@ inline PassingCase smallest(const std::vector<PassingCase>& cases) {
 }
 
 // Defines the tests of an operation: Quick/Kernel.Passes/CASE, Quick/Bug.IsFound/NAME, and the same
-// with Thorough. The arguments are an expression for the operation and four vectors.
+// with Thorough; and KernelTests.HaveTheirCasesAndLines, which finds what is out of date in all.
+// The arguments are an expression for the operation and four vectors.
 #define WINNOW_SIMULATOR_TESTS(Kernel, operation, quick_cases, thorough_cases, quick_bugs,        \
                                thorough_bugs)                                                     \
   class Kernel : public ::testing::TestWithParam<winnow::simulator::PassingCase> {};              \
   TEST_P(Kernel, Passes) { winnow::simulator::expect_passes(operation, GetParam()); }             \
   class Kernel##Bug : public ::testing::TestWithParam<winnow::simulator::PlantedBug> {};          \
   TEST_P(Kernel##Bug, IsFound) { winnow::simulator::expect_found(operation, GetParam()); }        \
+  TEST(Kernel##Tests, HaveTheirCasesAndLines) {                                                   \
+    winnow::simulator::expect_there(operation, quick_cases);                                      \
+    winnow::simulator::expect_there(operation, thorough_cases);                                   \
+    winnow::simulator::expect_there(operation, quick_bugs);                                       \
+    winnow::simulator::expect_there(operation, thorough_bugs);                                    \
+  }                                                                                               \
   constexpr auto kNameOf = [](const auto& info) {                                                 \
     return winnow::simulator::test_name(info.param.name);                                         \
   };                                                                                              \

@@ -217,6 +217,15 @@ testing::Operation backward_operation(std::int64_t most_queries) {
                          .ranges = Ranges::late,
                          .sink = Sink::mixed,
                          .extra = ExtraShape{.s_kv = 300, .topk = 300, .ranges = Ranges::ragged}});
+  // Three tiles or more of every backend, with one block of heads and with two.
+  for (const std::int64_t heads : {16, 70}) {
+    testing::add(own, {DType::bf16},
+                 CaseShape{.name = testing::numbered("h", heads) + "-k600",
+                           .s_q = 1,
+                           .h_q = heads,
+                           .s_kv = 700,
+                           .topk = 600});
+  }
   for (const CaseShape& shape : own) {
     add(shape, {});
     add(shape, {.suffix = "-deterministic", .deterministic = true});

@@ -21,10 +21,7 @@ inline void store_streaming(void* address, std::uint32_t a, std::uint32_t b, std
 }
 
 inline uint4 load_once(const void* address, Where where = Where::current()) {
-  simulator::check_global_read(address, 16, 16, where);
-  uint4 word;
-  std::memcpy(&word, address, 16);
-  return word;
+  return __ldg(static_cast<const uint4*>(address), where);
 }
 inline uint4 load_again(const void* address, Where where = Where::current()) {
   return load_once(address, where);
@@ -39,10 +36,8 @@ inline float load_now(const float* address, Where where = Where::current()) {
 inline float2 load_now(const float2* address, Where where = Where::current()) {
   return __ldg(address, where);
 }
-
 inline float4 load_now(const float4* address, Where where = Where::current()) {
-  simulator::check_global_read(address, 16, 16, where);
-  return *address;
+  return __ldg(address, where);
 }
 
 // Blocks run one after the other: what is waited for is there, or comes never.

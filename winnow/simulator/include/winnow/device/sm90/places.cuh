@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm90/barrier.cuh"
@@ -85,10 +86,18 @@ struct Shared {
     return place.address - base;
   }
 };
-#define WINNOW_PLACE(member)                                                \
-  auto member() const {                                                     \
-    return ::winnow::device::Place<decltype(Memory::member)>{               \
-        this->base + static_cast<std::uint32_t>(offsetof(Memory, member))}; \
+template <class T>
+Place<T> named(std::uint32_t address, [[maybe_unused]] const char* name) {
+  if constexpr (std::is_same_v<std::remove_all_extents_t<T>, Barrier>) {
+    static_assert(std::rank_v<T> <= 2);
+    simulator::name_barriers(address, name, std::extent_v<T, 0>, std::extent_v<T, 1>);
+  }
+  return {address};
+}
+#define WINNOW_PLACE(member)                                                         \
+  auto member() const {                                                              \
+    return ::winnow::device::named<decltype(Memory::member)>(                        \
+        this->base + static_cast<std::uint32_t>(offsetof(Memory, member)), #member); \
   }
 
 }  // namespace winnow::device

@@ -1,0 +1,166 @@
+// paged_xl::attention of CUDA in the simulator: kernels for a batch, and for a sequence alone.
+#include "winnow/simulator/testing/simulate.h"
+
+namespace winnow::paged_xl {
+
+testing::Operation attention_operation();
+
+namespace {
+
+using simulator::BugsOf;
+using simulator::PassingCase;
+using simulator::PlantedBug;
+using simulator::schedules;
+using Action = simulator::Plant::Action;
+
+const std::vector<PassingCase> kQuickCases = {
+    {"f32-plain-d32", {"eager", "random:1"}},
+    {"bf16-plain-b32", schedules(1, {3})},  // parts of three tiles and more, put together
+    {"bf16-fused-b8", {"random:2", "starved:1"}},
+    {"f16-fused-d80", {"random:3"}},
+    {"bf16-fused-d192", {"late"}},
+    {"f32-plain-h16-kv2", {"random:4"}},  // two passes over the query heads of a cached head
+    {"bf16-fused-h8-kv8", {"eager"}},
+    {"f32-fused-wide", {"random:5"}},
+    {"f16-plain-bd-f16", {"eager"}},
+    {"bf16-plain-mask-some", {"random:6"}},
+    {"bf16-plain-no-context", {"eager"}},
+    {"bf16-plain-alone", {"eager", "random:1"}},
+    {"f32-fused-alone-d256", {"late"}},
+};
+const std::vector<PassingCase> kThoroughCases = {
+    {"f32-fused-d64", {"random:8"}},
+    {"f16-plain-d128", {"random:8"}},
+    {"bf16-plain-d256", {"late"}},
+    {"f32-fused-d160", {"random:9"}},
+    {"bf16-fused-h6-kv3", schedules(2, {0, 7})},
+    {"bf16-plain-h8-kv1", schedules(2, {0, 7})},
+    {"f32-fused-h16-kv2", {"random:9"}},
+    {"bf16-fused-no-context", {"eager"}},
+    {"f32-plain-no-sequence", {"eager"}},
+    {"f32-fused-one-token", {"random:10"}},
+    {"bf16-plain-splits", schedules(2, {0, 7})},
+    {"f32-fused-splits", {"random:10"}},
+    {"f32-fused-s70", {"random:7"}},
+    {"bf16-fused-shared-blocks", {"random:11"}},
+    {"f32-plain-nothing-spare", {"eager"}},
+    {"f16-fused-wide", {"late"}},
+    {"bf16-plain-reversed", {"random:11"}},
+    {"bf16-fused-bias-per-seq", {"random:12"}},
+    {"bf16-plain-bd-bf16", {"random:12"}},
+    {"f32-plain-mask-all", {"eager"}},
+    {"bf16-fused-large-logits", {"random:13"}},
+    {"f32-plain-alone", schedules(2, {0, 7})},
+    {"bf16-fused-alone", schedules(2, {0, 7})},
+    {"bf16-plain-alone-d256", schedules(2, {0, 7})},
+};
+
+// Contexts of 131 and 128 tokens among others, in several parts, of which a warp has several.
+constexpr const char *kBatch = "bf16-fused-b8", *kKernels = "attention_cuda.cuh";
+const BugsOf batch{kKernels, kBatch}, walk{"split_cuda.cuh", kBatch}, tile{"tile_cuda.cuh", kBatch},
+    sums{"warp.cuh", kBatch};
+// The kernels for one sequence alone; and those for a batch that share lines with them.
+constexpr const char* kAlone = "bf16-fused-alone";
+const BugsOf alone{"one_sequence_cuda.cuh", kAlone}, alone_too{kKernels, kAlone},
+    alone_tile{"tile_cuda.cuh", kAlone}, alone_sums{"warp.cuh", kAlone};
+
+PlantedBug of_warp(unsigned warp, PlantedBug bug) {
+  bug.plant.first_thread = 32 * warp;
+  bug.plant.end_thread = 32 * warp + 32;
+  return bug;
+}
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ",
+           batch("QueriesReadTooEarly", "row_of<T>(p.pos_bias_v, sequence, first_head + h)",
+                 Action::drop, 0, 3)),
+    saying("race: ", alone("PartsReadBeforeTheyAreThere", "weights[w][h] = warp.weights[h];",
+                           Action::drop, 0, 3)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    // attention_kernel
+    batch("CounterBeforeItIsThere", "if (threadIdx.x == 0) taken = 0;", Action::drop, 0, 1),
+    saying("deadlock: ", batch("BarrierOfTooManyThreads", "if (threadIdx.x == 0) taken = 0;",
+                               Action::add, 32, 1)),
+    saying("race: ", walk("WalkSavedTooEarly", "__device__ ~Walk() {", Action::drop, 0, 1)),
+    saying("race: ", walk("WalkReadTooEarly", "__device__ ~Walk() {", Action::drop, 0, 3)),
+    batch("PartsLeftOut", "index = atomicAdd(&taken, 1);", Action::add, 1),
+    batch("PartOfTheLane", "index = __shfl_sync(device::kFullWarp, index, 0);", Action::drop),
+    batch("ValuesOfTheOtherHalf", "const int block = __shfl_sync(device::kFullWarp, key_block",
+          Action::add, 8),
+    batch("ProductsOfTheLane", "dots[h] += __shfl_xor_sync(", Action::drop),
+    batch("MaximumOfTheLane", "largest = fmaxf(largest, __shfl_xor_sync(", Action::drop),
+    batch("WeightsOfTheNextToken", "of_half[h][i] = __shfl_sync(", Action::add, 1),
+    batch("ValuesOfHalfTheTokens", "sums[h][k] += __shfl_xor_sync(", Action::drop),
+    batch("WeightsOfOneToken", "weights[h] += __shfl_xor_sync(", Action::drop),
+    walk("PartOfTheLanesPlace", "__ffs(static_cast<int>(__ballot_sync(", Action::drop),
+    walk("LongestOfTheLane", "work.longest = __reduce_max_sync(", Action::drop),
+    tile("RowsOfTheNextDistance", "return __shfl_sync(device::kFullWarp, sums[0], source);",
+         Action::add, 2),
+    tile("LengthsOfTheNextSequence", "return min(max(__ldg(data + s), 0), limit);", Action::add, 4),
+    // merge_kernel
+    saying("race: ", batch("SumsBeforeTheyAreThere",
+                           "shared_sums[warp][lane + k * kWarpSize] =", Action::drop, 0, 1)),
+    saying("deadlock: ", batch("MergeOfTooManyThreads",
+                               "shared_sums[warp][lane + k * kWarpSize] =", Action::add, 32, 1)),
+    saying("named barrier: ",
+           batch("MergeOfTooFewThreads", "shared_sums[warp][lane + k * kWarpSize] =", Action::add,
+                 -1, 1)),
+    of_warp(0, batch("MergeWithoutTheFirstWarp",
+                     "shared_sums[warp][lane + k * kWarpSize] =", Action::drop, 0, 1)),
+    batch("MaximumOfOwnPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", Action::drop),
+    batch("MaximumOfTheNextPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", Action::add, 1),
+    batch("SharesOfTheNextPart", "return __shfl_sync(device::kFullWarp, share, part);", Action::add,
+          1),
+    batch("SharesOfTheLane", "return __shfl_sync(device::kFullWarp, share, part);", Action::drop),
+    sums("SumOfTheLane", "  x += __shfl_xor_sync(kFullWarp, x, distance);", Action::drop),
+    sums("SumOfTheWrongLanes", "  x += __shfl_xor_sync(kFullWarp, x, distance);", Action::add, 1),
+    // one_sequence_kernel
+    saying("race: ", alone("SumsStoredOverQueries",
+                           "warp.run(first, tiles_of<T>(warp.length), step);", Action::drop, 0, 2)),
+    saying("deadlock: ", alone("AloneOfTooManyThreads", "__syncthreads();  // keeps all of this",
+                               Action::add, 32)),
+    saying("deadlock: ",
+           alone("PartsOfTooManyThreads", "weights[w][h] = warp.weights[h];", Action::add, 32, 3)),
+    of_warp(3, alone("PartsWithoutAWarp", "weights[w][h] = warp.weights[h];", Action::drop, 0, 3)),
+    saying("race: ",
+           alone_too("AloneQueriesReadTooEarly",
+                     "row_of<T>(p.pos_bias_v, sequence, first_head + h)", Action::drop, 0, 3)),
+    alone_too("AloneBlockOfTheNextToken", "block = device::load_now(table_entry(j));", Action::add,
+              4),
+    alone_too("AloneProductsOfTheLane", "dots[h] += __shfl_xor_sync(", Action::drop),
+    alone_too("AloneMaximumOfTheLane", "largest = fmaxf(largest, __shfl_xor_sync(", Action::drop),
+    alone_too("AloneWeightsOfTheNextToken", "of_half[h][i] = __shfl_sync(", Action::add, 1),
+    alone_too("AloneValuesOfHalfTheTokens", "sums[h][k] += __shfl_xor_sync(", Action::drop),
+    alone_too("AloneWeightsOfOneToken", "weights[h] += __shfl_xor_sync(", Action::drop),
+    alone_tile("AloneRowsOfTheNextDistance",
+               "return __shfl_sync(device::kFullWarp, sums[0], source);", Action::add, 2),
+    // merge_blocks_kernel
+    saying("deadlock: ",
+           alone("LoadsOfTooManyThreads", "__syncthreads();  // keeps the loads", Action::add, 32)),
+    saying("named barrier: ",
+           alone("LoadsOfTooFewThreads", "__syncthreads();  // keeps the loads", Action::add, -1)),
+    of_warp(1, alone("LoadsWithoutAWarp", "__syncthreads();  // keeps the loads", Action::drop)),
+    alone("MaximaElsewhere", "device::load_now(&records[lane].maximum_and_weights)", Action::add,
+          8),
+    alone("ValuesOfTheNextColumn", "device::load_now(&records[first + i].values[d])", Action::add,
+          4),
+    alone("ValuesBehindTheRecords", "device::load_now(&records[first + i].values[d])", Action::add,
+          1 << 20),
+    alone_too("AloneMaximumOfOwnPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", Action::drop),
+    alone_too("AloneMaximumOfTheNextPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", Action::add,
+              1),
+    alone_too("AloneSharesOfTheNextPart", "return __shfl_sync(device::kFullWarp, share, part);",
+              Action::add, 1),
+    alone_too("AloneSharesOfTheLane", "return __shfl_sync(device::kFullWarp, share, part);",
+              Action::drop),
+    alone_sums("AloneSumOfTheLane", "  x += __shfl_xor_sync(kFullWarp, x, distance);",
+               Action::drop),
+    alone_sums("AloneSumOfTheWrongLanes", "  x += __shfl_xor_sync(kFullWarp, x, distance);",
+               Action::add, 1),
+};
+WINNOW_SIMULATOR_TESTS(SimulatorPagedAttention, attention_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::paged_xl
