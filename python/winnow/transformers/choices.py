@@ -96,7 +96,9 @@ class Choices:
             if not 0 <= length <= most:
                 refuse("lengths", f"at most the {most} tokens of the sequence", length)
         starts = torch.tensor([0, *self._lengths]).cumsum(0)
-        at = [torch.arange(starts[n], starts[n] + k) for n, k in zip(sequences, lengths, strict=True)]
+        at = [
+            torch.arange(starts[n], starts[n] + k) for n, k in zip(sequences, lengths, strict=True)
+        ]
         taken = torch.cat(at) if at else torch.empty(0, dtype=torch.long)
         return Choices({layer: rows[taken] for layer, rows in self._rows.items()}, lengths)
 
