@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from kinds import gpu
-from winnow.expert_parallel import AllToAll, InProcessWorld
 
 import winnow
 from winnow import compressor, indexer, paged_xl, sparse_mla
+from winnow.expert_parallel import AllToAll, InProcessWorld, LowLatency
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "same_bits.md"
 COLUMNS = ("batch", "chunks", "pages", "run", "threads", "graph", "ranks")
@@ -58,7 +58,8 @@ def below(ends, width):
     return torch.where(rows < ends[:, None], rows, -1).contiguous()
 
 
-QUERIES, HEADS, ROWS = 6, 45, 500
+QUERIES, HEADS, ROWS, HIDDEN = 6, 45, 500, 2048
+ALL = list(range(QUERIES))
 
 
 class Operation:
@@ -71,9 +72,18 @@ class Operation:
 
     def __init__(self, device, **options):
         self.device, self.options = device, options
+        self._there = {}
 
     def to(self, *tensors):
-        return [t.to(self.device) for t in tensors]
+        """On the device, copied once: what a CUDA graph records must not copy from the host."""
+        for t in tensors:
+            self._there.setdefault(self._key(t), t.to(self.device))
+        return [self._there[self._key(t)] for t in tensors]
+
+    @staticmethod
+    def _key(tensor):
+        bits = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return tuple(tensor.shape), tensor.dtype, bits
 
     def of(self, members):
         raise NotImplementedError
@@ -86,7 +96,9 @@ class Forward(Operation):
         return self.to(normal(1, ROWS, 1, 576))[0]
 
     def of(self, members):
-        q, indices = self.to(normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members])
+        q, indices = self.to(
+            normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members]
+        )
         return sparse_mla.forward(q, self.rows(), indices, **self.options)
 
     def sliced(self, begin, end):
@@ -98,7 +110,9 @@ class Forward(Operation):
 
 class Distribution(Forward):
     def of(self, members):
-        q, indices = self.to(normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members])
+        q, indices = self.to(
+            normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members]
+        )
         lse = sparse_mla.forward(q, self.rows(), indices)[2]
         return (sparse_mla.distribution(q, self.rows(), indices, lse),)
 
@@ -109,7 +123,9 @@ class Backward(Forward):
     """Of dq alone where members differ: the others are sums over queries."""
 
     def of(self, members):
-        q, d_out = self.to(normal(0, QUERIES, HEADS, 576)[members], normal(5, QUERIES, HEADS, 512)[members])
+        q, d_out = self.to(
+            normal(0, QUERIES, HEADS, 576)[members], normal(5, QUERIES, HEADS, 512)[members]
+        )
         (indices,) = self.to(draw(2, ROWS, QUERIES, 300)[members])
         out, _, lse = sparse_mla.forward(q, self.rows(), indices)
         dq, dkv = sparse_mla.backward(q, self.rows(), indices, out, lse, d_out, **self.options)[:2]
@@ -123,7 +139,7 @@ class Decode(Operation):
 
     def cache(self, slots, blocks, size):
         cache = torch.zeros(blocks, size, 1, 656, dtype=torch.uint8, device=self.device)
-        sparse_mla.store(*self.to(normal(1, ROWS, 576)), cache, slots.to(self.device))
+        sparse_mla.store(*self.to(normal(1, ROWS, 576)), cache, *self.to(slots))
         return cache
 
     def run(self, members, indices, cache):
@@ -150,13 +166,14 @@ class Store(Decode):
         cache = torch.zeros(1, QUERIES, 1, 656, dtype=torch.uint8, device=self.device)
         rows, slots = self.to(normal(1, QUERIES, 576)[members], torch.tensor(members))
         sparse_mla.store(rows, cache, slots)
-        return (cache[0, members],)
+        (at,) = self.to(torch.tensor(members))
+        return (cache[0, at],)
 
     def paged(self, order):
         order = torch.arange(QUERIES) if order is None else order[:QUERIES].argsort()
         cache = torch.zeros(QUERIES, 7, 1, 656, dtype=torch.uint8, device=self.device)
         sparse_mla.store(*self.to(normal(1, QUERIES, 576)), cache, order.to(self.device) * 7)
-        return (cache[order.to(self.device), 0],)
+        return (cache[self.to(order)[0], 0],)
 
 
 class Indexer(Operation):
@@ -164,11 +181,10 @@ class Indexer(Operation):
 
     def of(self, members, ends=None):
         ends = torch.tensor([400, 3, 500, 77, 500, 0], dtype=I32) if ends is None else ends
-        q, weights, ends = self.to(
-            normal(0, QUERIES, 32, 128)[members], normal(3, QUERIES, 32, dtype=torch.float32)[members],
-            ends[members],
-        )  # fmt: skip
-        k = self.to(normal(1, ROWS, 128))[0][: max(1, int(ends.max()))]
+        weights = normal(3, QUERIES, 32, dtype=torch.float32)[members]
+        rows = max(1, int(ends[members].max()))  # no more than there are yet
+        q, weights, ends = self.to(normal(0, QUERIES, 32, 128)[members], weights, ends[members])
+        k = self.to(normal(1, ROWS, 128))[0][:rows]
         limits = {"key_start": torch.zeros_like(ends), "key_end": ends}
         if not self.scores:
             return indexer.topk(q, k, weights, 64, return_scores=True, **limits)
@@ -188,10 +204,10 @@ class Scores(Indexer):
 
 class IndexerBackward(Operation):
     def of(self, members):
-        q, weights, indices, d_scores = self.to(
-            normal(0, QUERIES, 32, 128)[members], normal(3, QUERIES, 32, dtype=torch.float32)[members],
-            draw(2, ROWS, QUERIES, 64)[members], normal(4, QUERIES, 64, dtype=torch.float32)[members],
-        )  # fmt: skip
+        weights = normal(3, QUERIES, 32, dtype=torch.float32)[members]
+        d_scores = normal(4, QUERIES, 64, dtype=torch.float32)[members]
+        q, weights, d_scores = self.to(normal(0, QUERIES, 32, 128)[members], weights, d_scores)
+        (indices,) = self.to(draw(2, ROWS, QUERIES, 64)[members])
         k = self.to(normal(1, ROWS, 128))[0]
         dq, dk, d_weights = indexer.backward(q, k, weights, indices, d_scores, **self.options)
         return (dq, d_weights, dk) if len(members) == QUERIES else (dq, d_weights)
@@ -209,10 +225,13 @@ class Paged(Operation):
         at = torch.arange(256)
         for i in range(QUERIES):
             slots = tables[i, at // 64].long() * 64 + at % 64
-            indexer.quantize(*self.to(normal(10 + i, 256, 128)), pages=pages, slots=slots.to(self.device))
+            indexer.quantize(
+                *self.to(normal(10 + i, 256, 128)), pages=pages, slots=slots.to(self.device)
+            )
         q, scale = indexer.quantize(*self.to(normal(0, QUERIES * 32, 128)))
         q, weights = q.view(QUERIES, 1, 32, 128), scale.view(QUERIES, 1, 32)
-        given = q[members].contiguous(), pages, weights[members].contiguous()
+        (at,) = self.to(torch.tensor(members))
+        given = q[at], pages, weights[at]
         given += tuple(self.to(tables[members].contiguous(), self.lengths[members]))
         if self.scores:
             return (indexer.scores_paged(*given, max_context=256),)
@@ -222,7 +241,9 @@ class Paged(Operation):
         return self.run(members, torch.arange(30))
 
     def paged(self, order):
-        return self.run(list(range(QUERIES)), torch.arange(30) if order is None else order.argsort())
+        return self.run(
+            list(range(QUERIES)), torch.arange(30) if order is None else order.argsort()
+        )
 
 
 class ScoresPaged(Paged):
@@ -252,17 +273,19 @@ class Compressor(Operation):
             "norm_weight": normal(4, 64, dtype=torch.float32),
             "cos": angles.cos(), "sin": angles.sin(),
         }  # fmt: skip
-        fixed = {name: t.to(self.device) for name, t in fixed.items()}
+        fixed = {name: self.to(t)[0] for name, t in fixed.items()}
         return self.to(kv, gate), self.to(lengths.cumsum(0, dtype=I32))[0], fixed
 
     def of(self, members):
         (kv, gate), starts, fixed = self.tensors([(i, 0, LENGTHS[i]) for i in members])
-        counts = torch.tensor([0, *(LENGTHS[i] // WINDOW for i in members)], dtype=I32)
-        rows = self.call(kv, gate, starts, counts.cumsum(0, dtype=I32).to(self.device), fixed)
-        return self.padded(rows, [LENGTHS[i] // WINDOW for i in members])
+        counts = [LENGTHS[i] // WINDOW for i in members]
+        (ends,) = self.to(torch.tensor([0, *counts]).cumsum(0, dtype=I32))
+        options = {"cu_seqlens": starts, "cu_rows": ends, "overlap": True, **fixed}
+        return self.call(kv, gate, options, members, counts)
 
-    def call(self, kv, gate, starts, rows, fixed):
-        return (compressor.forward(kv, gate, cu_seqlens=starts, cu_rows=rows, overlap=True, **fixed),)
+    def call(self, kv, gate, options, members, counts):
+        rows = compressor.forward(kv, gate, num_rows=sum(counts), **options)
+        return self.padded([rows], counts)
 
     @staticmethod
     def padded(results, counts):
@@ -270,20 +293,19 @@ class Compressor(Operation):
 
 
 class CompressorBackward(Compressor):
-    def call(self, kv, gate, starts, rows, fixed):
-        d_rows = torch.cat([normal(40 + n, 50, 64, dtype=BF16)[:n] for n in rows.diff().tolist()])
-        options = {"cu_seqlens": starts, "cu_rows": rows, "overlap": True, **fixed}
-        return compressor.backward(kv, gate, d_rows=d_rows.to(self.device), **options)[:2]
+    """Of d_kv and d_gate: the other gradients are sums over sequences."""
 
-    @staticmethod
-    def padded(results, counts):
-        lengths = [next(n for n in LENGTHS if n // WINDOW == count) for count in counts]
-        return Compressor.padded(results, lengths)
+    def call(self, kv, gate, options, members, counts):
+        d_rows = torch.cat(
+            [normal(40 + i, 20, 64)[:n] for i, n in zip(members, counts, strict=True)]
+        )
+        found = compressor.backward(kv, gate, d_rows=self.to(d_rows)[0], **options)
+        return self.padded(found[:2], [LENGTHS[i] for i in members])
 
 
 class CompressorStep(Compressor):
     def steps(self, calls):
-        """calls: [(sequence, begin, end)] of each call. Rows that complete a window, by sequence."""
+        """calls: [(sequence, begin, end)] of each. Rows that complete a window, by sequence."""
         state = torch.full((QUERIES, 8, 256), torch.nan, device=self.device)
         rows = [[] for _ in range(QUERIES)]
         for spans in calls:
@@ -294,7 +316,7 @@ class CompressorStep(Compressor):
                 kv, gate, cu_seqlens=starts, first_position=first, state=state, state_slots=slots,
                 overlap=True, **fixed,
             )  # fmt: skip
-            for (i, b, e), part in zip(spans, got.split([e - b for _, b, e in spans]), strict=True):
+            for (i, b, _), part in zip(spans, got.split([e - b for _, b, e in spans]), strict=True):
                 rows[i] += [row for n, row in enumerate(part, b) if n % WINDOW == WINDOW - 1]
         return rows
 
@@ -326,7 +348,7 @@ class Attention(Operation):
         slots = torch.cat([tables[i, at // size].long() * size + at % size for i in range(QUERIES)])
         paged_xl.append(
             *self.to(normal(1, QUERIES * 64, 2, 32), normal(2, QUERIES * 64, 2, 32)), keys, values,
-            slots.to(self.device),
+            *self.to(slots),
         )  # fmt: skip
         query, tables, lengths = self.to(
             normal(0, QUERIES, 4, 32)[members], tables[members], self.lengths[members]
@@ -339,7 +361,9 @@ class Attention(Operation):
         return self.run(members, torch.arange(40), 16)
 
     def paged(self, order):
-        return self.run(list(range(QUERIES)), torch.arange(60) if order is None else order.argsort(), 16)
+        return self.run(
+            list(range(QUERIES)), torch.arange(60) if order is None else order.argsort(), 16
+        )
 
 
 class Append(Attention):
@@ -348,8 +372,8 @@ class Append(Attention):
         values = torch.zeros(len(order), 2, 32, size, dtype=BF16, device=self.device)
         slots = order[members] * size
         given = self.to(normal(1, QUERIES, 2, 32)[members], normal(2, QUERIES, 2, 32)[members])
-        paged_xl.append(*given, keys, values, slots.to(self.device))
-        at = order[members].to(self.device)
+        paged_xl.append(*given, keys, values, *self.to(slots))
+        (at,) = self.to(order[members])
         return keys[at, :, :, 0], values[at, :, :, 0]
 
 
@@ -365,25 +389,26 @@ class PositionTerm(Attention):
 
 
 class AllToAllCalls(Operation):
-    """Tokens of six, spread evenly over ranks that are threads; experts that only add up."""
+    """Six tokens, spread over ranks that are threads; experts that multiply by a number."""
+
+    experts = 12
+    dtype = torch.float32
 
     def of(self, members, ranks=1):
-        experts = draw(2, 12, QUERIES, 4).sort(-1).values[members]
-        tokens, weights = normal(0, QUERIES, 64)[members], normal(3, QUERIES, 4, dtype=torch.float32)[members]
+        made = torch.Generator().manual_seed(2)
+        chosen = torch.stack([torch.randperm(self.experts, generator=made)[:4] for _ in ALL])
+        # Addends that nearly cancel, so that even a sum in bfloat16 shows their order.
+        weights = torch.tensor([1.0, -1.0, 1.0, -1.0]) / (1 + 0.37 * chosen)
+        tokens = normal(0, QUERIES, HIDDEN, dtype=self.dtype)
+        given = tokens[members], chosen.int()[members], weights[members]
         world, results = InProcessWorld(ranks), {}
-        share = -(-len(members) // ranks)
+        bounds = [len(members) * rank // ranks for rank in range(ranks + 1)]
 
         def rank_main(rank):
-            sizes = {"max_tokens": QUERIES, "hidden": 64, "topk": 4, "experts": 12, "dtype": "bfloat16"}
-            mine = slice(rank * share, (rank + 1) * share)
-            with AllToAll(world.transport(rank), world.store(), **sizes) as layer:
-                got = layer.dispatch(tokens[mine].contiguous(), experts[mine].contiguous(), weights=weights[mine].contiguous())
-                outputs = layer.combine_buffer(got.descriptor)
-                ends, first = got.descriptor.expert_offsets, 12 // ranks * rank
-                for i in range(12 // ranks):
-                    part = slice(int(ends[i]), int(ends[i + 1]))
-                    outputs[part] = got.output[part] * (1 + 0.37 * (first + i))
-                results[rank] = layer.combine(outputs, got.descriptor, weighted=True).clone()
+            mine = [t[bounds[rank] : bounds[rank + 1]].contiguous() for t in given]
+            first = self.experts // ranks * rank
+            factors = 1 + 0.37 * torch.arange(first, first + self.experts // ranks)
+            results[rank] = self.moved(world.transport(rank), world.store(), mine, factors)
 
         threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(ranks)]
         for thread in threads:
@@ -391,6 +416,33 @@ class AllToAllCalls(Operation):
         for thread in threads:
             thread.join()
         return (torch.cat([results[rank] for rank in range(ranks)]),)
+
+    def sizes(self):
+        return {"max_tokens": QUERIES, "hidden": HIDDEN, "topk": 4, "experts": self.experts}
+
+    def moved(self, transport, store, given, factors):
+        tokens, experts, weights = given
+        with AllToAll(transport, store, dtype="float32", **self.sizes()) as layer:
+            got = layer.dispatch(tokens, experts, weights=weights)
+            rows = layer.combine_buffer(got.descriptor)
+            ends = got.descriptor.expert_offsets.tolist()
+            for i, factor in enumerate(factors):
+                rows[ends[i] : ends[i + 1]] = got.output[ends[i] : ends[i + 1]] * factor
+            return layer.combine(rows, got.descriptor, weighted=True).clone()
+
+
+class LowLatencyCalls(AllToAllCalls):
+    dtype = BF16
+
+    def moved(self, transport, store, given, factors):
+        tokens, experts, weights = given
+        layer = LowLatency(transport, store, **self.sizes())
+        got = layer.dispatch(tokens, experts, format="bfloat16")
+        rows = torch.zeros_like(got.output)
+        for i, factor in enumerate(factors):
+            count = int(got.counts[i])
+            rows[i, :count] = got.output[i, :count] * factor
+        return layer.combine(rows, got, experts, weights).clone()
 
 
 OPERATIONS = {
@@ -412,8 +464,8 @@ OPERATIONS = {
     "paged_xl::append": Append,
     "paged_xl::position_term": PositionTerm,
     "expert_parallel::all_to_all": AllToAllCalls,
+    "expert_parallel::low_latency": LowLatencyCalls,
 }
-ALL = list(range(QUERIES))
 
 
 @contextlib.contextmanager
@@ -429,11 +481,6 @@ def same(got, want):
     for a, b in zip(got, want, strict=False):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def members_of(results, members):
-    """What members have of the results of all; padding behind the longest one cut off."""
-    return [t[members] for t in results]
 
 
 def check_batch(operation):
@@ -518,7 +565,11 @@ def test_the_tables_have_every_operation():
     assert {operation for _, operation in named} == listed - integers
     backends = {}
     for row in re.findall(r"^\| `(\w+::\w+)` \|(.*?)\|(.*?)\|(.*?)\| \[", readme, re.MULTILINE):
-        of = [name for name, cell in zip(("cpu", "cuda", "sm90"), row[1:], strict=True) if cell.strip()]
+        of = [
+            name
+            for name, cell in zip(("cpu", "cuda", "sm90"), row[1:], strict=True)
+            if cell.strip()
+        ]
         backends[row[0]] = set(of)
     for operation in listed - integers:
         assert {b for b, o in named if o == operation} == backends[operation], operation
