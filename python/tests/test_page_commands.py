@@ -68,6 +68,9 @@ ELSEWHERE = {
     r"OMP_NUM_THREADS=1 python examples/train_v4/train.py": (  # with fewer steps
         "test_train_v4_example.py::test_the_example_learns_to_recall",
     ),
+    r"OMP_NUM_THREADS=1 python examples/same_bits/same_bits.py": (  # with fewer tokens
+        "test_same_bits_example.py::test_engine_and_trainer_have_the_same_bits",
+    ),
     r"python examples/serve_dsa/serve.py .*": (
         "test_serve_example.py::test_every_step_equals_the_full_computation",
     ),

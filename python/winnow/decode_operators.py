@@ -11,7 +11,7 @@ _VALUE_DIM = 512
 def _decode_flops(
     q, cache, indices=None, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
     extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
-    block_tables=None, *others, out_shape=None, **options,
+    in_list_order=False, block_tables=None, *others, out_shape=None, **options,
 ):  # fmt: skip
     b, s_q, h_q, d_qk = q
     if indices is None:
@@ -25,7 +25,7 @@ def _decode_flops(
 def sparse_mla_decode(
     q, cache, indices=None, *, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
     extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
-    block_tables=None, context_lens=None,
+    in_list_order=False, block_tables=None, context_lens=None,
 ):  # fmt: skip
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
     b, s_q, h_q = q.shape[:3]

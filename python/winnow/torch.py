@@ -239,7 +239,8 @@ class _Recorded(_operators.Recorded):
 def sparse_mla_forward(
     q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
     q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
-    extra_key_start=None, extra_key_end=None, extra_k_stride=1, deterministic=False, dkv_dtype=None,
+    extra_key_start=None, extra_key_end=None, extra_k_stride=1, in_list_order=False,
+    deterministic=False, dkv_dtype=None,
 ):  # fmt: skip
     """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out.
 
@@ -268,7 +269,8 @@ def _sink_in_f32(options):
 def sparse_mla_attention(
     q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
     q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
-    extra_key_start=None, extra_key_end=None, extra_k_stride=1, deterministic=False, dkv_dtype=None,
+    extra_key_start=None, extra_key_end=None, extra_k_stride=1, in_list_order=False,
+    deterministic=False, dkv_dtype=None,
     return_lse=False,
 ):  # fmt: skip
     """Top-k sparse MLA attention, differentiable in q, kv, attn_sink and extra_kv.
@@ -276,7 +278,7 @@ def sparse_mla_attention(
     Args:
         q: [s_q, h_q, d_qk]; kv: [s_kv, 1, d_qk]; indices: [s_q, 1, topk] or [s_q, topk], int32, or
             None with key_start and key_end: dense; extra_kv: [s_extra, 1, d_qk], a second source of
-            rows; all others up to extra_k_stride: as in winnow.sparse_mla.forward(). Under
+            rows; all others up to in_list_order: as in winnow.sparse_mla.forward(). Under
             torch.autocast q, kv and extra_kv are cast to its dtype. attn_sink may be bfloat16 or
             float16, too, as module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.

@@ -24,6 +24,23 @@ inline constexpr Index kValueColumns = 512;
 // the logits.
 inline constexpr Index kBlock = 192;
 
+// How the heads of a query are shared out to work items. Items begin at multiples of eight heads
+// and have at least eight, if there are as many: a head then has the same bits in every item, since
+// Eigen multiplies so many together and what is left over one by one (test_same_bits.py).
+struct HeadItems {
+  static constexpr Index kLeast = 8;
+  Index all, each, count;
+
+  // Of `most` heads or fewer, the last one of up to seven more.
+  HeadItems(Index heads, Index most)
+      : all(heads),
+        each(std::max(most / kLeast, Index{1}) * kLeast),
+        count(std::max((heads / kLeast * kLeast + each - 1) / each, Index{1})) {}
+  Index first(Index item) const { return item * each; }
+  Index size(Index item) const { return item + 1 < count ? each : all - first(item); }
+  Index most() const { return std::min(all, each + kLeast - 1); }
+};
+
 // The state of one query for a group of heads.
 template <class Real>
 struct RunningSoftmax {

@@ -15,6 +15,8 @@ DistributedConfig(fsdp_size=N, ep_size=N, ep_implementation="winnow"), for any m
 """
 
 from winnow.transformers import experts
+from winnow.transformers.choices import Choices
+from winnow.transformers.choosing import record, replay
 from winnow.transformers.loss import (
     attend_densely,
     attention_share,
@@ -24,12 +26,15 @@ from winnow.transformers.loss import (
 from winnow.transformers.registry import FAMILIES, VERSIONS, register
 
 __all__ = [
+    "Choices",
     "FAMILIES",
     "VERSIONS",
     "attend_densely",
     "attention_share",
     "choose_in_f8",
     "indexer_loss",
+    "record",
+    "replay",
 ]
 
 register()

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from winnow import torch as operators
+from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import DeepseekV4
 from winnow.transformers.layer import (
+    check_given,
     check_options,
     quantized,
     ranges_of,
@@ -242,6 +244,8 @@ def _attention(
     mask = Mask(None, packed=True) if attention_mask is None else attention_mask
     ranges = functools.partial(ranges_of, mask.ranges, hidden_states, seen + queries, options)
     sequences = mask.sequences(ranges, position_ids, seen)
+    given = options.get(OPTION)
+    check_given(self, given, cache, seen)
 
     cos, sin = position_embeddings[self.rope_layer_type]
     q_resid = family.query_latent(self, hidden_states)
@@ -258,8 +262,11 @@ def _attention(
     else:
         compressed, chosen = self.compressor(
             hidden_states, q_resid, sequences=sequences, state=state,
-            dense=getattr(self, "_winnow_dense", False),
+            dense=getattr(self, "_winnow_dense", False) or isinstance(given, Replaying),
         )  # fmt: skip
+        if given is not None and family.indexer_of(self) is not None:
+            stride = compressed.stride
+            chosen = _given_rows(self, given, sequences, stride, chosen, rows.device)
         if chosen is None:
             every = self.compressor.compress_rate, compressed.stride
             indices = sequences.window_and_all(*window, *every, rows.device)
@@ -281,6 +288,27 @@ def _attention(
             compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
+
+
+def _given_rows(
+    attention: nn.Module, given, sequences: Sequences, stride: Optional[int],
+    chosen: Optional[Tensor], device: torch.device,
+) -> Tensor:  # fmt: skip
+    """What each token attends to of the compressed rows, as `chosen`: that itself where choices are
+    recorded, else what was recorded."""
+    begins = [
+        piece.row * MOST_COLUMNS + sequences.seen + piece.begin - piece.before
+        for piece in sequences.pieces
+    ]
+    sequence = torch.tensor(begins, device=device)[sequences.piece_of_token(device)]
+    tokens = Tokens(sequence, sequences.place(device))
+    ratio = attention.compressor.compress_rate
+    first = sequences.seen_rows(ratio, stride, device)["key_start"][:, None]
+    if isinstance(given, Replaying):
+        within = given.rows(attention.layer_idx, tokens)
+        return torch.where(within < 0, -1, within + first)
+    given.add(attention.layer_idx, torch.where(chosen < 0, -1, chosen - first), tokens)
+    return chosen
 
 
 def _compressor(

@@ -112,7 +112,7 @@ def each(
         if inner in calls:
             return (call(module, calls[inner], carrier),)
 
-        def forward(carrier: Tensor) -> Tuple[Tensor, ...]:
+        def forward(carrier: Tensor, **_) -> Tuple[Tensor, ...]:  # hooks may add options
             inside = [child for child in inner.children() if child in around]
             return tuple(result for child in inside for result in visit(child, carrier))
 

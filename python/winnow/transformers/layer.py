@@ -10,6 +10,7 @@ from transformers import Cache
 from winnow import torch as operators
 from winnow._torch_private import in_backward
 from winnow.transformers import absorbed, inside, masks, tensor_parallel
+from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import Family, Projected
 from winnow.transformers.refusal import refuse
 
@@ -167,14 +168,26 @@ def _attention(
     ranges = ranges_of(attention_mask, hidden_states, count, options)
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
+    given = options.get(OPTION)
+    check_given(self, given, cache, count - queries)
     if dense and cache is None:
         indices = None
     elif self.indexer is not None:
-        resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
-        indices = self.indexer(
-            hidden_states=hidden_states, position_embeddings=position_embeddings,
-            attention_mask=ranges, position_ids=position_ids, cache=cache, **resid,
-        )  # fmt: skip
+        replays = isinstance(given, Replaying)
+        if not replays or cache is not None:  # into which its keys go
+            resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
+            indices = self.indexer(
+                hidden_states=hidden_states, position_embeddings=position_embeddings,
+                attention_mask=ranges, position_ids=position_ids, cache=cache, **resid,
+            )  # fmt: skip
+        if given is not None:
+            tokens, first = _tokens(ranges, count), ranges[..., :1]
+        if replays:
+            within = given.rows(self.layer_idx, tokens).view(batch, queries, -1)
+            indices = torch.where(within < 0, -1, within + first)
+        elif given is not None:
+            within = torch.where(indices < 0, -1, indices - first)
+            given.add(self.layer_idx, within.flatten(0, 1), tokens)
     elif indices is None:
         refuse("prev_topk_indices", "the indices of a layer before that has an indexer", None)
     if dense:
@@ -192,6 +205,30 @@ def _attention(
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
     return (out, None, indices) if family.shares_indices else (out, None)
+
+
+def check_given(attention: nn.Module, given, cache, seen: int) -> None:
+    """Refuses what has no choice, or does not say of which tokens it is. seen: tokens of earlier
+    calls."""
+    if given is None:
+        return
+    if getattr(attention, "_winnow_dense", False):
+        refuse("model", "one that attends to chosen rows", "one that attends densely")
+    if isinstance(given, Replaying) and seen > 0:
+        refuse("past_key_values", "a forward pass over whole sequences in replay()", f"{seen} rows")
+    if getattr(cache, "is_compileable", False):
+        refuse("cache", "one that grows with the tokens, a DynamicCache", type(cache).__name__)
+
+
+def _tokens(ranges: Tensor, rows: int) -> Tokens:
+    """Those of ranges [batch, queries, 2] over `rows` rows, whose last ones are the queries' own. A
+    sequence begins where its tokens' ranges do."""
+    batch, queries, _ = ranges.shape
+    first, end = _without_padding(ranges, rows).unbind(-1)
+    own = torch.arange(rows - queries, rows, device=ranges.device)
+    number = torch.arange(batch, device=ranges.device)[:, None]
+    place = torch.where(end > first, own - first, -1)
+    return Tokens((number * MOST_COLUMNS + ranges[..., 0]).flatten(), place.flatten())
 
 
 def _without_padding(ranges: Tensor, rows: int) -> Tensor:

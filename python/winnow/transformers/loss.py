@@ -31,7 +31,7 @@ def _attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
             yield family, module
 
 
-def _all_attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
+def all_attentions(model: nn.Module) -> Iterator[Tuple[Family, nn.Module]]:
     """Those of _attentions(); an error where there is none."""
     found = list(_attentions(model))
     if not found:
@@ -51,7 +51,7 @@ def attend_densely(model: nn.Module, mode: bool = True) -> None:
     A sequence that is generated with a cache may change over at any token.
     """
     _check_mode(mode)
-    for _, attention in _all_attentions(model):
+    for _, attention in all_attentions(model):
         attention._winnow_dense = mode
 
 
@@ -60,7 +60,7 @@ def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
     a scale of its own, from the next forward pass on: quicker on a GPU, and what engines do that
     serve such a model. With mode False they score in the model's own dtype."""
     _check_mode(mode)
-    for family, attention in _all_attentions(model):
+    for family, attention in all_attentions(model):
         indexer = family.indexer_of(attention)
         if indexer is not None:
             for module in indexer.modules():  # a wrapper may be around it

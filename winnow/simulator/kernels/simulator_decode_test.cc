@@ -103,6 +103,11 @@ PlantedBug in_items(PlantedBug bug) {
   bug.of_case = "fp8_656-extra-sq2-length";
   return bug;
 }
+// In one of which each block merges the parts of a query, which share its queries.
+PlantedBug in_parts(PlantedBug bug) {
+  bug.of_case = "fp8_656-k2048";
+  return bug;
+}
 PlantedBug of_consumers(PlantedBug bug) {
   bug.plant.file = kConsumers;
   return bug;
@@ -145,6 +150,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_kernel(bug("NoBarrierAfterInit", "__syncthreads();  // the barriers", Action::drop)),
     in_items(of_consumers(bug("CountOfQFreeTooLarge", "shared.q_free().init", Action::add, 1))),
     of_consumers(bug("CountOfFullTooSmall", "shared.full()[slot][group].init", Action::add, -1)),
+    in_parts(of_kernel(bug("NoWaitForQueries", "shared.q_full()[group].wait", Action::drop))),
+    in_parts(of_kernel(
+        bug("SwappedPhaseOfQueriesOfParts", "shared.q_full()[group].wait", Action::add, 1))),
+    in_parts(of_kernel(bug("NoReleaseOfQueries", "tile + 2 >= tiles && releases", Action::drop))),
+    in_parts(
+        saying("race: ", bug("QueriesReplacedTooEarly", "shared.q_free().wait", Action::drop))),
     of_kernel(bug("NoWaitForRows", "shared.full()[consumer][kGroup].wait", Action::drop)),
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };
@@ -168,34 +179,57 @@ void expect_same(DecodeArgs some, const TensorView& expected, const std::string&
   EXPECT_EQ(testing::read(testing::on({}, out).view), testing::read(expected)) << what;
 }
 
-// Short calls have kernels of their own, which with batch_invariant must not show.
+// With batch_invariant it must not show that short calls have kernels of their own, nor that blocks
+// merge the parts of some queries and a second kernel those of others.
 TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
   simulator::settings().schedule = simulator::parse_schedule("random:6");
-  // On two multiprocessors, for 18 tiles and one more of the second cache.
-  ASSERT_FALSE(decode_sm90_detail::batch_invariant_split(19, 3, 2).is_short());
-  ASSERT_TRUE(decode_sm90_detail::batch_invariant_split(19, 1, 2).is_short());
-  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::bf16}) {
-    const DecodeStep all = DecodeStep({.name = "split",
-                                       .format = format,
-                                       .b = 3,
-                                       .h_q = 9,
-                                       .topk = 1100,
-                                       .blocks = 18,
-                                       .lengths = Lengths::ragged,
-                                       .extra_topk = 40})
-                               .on(kGpu);
+  const std::vector<DecodeCase> shapes = {
+      // On two multiprocessors a query of three parts for each group, and one that is left. Which
+      // part begins the rows of the second cache hangs on the lengths.
+      {.name = "split", .b = 3, .h_q = 9, .topk = 1100, .blocks = 18, .extra_topk = 40},
+      // Two queries of two parts for each.
+      {.name = "split-whole",
+       .format = CacheFormat::bf16,
+       .b = 4,
+       .h_q = 5,
+       .topk = 520,
+       .blocks = 18,
+       .extra_topk = 130,
+       .extra_blocks = 5,
+       .sink = Sink::finite},
+      // Of four parts, for two blocks of heads.
+      {.name = "split-heads",
+       .format = CacheFormat::fp8_584,
+       .b = 2,
+       .h_q = 66,
+       .topk = 1990,
+       .blocks = 32,
+       .sink = Sink::mixed},
+  };
+  const auto split = decode_sm90_detail::batch_invariant_split;
+  ASSERT_TRUE(split(19, 3, 2).merges && split(19, 3, 2).cut_segments == 2);
+  ASSERT_TRUE(split(12, 4, 2).merges && split(12, 4, 2).cut_segments == 0);
+  ASSERT_TRUE(split(32, 2, 1).merges && split(32, 2, 1).segments == 4);
+  // On 36 a sequence alone has several groups, and all parts are merged by the second kernel.
+  ASSERT_TRUE(split(19, 1, 36).is_short() && !split(32, 1, 18).merges);
+  for (DecodeCase shape : shapes) {
+    shape.lengths = Lengths::ragged;
+    const DecodeStep all = DecodeStep(shape).on(kGpu);
+    simulator::settings().multiprocessors = 2;
     run(all.args());
+    simulator::settings().multiprocessors = 36;
     const StridedTensor together = testing::on({}, all.out);
-    for (std::int64_t i = 0; i < 3; ++i) {
+    for (std::int64_t i = 0; i < shape.b; ++i) {
       DecodeArgs args = all.args();
       for (ConstTensorView* view : {&args.q, &args.indices, &args.topk_length, &args.extra_indices,
                                     &args.extra_topk_length}) {
-        *view = view->slice(0, i, i + 1);
+        if (view->present()) *view = view->slice(0, i, i + 1);
       }
       expect_same(args, together.view.slice(0, i, i + 1),
-                  std::string(to_string(format)) + testing::numbered(", sequence ", i));
+                  shape.name + testing::numbered(", sequence ", i));
     }
   }
+  simulator::settings().multiprocessors = 2;
 }
 
 // Nor do further blocks of 64 heads.

@@ -129,6 +129,7 @@ DecodeParams check_args(const DecodeArgs& args) {
   params.h_q = args.q.size(2);
   params.format = args.format;
   params.batch_invariant = args.batch_invariant;
+  params.in_list_order = args.in_list_order;
   kDecode.check(args, params);
   params.q = heads_of<const void*>(args.q);
   params.attn_sink = rows_of<const float*>(args.attn_sink, 0);

@@ -36,6 +36,11 @@ struct DecodeArgs {
   // Whether the result of a query is bitwise independent of the other queries of the call. Without
   // it a GPU may be faster.
   bool batch_invariant = true;
+  // Whether every sum of a query is formed in one go, over its entries in their order and those of
+  // the second cache behind them, as forward() does with the same argument: of the same rows in
+  // bf16 both give the same bits. On a GPU a query then has one multiprocessor for 64 heads, which
+  // is as fast as ever where queries fill the GPU, and slow for few.
+  bool in_list_order = false;
   TensorView out{};  // [b, s_q, h_q, 512], bf16
   TensorView lse{};  // optional [b, s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least decode_workspace_bytes():

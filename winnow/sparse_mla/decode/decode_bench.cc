@@ -54,7 +54,7 @@ struct GpuShape {
   CacheFormat format = CacheFormat::fp8_656;
   std::int64_t b = 64, h_q = 128, topk = 2048;
   std::optional<double> reach_us{};
-  bool batch_invariant = false;
+  bool batch_invariant = false, in_list_order = false;
   std::int64_t s_q = 2;
   // Contexts of so many rows, all attended; 0: topk of kContext.
   std::int64_t dense = 0;
@@ -131,6 +131,7 @@ std::function<void()> prepare_gpu(const GpuShape& shape, const testing::Target& 
                   .context_lens = shape.dense > 0 ? data->lengths.view() : ConstTensorView(),
                   .format = shape.format,
                   .batch_invariant = shape.batch_invariant,
+                  .in_list_order = shape.in_list_order,
                   .out = data->out,
                   .lse = data->lse};
   data->workspace = Tensor(DType::u8, {decode_workspace_bytes(args, target.options)}, device);
@@ -145,7 +146,9 @@ testing::Benchmark make_gpu_benchmark(const GpuShape& shape) {
                    testing::numbered("-sq", shape.s_q) + testing::numbered("-h", shape.h_q) +
                    (shape.dense > 0 ? testing::numbered("-dense", shape.dense)
                                     : testing::numbered("-k", shape.topk)) +
-                   (shape.batch_invariant ? "-invariant" : "");
+                   (shape.in_list_order     ? "-list-order"
+                    : shape.batch_invariant ? "-invariant"
+                                            : "");
   benchmark.shape = testing::numbered("s_kv ", shape.context()) +
                     testing::numbered(", s_q ", shape.s_q) + testing::numbered(", b ", shape.b) +
                     testing::numbered(", h_q ", shape.h_q) +
@@ -177,6 +180,11 @@ void add_gpu_benchmarks(std::vector<testing::Benchmark>& list) {
   add({.b = 128, .reach_us = 345});
   add({.b = 148, .h_q = 64, .topk = 16384, .reach_us = 1760});
   add({.b = 148, .h_q = 128, .topk = 16384, .reach_us = 2880});
+  // What batch_invariant costs: beside the same without.
+  for (const std::int64_t b : {1, 8, 16, 32}) add({.b = b});
+  for (const std::int64_t b : {16, 32, 74}) add({.b = b, .batch_invariant = true});
+  add({.b = 148, .h_q = 128, .topk = 16384, .batch_invariant = true});
+  for (const std::int64_t b : {2, 64, 128}) add({.b = b, .in_list_order = true});
   for (const std::int64_t b : {1, 2, 8, 64, 128, 256}) {
     add({.b = b, .batch_invariant = true});
     for (const std::int64_t heads : {16, 32}) add({.b = b, .h_q = heads});

@@ -1,6 +1,6 @@
 // Decode on the CPU: the rows of each query are dequantised in blocks and join a running softmax.
-// The heads of a work item and the blocks are the same whatever the batch and the threads are, and
-// so are the results.
+// The blocks are the same whatever the batch and the threads are, and those of forward(), and so
+// are the results.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -14,7 +14,6 @@
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::int64_t kHeads = 32;  // of a work item: they share the dequantised rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // to[c] = bf16(f8[c] * scale)
@@ -60,46 +59,50 @@ void load_row(const Cache<const std::uint8_t>& cache, std::int64_t slot, float* 
   }
 }
 
+// The heads of an item share the dequantised rows.
+HeadItems items_of(const DecodeParams& params) { return {params.h_q, 32}; }
+
 struct Scratch {
   RunningSoftmax<float> softmax;
-  std::vector<std::int32_t> slots;  // the visible ones of a query in one cache
+  // The visible ones of a query, those of the second cache behind the others.
+  std::vector<std::int32_t> slots;
+  Index visible = 0;
 
   explicit Scratch(const DecodeParams& params)
-      : softmax(std::min(kHeads, params.h_q), params.d_qk),
-        slots(static_cast<std::size_t>(std::max(params.chosen.topk, params.extra.topk))) {}
+      : softmax(items_of(params).most(), params.d_qk),
+        slots(static_cast<std::size_t>(params.chosen.topk + params.extra.topk)) {}
+
+  void add(const ChosenRows& chosen, std::int64_t i, std::int64_t s) {
+    const std::int64_t entries = chosen.topk > 0 ? chosen.entries(i, s) : 0;
+    for (std::int64_t j = 0; j < entries; ++j) {
+      const std::int64_t slot = chosen.slot(i, s, j);
+      if (!chosen.cache.holds(slot)) continue;
+      slots[static_cast<std::size_t>(visible++)] = static_cast<std::int32_t>(slot);
+    }
+  }
 };
 
-// Takes the rows that the query chose of one cache into its softmax.
-void attend(const ChosenRows& chosen, std::int64_t i, std::int64_t s, Index heads, float scale,
-            Scratch& scratch, const Executor& executor) {
-  const std::int64_t entries = chosen.entries(i, s);
-  Index visible = 0;
-  for (std::int64_t j = 0; j < entries; ++j) {
-    const std::int64_t slot = chosen.slot(i, s, j);
-    if (!chosen.cache.holds(slot)) continue;
-    scratch.slots[static_cast<std::size_t>(visible++)] = static_cast<std::int32_t>(slot);
-  }
-  for (Index begin = 0; begin < visible && !executor.stopped(); begin += kBlock) {
-    const Index count = std::min(kBlock, visible - begin);
-    for (Index r = 0; r < count; ++r) {
-      load_row(chosen.cache, scratch.slots[static_cast<std::size_t>(begin + r)],
-               scratch.softmax.rows.row(r).data());
-    }
-    scratch.softmax.accumulate(heads, count, scale);
-  }
-}
-
 void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, std::int64_t first,
-                  Scratch& scratch, const Executor& executor) {
-  const Index heads = std::min(kHeads, params.h_q - first);
+                  Index heads, Scratch& scratch, const Executor& executor) {
   RunningSoftmax<float>& softmax = scratch.softmax;
   for (Index h = 0; h < heads; ++h) {
     load_f32(DType::bf16, params.q.data, params.q.offset(i, s, first + h), params.d_qk,
              softmax.q.row(h).data());
   }
   softmax.reset();
-  if (params.chosen.topk > 0) attend(params.chosen, i, s, heads, params.scale, scratch, executor);
-  if (params.extra.topk > 0) attend(params.extra, i, s, heads, params.scale, scratch, executor);
+  scratch.visible = 0;
+  scratch.add(params.chosen, i, s);
+  const Index of_first = scratch.visible;
+  scratch.add(params.extra, i, s);
+  for (Index begin = 0; begin < scratch.visible && !executor.stopped(); begin += kBlock) {
+    const Index count = std::min(kBlock, scratch.visible - begin);
+    for (Index r = 0; r < count; ++r) {
+      const auto& cache = (begin + r < of_first ? params.chosen : params.extra).cache;
+      load_row(cache, scratch.slots[static_cast<std::size_t>(begin + r)],
+               softmax.rows.row(r).data());
+    }
+    softmax.accumulate(heads, count, params.scale);
+  }
   for (Index h = 0; h < heads; ++h) {
     const float sink = params.attn_sink.present() ? params.attn_sink.data[first + h] : -kInfinity;
     const float lse = softmax.finish(h, sink);
@@ -112,13 +115,14 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
 }  // namespace
 
 void decode_cpu(const DecodeParams& params, const Executor& executor) {
-  const std::int64_t groups = (params.h_q + kHeads - 1) / kHeads;
+  const HeadItems items = items_of(params);
   auto scratch = scratch_of_workers<Scratch>(executor, params);
   executor.for_each_range(
-      params.b * params.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
-        const std::int64_t query = item / groups;
-        decode_query(params, query / params.s_q, query % params.s_q, item % groups * kHeads,
-                     scratch[static_cast<std::size_t>(worker)], executor);
+      params.b * params.s_q * items.count, 1, [&](std::int64_t item, std::int64_t, int worker) {
+        const std::int64_t query = item / items.count;
+        const Index part = item % items.count;
+        decode_query(params, query / params.s_q, query % params.s_q, items.first(part),
+                     items.size(part), scratch[static_cast<std::size_t>(worker)], executor);
       });
 }
 

@@ -10,6 +10,7 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+#include "winnow/sparse_mla/decode/decode_beside_forward.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/sparse_mla/test_gpu.h"
@@ -111,6 +112,27 @@ TEST_F(DecodeGpu, BatchesFrom1To256AgreeWithEachOther) {
   for (const std::int64_t b : {1, 2, 3, 7, 16, 33, 64, 66, 67, 128, 200}) {
     EXPECT_TRUE(run(some_of(step.args(), 0, b)) == slice_of(all, 0, b)) << "b " << b;
   }
+}
+
+TEST_F(DecodeGpu, GivesTheBitsOfForward) {
+  std::vector<DecodeCase> shapes = steps_beside_forward();
+  // As many entries as a model has, of queries that fill the GPU and leave some over.
+  shapes.push_back({.name = "many",
+                    .format = CacheFormat::bf16,
+                    .b = 150,
+                    .h_q = 128,
+                    .topk = 2048,
+                    .blocks = 60,
+                    .lengths = Lengths::ragged});
+  // A cache that forward() would read in the order of its rows.
+  shapes.push_back({.name = "large",
+                    .format = CacheFormat::bf16,
+                    .b = 9,
+                    .h_q = 16,
+                    .topk = 2048,
+                    .blocks = 1000,
+                    .poison = false});
+  for (const DecodeCase& shape : shapes) expect_bits_of_forward(shape, kGpu);
 }
 
 TEST_F(DecodeGpu, AHeadHasTheSameBitsWhateverTheOthers) {

@@ -56,7 +56,7 @@ struct DecodeParams {
   std::int64_t b = 0, s_q = 0, h_q = 0, d_qk = 0;
   CacheFormat format = CacheFormat::fp8_656;
   float scale = 0;
-  bool batch_invariant = true;
+  bool batch_invariant = true, in_list_order = false;
   Heads<const void*> q;  // [b, s_q, h_q, d_qk], bf16
   ChosenRows chosen, extra;
   Rows<const float*> attn_sink;  // [h_q]; may be null

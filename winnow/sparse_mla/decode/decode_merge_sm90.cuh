@@ -23,7 +23,9 @@ struct Parts {
 };
 // The parts of the `number`th query that is merged.
 __device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t number) {
-  if (params.cut_tiles == 0) return {number, number * params.segments, params.segments, false};
+  if (params.cut_tiles == 0) {
+    return {params.cut_query + number, number * params.segments, params.segments, false};
+  }
   const std::uint32_t begin = number * params.query_tiles, last = begin + params.query_tiles - 1;
   const std::uint32_t first = begin / params.cut_tiles;
   return {params.cut_query + number, first, last / params.cut_tiles - first + 1,
@@ -38,17 +40,6 @@ __device__ __forceinline__ std::int64_t row_of_partial(const KernelParams& param
   return std::int64_t{partial_of(params, parts.first + n, n == 0 && parts.second, head_block)} *
              kHeads +
          head % kHeads;
-}
-
-// Adds eight columns of a partial's row, times `weight`.
-__device__ __forceinline__ void add_partial(float (&sum)[8], const uint4& row, float weight) {
-  const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack_f16(words[i]);
-    sum[2 * i] = fmaf(pair.x, weight, sum[2 * i]);
-    sum[2 * i + 1] = fmaf(pair.y, weight, sum[2 * i + 1]);
-  }
 }
 
 // Adds up the partials of one query and head in each block; blocks count heads first.
@@ -127,7 +118,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 // --- few parts ----------------------------------------------------------------------------------
 
-inline constexpr std::uint32_t kFewParts = kMergeQuarters;
+static_assert(kFewParts == kMergeQuarters);
 inline constexpr std::uint32_t kFewHeadsAtOnce = 2;                               // of a thread
 inline constexpr std::uint32_t kFewHeads = kMergeThreads / 64 * kFewHeadsAtOnce;  // of a block
 
@@ -171,8 +162,9 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   const float its_reference = fmaxf(kNoReference, quad_max(sums.reference));
   const float mine = ex2(sums.reference - its_reference);
-  const float its_sum = quad_sum(sums.sum * mine);
-  const float scaled = mine * (eighth < 32 ? sums.power[0] : sums.power[1]);
+  // Blocks that merge their own parts form the same products: each is rounded by itself.
+  const float its_sum = quad_sum(__fmul_rn(sums.sum, mine));
+  const float scaled = __fmul_rn(mine, eighth < 32 ? sums.power[0] : sums.power[1]);
 #pragma unroll
   for (std::uint32_t k = 0; k < kFewHeadsAtOnce; ++k) {
     const auto of_lane = [&](float value, std::uint32_t n) {

@@ -45,8 +45,22 @@ struct alignas(16) PartialSums {
   float reference, sum, power[2];
 };
 
+// Adds eight columns of a partial's row, times `weight`.
+__device__ __forceinline__ void add_partial(float (&sum)[8], const uint4& row, float weight) {
+  const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_f16(words[i]);
+    sum[2 * i] = fmaf(pair.x, weight, sum[2 * i]);
+    sum[2 * i + 1] = fmaf(pair.y, weight, sum[2 * i + 1]);
+  }
+}
+
+// Queries with up to so many parts have a way of their own to be merged.
+inline constexpr std::uint32_t kFewParts = Split::kFewParts;
+
 struct KernelParams {
-  static constexpr bool kPaged = false;
+  static constexpr bool kPaged = false, kMerges = false;
   ChosenView chosen[2];  // of the cache and of the extra one
   HeadsView q, out;
   HeadsView lse;           // data may be null
@@ -58,6 +72,7 @@ struct KernelParams {
   std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles
   std::uint32_t group_segments, whole_segments;        // of a group, and of all groups
   // Each group takes so many tiles of the queries from `cut_query` on, which have `cut_end` tiles.
+  // kMerges: in segments.
   std::uint32_t cut_tiles, cut_query, cut_end;
   char* partial_out;          // [partials, 64, 512], f16
   PartialSums* partial_sums;  // [partials, 64]
@@ -70,6 +85,16 @@ struct PagedKernelParams : KernelParams {
   static constexpr bool kPaged = true;
   std::int32_t step;     // s_q where context_lens counts all queries of the step, otherwise 0
   std::uint32_t blocks;  // of the cache
+};
+
+// Of calls whose blocks merge the segments of whole queries themselves. Other queries, from
+// cut_query on, are shared out by segments.
+template <class Base>
+struct MergingParams : Base {
+  static constexpr bool kMerges = true;
+  std::uint32_t cut_segments;  // of a group; cut_end counts segments, too
+  std::uint32_t own_partials;  // the first partial, of all head blocks, that a group merges itself
+  PartialSums* own_sums;       // [partials, 2, 64]: of each consumer
 };
 
 // The partial of a piece: where queries are cut, group `group` has at most two such pieces, of
@@ -86,12 +111,18 @@ __device__ __forceinline__ std::uint32_t partial_of(const KernelParams& params, 
 struct Piece {
   std::uint32_t i, s;  // sequence and query
   std::int32_t first_head;
-  std::int32_t partial;  // -1: the piece is the whole query
+  std::int32_t partial;  // -1: the piece is the whole query. kMerges: times 2^kPieceBits, with bits
   // Of each list: the first tile, how many tiles that hold entries, and how many entries of the
   // list count.
   std::int32_t first[2], tiles[2], entries[2];
 };
 static_assert(sizeof(Piece) == 40);
+
+// Of `partial`, where blocks merge: the piece is the first with tiles of its query in this block,
+// or the last; the block merges the query, and the piece is the last of it: its partial is the
+// first one of the query then.
+inline constexpr std::int32_t kLoadsQueries = 1, kReleasesQueries = 2, kOwn = 4, kMergesQuery = 8;
+inline constexpr int kPieceBits = 4;
 
 struct PiecePlan : Shared<Piece> {
   WINNOW_PLACE(i)
@@ -105,14 +136,21 @@ struct PiecePlan : Shared<Piece> {
 
 class Pieces {
  public:
-  __device__ __forceinline__ Pieces(const KernelParams& params, Place<Piece[kMostPieces]> table)
+  template <class Params>
+  __device__ __forceinline__ Pieces(const Params& params, Place<Piece[kMostPieces]> table)
       : table_(table) {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
-    from_ = min(group * params.cut_tiles, params.cut_end);
-    to_ = min(from_ + params.cut_tiles, params.cut_end);
-    const std::uint32_t first = from_ / params.query_tiles;
     // The shares of queries come first: their sums are on their way while the rest is computed.
-    cut_ = from_ < to_ ? static_cast<int>(ceil_div(to_, params.query_tiles) - first) : 0;
+    if constexpr (Params::kMerges) {
+      from_ = min(group * params.cut_segments, params.cut_end);
+      to_ = min(from_ + params.cut_segments, params.cut_end);
+      cut_ = static_cast<int>(to_ - from_);
+    } else {
+      from_ = min(group * params.cut_tiles, params.cut_end);
+      to_ = min(from_ + params.cut_tiles, params.cut_end);
+      const std::uint32_t first = from_ / params.query_tiles;
+      cut_ = from_ < to_ ? static_cast<int>(ceil_div(to_, params.query_tiles) - first) : 0;
+    }
     first_segment_ = group * params.group_segments;
     const std::uint32_t end = min(first_segment_ + params.group_segments, params.whole_segments);
     count_ = cut_ + static_cast<int>(max(end, first_segment_) - first_segment_);
@@ -126,7 +164,16 @@ class Pieces {
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
     for (int n = threadIdx.x; n < count_; n += blockDim.x) {
       std::uint32_t query, from, to, partial;
-      if (n < cut_) {
+      [[maybe_unused]] std::uint32_t first, end;  // kMerges: the block's segments of the query
+      if (Params::kMerges && n < cut_) {
+        const std::uint32_t segment = from_ + n, of_query = segment / params.segments;
+        query = params.cut_query + of_query;
+        from = segment % params.segments * params.segment_tiles;
+        to = from + params.segment_tiles;
+        partial = partial_of(params, segment, 0, head_block);
+        first = max(from_, of_query * params.segments) - of_query * params.segments;
+        end = min(to_ - of_query * params.segments, params.segments);
+      } else if (n < cut_) {
         const std::uint32_t number = from_ / params.query_tiles + n;
         const std::uint32_t begin = number * params.query_tiles;
         query = params.cut_query + number;
@@ -139,6 +186,8 @@ class Pieces {
         from = segment % params.segments * params.segment_tiles;
         to = from + params.segment_tiles;
         partial = partial_of(params, segment, 0, head_block);
+        first = 0;
+        end = params.segments;
       }
       Piece piece;
       piece.i = query / params.s_q;
@@ -166,6 +215,29 @@ class Pieces {
         piece.entries[c] = count;
         before += chosen.tiles;
       }
+      if constexpr (Params::kMerges) {
+        const auto any = [&](std::uint32_t begin, std::uint32_t stop) {
+          const int begins[2] = {static_cast<int>(begin),
+                                 static_cast<int>(begin) - params.chosen[0].tiles};
+          int tiles = 0;
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int last = begins[c] + static_cast<int>(stop - begin);
+            tiles += max(min(last, tile_count(piece.entries[c])) - max(begins[c], 0), 0);
+          }
+          return tiles > 0;
+        };
+        const bool own = n >= cut_, ends = to == params.query_tiles;
+        if (own) {
+          const std::uint32_t number = ends ? 0 : from / params.segment_tiles;
+          const std::uint32_t slot = params.own_partials + group * (params.segments - 1) + number;
+          partial = partial_of(params, slot, 0, head_block);
+        }
+        piece.partial = static_cast<std::int32_t>(partial << kPieceBits);
+        if (!any(first * params.segment_tiles, from)) piece.partial |= kLoadsQueries;
+        if (!any(to, end * params.segment_tiles)) piece.partial |= kReleasesQueries;
+        if (own) piece.partial |= ends ? kOwn | kMergesQuery : kOwn;
+      }
       store(n, piece);
     }
   }
@@ -181,6 +253,7 @@ class Pieces {
     piece.partial = from.partial().load();
     return piece;
   }
+  __device__ int partial(int n) const { return at(n).partial().load(); }
   __device__ int tiles(int n, int list) const { return at(n).tiles()[list].load(); }
   __device__ int first(int n, int list) const { return at(n).first()[list].load(); }
   __device__ int entries(int n, int list) const { return at(n).entries()[list].load(); }

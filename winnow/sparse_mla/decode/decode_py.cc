@@ -13,6 +13,7 @@ constexpr Declaration<sparse_mla::kDecode> kDecode(
     "scale: float | None = None, topk_length: T | None = None, attn_sink: T | None = None, "
     "extra_cache: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, batch_invariant: bool = True, "
+    "in_list_order: bool = False, "
     "block_tables: T | None = None, context_lens: T | None = None, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");

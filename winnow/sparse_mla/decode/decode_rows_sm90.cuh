@@ -247,7 +247,9 @@ __device__ __forceinline__ void copy_role(const Params& params, const Pieces& pi
     } else {
       load.template operator()<1>();
     }
-    if (begins) {
+    bool loads = begins;
+    if constexpr (Params::kMerges) loads = begins && (pieces.partial(piece) & kLoadsQueries);
+    if (loads) {
       replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, shared.consumers(), piece,
                                                    q_uses++, thread);
     }

@@ -33,7 +33,9 @@ std::int64_t resident_groups_for(const DecodeParams& params) {
 
 Split split_of(const DecodeParams& params) {
   const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
-  const auto split = params.batch_invariant ? batch_invariant_split : fastest_split;
+  const auto split = params.in_list_order     ? split_of_whole_queries
+                     : params.batch_invariant ? batch_invariant_split
+                                              : fastest_split;
   return split(tiles, params.b * params.s_q, resident_groups_for(params));
 }
 
@@ -60,14 +62,31 @@ ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
   return view;
 }
 
-constexpr std::int64_t kPartialBytes =
-    kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
+constexpr std::int64_t kSumsBytes = kHeads * std::int64_t{sizeof(PartialSums)};  // of a partial
+constexpr std::int64_t kPartialBytes = kHeads * kPartialRowBytes + kSumsBytes;
+constexpr std::int64_t kOwnPartialBytes = kPartialBytes + kSumsBytes;  // sums of two consumers
+
+// The partials of a split, of one block of heads: those that a second kernel merges, and those that
+// groups merge themselves.
+struct Partials {
+  std::int64_t handed, own;
+  std::int64_t bytes() const { return handed * kPartialBytes + own * kOwnPartialBytes; }
+};
+Partials partials_of(const Split& split, std::int64_t queries) {
+  if (split.merges) {
+    const std::int64_t whole = split.groups * split.group_segments / split.segments;
+    return {std::max<std::int64_t>(queries - whole, 0) * split.segments,
+            split.groups * (split.segments - 1)};
+  }
+  if (split.cut_tiles > 0) return {2 * split.groups, 0};
+  return {split.segments > 1 ? queries * split.segments : 0, 0};
+}
 
 template <CacheFormat kFormat, int kDim, class Params>
 void launch(const Params& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
   constexpr int kBytes = sizeof(DecodeLayout<kDim>);
   auto* function = decode_kernel<kFormat, kDim, false, Params>;
-  if constexpr (!Params::kPaged) {
+  if constexpr (!Params::kPaged && !Params::kMerges) {
     if (is_short) function = decode_kernel<kFormat, kDim, true, Params>;
   }
   kRuntime.allow_shared_memory(function, kBytes);
@@ -79,15 +98,26 @@ void launch(const Params& kernel, bool is_short, std::uint32_t groups, cudaStrea
 
 std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
   const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
-  std::int64_t partials = 0;
-  if (params.batch_invariant) {
-    const Split split = split_of(params);
-    if (split.segments > 1) partials = params.b * params.s_q * split.segments;
-  } else if (tiles > 1) {
+  const std::int64_t groups = resident_groups_for(params), queries = params.b * params.s_q;
+  const Split split = split_of(params);
+  std::int64_t bytes = 0;
+  if (params.in_list_order || tiles <= 1) return 0;
+  if (!params.batch_invariant) {
     // As many for all that may be split, so that it does not shrink where the batch grows.
-    partials = 2 * resident_groups_for(params);
+    bytes = 2 * groups * kPartialBytes;
+  } else if (split.segments > 1) {
+    // Nor does it here, or where the lists grow.
+    constexpr std::int64_t kFew = Split::kFewParts;
+    const std::int64_t few = std::min(split.segments, kFew);
+    if (queries < groups || split.segments > kFew) {
+      bytes = partials_of(split_whole(split.segments, 1, queries, groups), queries).bytes();
+    }
+    if (queries >= groups) {
+      const Partials most{(groups - 1) * few, std::max(groups, split.groups) * (few - 1)};
+      bytes = std::max(bytes, most.bytes());
+    }
   }
-  return partials * head_blocks_of(params) * kPartialBytes;
+  return bytes * head_blocks_of(params);
 }
 
 void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
@@ -113,34 +143,51 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.group_segments = count(split.group_segments);
   const std::int64_t whole =
       std::min(split.groups * split.group_segments, queries * split.segments);
+  const std::int64_t whole_queries = whole / split.segments;
+  const bool cuts = split.cut_tiles > 0 || split.merges;
+  const std::int64_t cut = cuts ? queries - whole_queries : 0;
   kernel.whole_segments = count(whole);
   kernel.cut_tiles = count(split.cut_tiles);
-  kernel.cut_query = count(whole / split.segments);
-  const std::int64_t cut = split.cut_tiles > 0 ? queries - whole : 0;
-  kernel.cut_end = count(cut * split.segment_tiles);
-  const std::int64_t partials =
-      (split.cut_tiles > 0 ? 2 * split.groups : queries * split.segments) * head_blocks_of(params);
+  kernel.cut_query = cuts ? count(whole_queries) : 0;
+  kernel.cut_end = count(cut * (split.merges ? split.segments : split.segment_tiles));
+  const Partials partials = partials_of(split, queries);
+  const std::int64_t partial_count = (partials.handed + partials.own) * head_blocks_of(params);
   const bool is_short = split.is_short() && !params.chosen.paged;
   kernel.partials_in_pairs = is_short;
   kernel.partial_out = static_cast<char*>(workspace);
   kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
-                                                       partials * kHeads * kPartialRowBytes);
+                                                       partial_count * kHeads * kPartialRowBytes);
 
-  using enum CacheFormat;
+  // `all`: with what only some calls need.
+  const auto launch_all = [&]<class Params>(const Params& all) {
+    using enum CacheFormat;
+    const auto function = [&] {
+      if constexpr (Params::kPaged) {
+        return params.format == fp8_656 ? launch<fp8_656, 576, Params> : launch<bf16, 576, Params>;
+      } else {
+        return params.format == fp8_656   ? launch<fp8_656, 576, Params>
+               : params.format == fp8_584 ? launch<fp8_584, 512, Params>
+               : params.d_qk == 576       ? launch<bf16, 576, Params>
+                                          : launch<bf16, 512, Params>;
+      }
+    }();
+    function(all, is_short, count(split.groups), queue);
+  };
+  const auto launch_merging = [&]<class Base>(const Base& base) {
+    if (!split.merges) return launch_all(base);
+    MergingParams<Base> all{base};
+    all.cut_segments = count(split.cut_segments);
+    all.own_partials = count(partials.handed);
+    all.own_sums = kernel.partial_sums + partials.handed * head_blocks_of(params) * kHeads;
+    launch_all(all);
+  };
   if (params.chosen.paged) {
-    const PagedKernelParams paged{kernel, static_cast<std::int32_t>(params.chosen.step),
-                                  count(params.chosen.cache.blocks)};
-    const auto function = params.format == fp8_656 ? launch<fp8_656, 576, PagedKernelParams>
-                                                   : launch<bf16, 576, PagedKernelParams>;
-    function(paged, is_short, count(split.groups), queue);
+    launch_merging(PagedKernelParams{kernel, static_cast<std::int32_t>(params.chosen.step),
+                                     count(params.chosen.cache.blocks)});
   } else {
-    const auto function = params.format == fp8_656   ? launch<fp8_656, 576, KernelParams>
-                          : params.format == fp8_584 ? launch<fp8_584, 512, KernelParams>
-                          : params.d_qk == 576       ? launch<bf16, 576, KernelParams>
-                                                     : launch<bf16, 512, KernelParams>;
-    function(kernel, is_short, count(split.groups), queue);
+    launch_merging(kernel);
   }
-  const std::int64_t merged = split.segments > 1 ? queries : cut;
+  const std::int64_t merged = split.segments > 1 && !split.merges ? queries : cut;
   if (merged == 0) return;
   const bool few = split.most_parts() <= kFewParts;
   const std::int64_t blocks = few ? round_up_div(params.h_q, kFewHeads) : params.h_q;

@@ -31,7 +31,7 @@ inline constexpr int kBringRegisters = kFormat == CacheFormat::bf16 ? 104 : 64;
 
 __device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
   if (params.attn_sink == nullptr) return negative_infinity();
-  return __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e;
+  return __fmul_rn(__ldg(params.attn_sink + head * params.attn_sink_stride), kLog2e);
 }
 
 __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint32_t i,
@@ -74,22 +74,41 @@ __device__ __forceinline__ float inverse_power(float power) {
 }
 
 // The block's pieces, and where the results of one go.
-template <CacheFormat kFormat, bool kShort>
+template <CacheFormat kFormat, bool kShort, class Params>
 struct Work {
-  const KernelParams& params;
+  const Params& params;
   const Pieces& pieces;
 
   __device__ __forceinline__ int tiles(int piece) const {
     return pieces.tiles(piece, 0) + pieces.tiles(piece, 1);
+  }
+  // What the piece has to do with the queries in shared memory.
+  __device__ __forceinline__ bool loads_queries(int piece) const {
+    if constexpr (!Params::kMerges) return true;
+    return pieces.partial(piece) & kLoadsQueries;
+  }
+  __device__ __forceinline__ bool releases_queries(int piece) const {
+    if constexpr (!Params::kMerges) return true;
+    return pieces.partial(piece) & kReleasesQueries;
   }
 
   // Writes the consumer's half of the piece's output, and consumer 0 what else there is of a head.
   template <int kConsumer>
   __device__ __forceinline__ void store(int n, int warp, int lane, const RowState& state,
                                         const Output& o) const {
-    const Piece piece = pieces[n];
+    Piece piece = pieces[n];
     bool is_first = kConsumer == 0;
     if constexpr (kConsumer == kEither) is_first = number_of<kConsumer>() == 0;
+    [[maybe_unused]] bool own = false;  // whether the block merges the query
+    if constexpr (Params::kMerges) {
+      own = piece.partial & kOwn;
+      const bool merges = piece.partial & kMergesQuery;
+      piece.partial >>= kPieceBits;
+      if (merges) {
+        merge<kConsumer>(piece, warp, lane, state, o);
+        return;
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 16 * warp + lane / 4 + 8 * r;
@@ -104,12 +123,91 @@ struct Work {
       } else {
         const std::uint32_t part = piece.partial * kHeads + row;
         const float factor = factor_to_f16<kShort>(o, r);
-        PartialSums& sums = params.partial_sums[part];
-        if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
-        if (first) sums.power[is_first ? 0 : 1] = inverse_power(factor);
+        const float power = inverse_power(factor);
+        if constexpr (Params::kMerges) {
+          if (own && first) {
+            *own_sums<kConsumer>(static_cast<std::uint32_t>(piece.partial), row) = {
+                state.reference[r], state.sum[r], {power, 0}};
+          }
+        }
+        if (!own) {
+          PartialSums& sums = params.partial_sums[part];
+          if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
+          if (first) sums.power[is_first ? 0 : 1] = power;
+        }
         store_output_row<kConsumer, pack_f16, true, kShort>(
             params.partial_out + part * kPartialRowBytes, exists, r, factor, lane, o);
       }
+    }
+  }
+
+ private:
+  // Of a part that the block merges itself, each consumer has the sums of its own: no other warp
+  // reads what a warp has stored.
+  template <int kConsumer>
+  __device__ __forceinline__ PartialSums* own_sums(std::uint32_t partial, int row) const {
+    const std::uint32_t number = partial - params.own_partials * params.head_blocks;
+    return params.own_sums + (std::int64_t{number} * 2 + kConsumer) * kHeads + row;
+  }
+
+  // Adds up the parts of a query, of which this consumer holds the last one and has stored the
+  // others from `piece.partial` on. What merge_few_kernel() does, bit for bit.
+  template <int kConsumer>
+  __device__ __forceinline__ void merge(const Piece& piece, int warp, int lane,
+                                        const RowState& state, const Output& o) const {
+    const std::uint32_t last = params.segments - 1;
+    __syncwarp();  // the sums that other lanes have stored
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 16 * warp + lane / 4 + 8 * r, head = piece.first_head + row;
+      const bool exists = head < params.h_q;
+      const float to_f16 = factor_to_f16<false>(o, r);
+      const auto partial = [&](std::uint32_t n) {
+        return static_cast<std::uint32_t>(piece.partial) + n * params.head_blocks;
+      };
+      PartialSums sums[kFewParts];
+      float reference = kNoReference;
+#pragma unroll
+      for (std::uint32_t n = 0; n < kFewParts; ++n) {
+        sums[n] = {kNoReference, 0, {0, 0}};
+        if (n < last) sums[n] = *own_sums<kConsumer>(partial(n), row);
+        if (n == last) sums[n] = {state.reference[r], state.sum[r], {inverse_power(to_f16), 0}};
+        reference = fmaxf(reference, sums[n].reference);
+      }
+      float weights[kFewParts], each[kFewParts];
+#pragma unroll
+      for (std::uint32_t n = 0; n < kFewParts; ++n) {
+        const float mine = ex2(sums[n].reference - reference);
+        each[n] = __fmul_rn(sums[n].sum, mine);
+        weights[n] = __fmul_rn(mine, sums[n].power[0]);
+      }
+      const float sum = (each[0] + each[1]) + (each[2] + each[3]);  // as quad_sum()
+      const float sink = exists ? sink_of(params, head) : negative_infinity();
+      const float factor = output_factor(sum, reference, sink);
+      if (kConsumer == 0 && exists && (lane & 3) == 0) {
+        store_lse(params, piece.i, piece.s, head, reference, sum);
+      }
+      char* const out = params.out.at(piece.i, piece.s, exists ? head : 0);
+      const auto add = [&](int bytes, const uint4& mine) {  // eight columns
+        float total[8] = {};
+#pragma unroll
+        for (std::uint32_t n = 0; n < kFewParts; ++n) {
+          uint4 words = make_uint4(0, 0, 0, 0);
+          if (n < last && exists) {
+            words = *reinterpret_cast<const uint4*>(
+                params.partial_out + (std::int64_t{partial(n)} * kHeads + row) * kPartialRowBytes +
+                bytes);
+          }
+          if (n == last) words = mine;
+          add_partial(total, words, weights[n]);
+        }
+        if (!exists) return;
+        store_streaming(out + bytes, pack_bf16(total[0] * factor, total[1] * factor),
+                        pack_bf16(total[2] * factor, total[3] * factor),
+                        pack_bf16(total[4] * factor, total[5] * factor),
+                        pack_bf16(total[6] * factor, total[7] * factor));
+      };
+      for_each_eight_columns<kConsumer, pack_f16>(r, to_f16, lane, o, add);
     }
   }
 };
@@ -119,15 +217,20 @@ struct Work {
 // The role of a consumer, kConsumer 0, 1 or kEither. All tiles share their instructions, which
 // leaves more room for others' in the instruction caches; P V of the tile before is queued between
 // the logits of this one, so that its rows are replaced before the last chunks of this tile come.
-template <int kConsumer, class P, CacheFormat kFormat, bool kShort>
-__device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
+template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
+__device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
+  constexpr bool kMerges = Params::kMerges;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
   const int lane = thread & 31;
   std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
   std::uint32_t q_uses = 0;                    // pieces with tiles
+  // Where pieces share queries: how often these were loaded before, and whether this consumer has
+  // yet to wait for them.
+  std::uint32_t q_loads = 0;
+  bool q_awaited = false;
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
     shared.full()[consumer][kGroup].wait(own_uses & 1, "consumer", 10 * consumer + kGroup);
@@ -136,12 +239,15 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
     if constexpr (kFormat != CacheFormat::bf16) fence_proxy_async_shared();
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    if (tile == consumer && (consumer == 0 || kGroup == 0)) {
+    const bool first_use = kMerges ? q_awaited : tile == consumer;
+    if (first_use && (consumer == 0 || kGroup == 0)) {
 #pragma unroll
       for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        shared.q_full()[group].wait(q_uses & 1, "consumer", 10 * consumer + group);
+        shared.q_full()[group].wait((kMerges ? q_loads : q_uses) & 1, "consumer",
+                                    10 * consumer + group);
       }
     }
+    if (kMerges && kGroup == kGroups - 1) q_awaited = false;
     multiply_scores<kGroup>(shared, consumer, s);
   };
 
@@ -150,6 +256,8 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
     const int tiles = next_tiles;
     if (piece + 1 < work.pieces.count()) next_tiles = work.tiles(piece + 1);
 
+    const bool releases = work.releases_queries(piece);
+    if (kMerges && tiles > 0 && work.loads_queries(piece)) q_awaited = true;
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
     Output o;
@@ -172,7 +280,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
       const auto mask = shared.mask()[consumer].load();
       wgmma_wait<0>();
       wgmma_pin(s);
-      if (tile + 2 >= tiles) shared.q_free().arrive_warp();
+      if (tile + 2 >= tiles && releases) shared.q_free().arrive_warp();
 
       hide_logits(scale, mask, lane, s);
       float factors[2];
@@ -187,7 +295,9 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
       ++own_uses;
     }
     if (tiles > 0) {
-      if (consumer == 1 && tiles == 1) shared.q_free().arrive_warp();  // it had no use for Q
+      if (consumer == 1 && tiles == 1 && releases) {
+        shared.q_free().arrive_warp();  // it has no further use for Q
+      }
       if ((tiles - 1) % 2 != consumer) {
         multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
         release_values<2>(shared, other, o);
@@ -195,6 +305,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort>& work,
       }
       merge_consumers(shared, consumer, q_uses & 1, warp, lane, state);
       ++q_uses;
+      if (kMerges && releases) ++q_loads;
     }
     work.template store<kConsumer>(piece, warp, lane, state, o);
   }
@@ -222,7 +333,7 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   __syncthreads();  // the barriers and the table are there
 
   // Each role is one branch, as setmaxnreg wants it.
-  const Work<kFormat, kShort> work{params, pieces};
+  const Work<kFormat, kShort, Params> work{params, pieces};
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (kShort && warpgroup < 2) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();

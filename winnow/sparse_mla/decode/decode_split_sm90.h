@@ -4,6 +4,11 @@
 // 64 heads. It computes a number of whole segments and, if cut_tiles > 0, before them an equal
 // share of the tiles of the last queries, taken as one long row of tiles. A share that reaches over
 // the end of a query is cut there, so that every piece of work is of one query.
+//
+// Or a query is a sum of parts, its segments, whose lengths follow from the number of its tiles
+// alone, so that its bits hang on nothing else. Groups that have all segments of a query merge them
+// themselves; what such groups would leave over is shared out by segments, which a second kernel
+// merges.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +22,14 @@ struct Split {
   // queries that remain (0: none remain).
   std::int64_t group_segments, cut_tiles;
   std::int64_t groups;
+  // Whether a group merges its whole segments, which are of whole queries; each group has so many
+  // segments of the queries that remain.
+  bool merges = false;
+  std::int64_t cut_segments = 0;
 
   // Whether a block has so few tiles that what it does once takes most of its time.
   constexpr bool is_short() const {
-    return group_segments * segment_tiles + cut_tiles <= kShortTiles;
+    return !merges && group_segments * segment_tiles + cut_tiles <= kShortTiles;
   }
   // The most parts that a query is cut into, which selects the kernel that merges them. If
   // cut_tiles does not divide the query's tiles, a share may begin at any of them.
@@ -31,6 +40,8 @@ struct Split {
   }
 
   static constexpr std::int64_t kShortTiles = 16;
+  // The most parts that a block can merge, or a block of the second kernel for several heads.
+  static constexpr std::uint32_t kFewParts = 4;
 };
 
 // The most pieces of a block: its table of them is in shared memory.
@@ -51,15 +62,38 @@ constexpr Split split_whole(std::int64_t segments, std::int64_t segment_tiles, s
   return {segments, segment_tiles, each, 0, round_up_div(all, each)};
 }
 
-// The split whose segment length follows from `tiles` alone, so that the result of a query does not
-// depend on its batch. Segments are long enough that merging costs little beside the products,
-// short enough that a few queries make use of several multiprocessors.
+// The tiles of a part of a query, at least: half a thousand rows. Fewer make calls of one or two
+// sequences quicker and all others slower (docs/notes/decode.md).
+inline constexpr std::int64_t kPartTiles = 8;
+
+// The split whose segments follow from `tiles` alone: up to four of kPartTiles or more, and of long
+// lists, beside which merging costs little, up to eight of twice as many or more.
 constexpr Split batch_invariant_split(std::int64_t tiles, std::int64_t queries,
                                       std::int64_t groups) {
-  constexpr std::int64_t kLeastTiles = 16, kMostSegments = 8;
-  const std::int64_t length = std::max(kLeastTiles, round_up_div(tiles, kMostSegments));
-  return split_whole(std::max<std::int64_t>(round_up_div(tiles, length), 1), length, queries,
-                     groups);
+  constexpr std::int64_t kFew = Split::kFewParts;
+  const std::int64_t length = tiles <= 2 * kFew * kPartTiles
+                                  ? std::max(kPartTiles, round_up_div(tiles, kFew))
+                                  : std::max(2 * kPartTiles, round_up_div(tiles, 2 * kFew));
+  const std::int64_t segments = std::max<std::int64_t>(round_up_div(tiles, length), 1);
+  Split split = split_whole(segments, length, queries, groups);
+  // Whole queries of each group, and the segments of the rest; another whole query where these are
+  // as many.
+  std::int64_t each = queries / groups;
+  std::int64_t cut = round_up_div((queries - each * groups) * segments, groups);
+  if (cut == segments) ++each, cut = 0;
+  if (segments == 1 || segments > kFew || each == 0) return split;
+  if (each * segments + cut > kMostPieces) each = kMostPieces / segments, cut = 0;
+  split.merges = true;
+  split.group_segments = each * segments;
+  split.cut_segments = cut;
+  split.groups = cut > 0 ? groups : round_up_div(queries, each);
+  return split;
+}
+
+// The split in which every query is in one go.
+constexpr Split split_of_whole_queries(std::int64_t tiles, std::int64_t queries,
+                                       std::int64_t groups) {
+  return split_whole(1, std::max<std::int64_t>(tiles, 1), queries, groups);
 }
 
 // The fastest split: each group takes queries / groups whole queries and an equal share of the
@@ -67,7 +101,7 @@ constexpr Split batch_invariant_split(std::int64_t tiles, std::int64_t queries,
 constexpr Split fastest_split(std::int64_t tiles, std::int64_t queries, std::int64_t groups) {
   constexpr std::int64_t kMerge = 5;  // tiles in the time of writing and merging partial sums
   const std::int64_t length = std::max<std::int64_t>(tiles, 1);
-  const Split whole = split_whole(1, length, queries, groups);
+  const Split whole = split_of_whole_queries(tiles, queries, groups);
   const std::int64_t each = queries / groups, left = queries % groups;
   const std::int64_t cut = round_up_div(left * length, groups);
   // The kernel counts the tiles of all groups in 32 bits. A share is at most two pieces, which have

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/parallel.h"
+#include "winnow/sparse_mla/decode/decode_beside_forward.h"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
-#include "winnow/sparse_mla/forward/forward.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/testing/expect.h"
 
@@ -49,31 +49,8 @@ TEST(Decode, ByHand) {
   EXPECT_EQ(static_cast<float>(out.view().at<BFloat16>(0, 0, 0, 511)), 0.0f);
 }
 
-// A cache of plain bf16 rows in one block is forward()'s: the same formula, so nearly the same
-// numbers.
-TEST(Decode, AgreesWithForward) {
-  const DecodeStep step({.name = "agrees",
-                         .format = CacheFormat::bf16,
-                         .b = 3,
-                         .h_q = 16,
-                         .blocks = 1,
-                         .block_size = 100,
-                         .sink = Sink::finite});
-  decode(step.args());
-  const Tensor& kv = step.chosen.cache.storage;
-  Tensor out(DType::bf16, {3, 16, 512}), lse(DType::f32, {3, 16});
-  forward({.q = ConstTensorView(step.q.view.data(), DType::bf16, {3, 16, 576}),
-           .kv = ConstTensorView(kv.data(), DType::bf16, {100, 1, 576}),
-           .indices = ConstTensorView(step.chosen.indices.view.data(), DType::i32, {3, 1, 64}),
-           .attn_sink = step.attn_sink.view,
-           .out = out,
-           .lse = lse});
-  winnow::testing::expect_passed(
-      winnow::testing::compare("out", TensorView(step.out.view.data(), DType::bf16, {3, 16, 512}),
-                               winnow::testing::read(out), {1e-2}));
-  winnow::testing::expect_passed(
-      winnow::testing::compare("lse", TensorView(step.lse.view.data(), DType::f32, {3, 16}),
-                               winnow::testing::read(lse), {1e-5}));
+TEST(Decode, GivesTheBitsOfForward) {
+  for (const DecodeCase& shape : steps_beside_forward()) expect_bits_of_forward(shape, {});
 }
 
 // A sequence of a batch alone gives the bits that it has in the batch, with any number of threads.
@@ -130,6 +107,39 @@ TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
         }
         EXPECT_LE(most, split.most_parts()) << tiles << ", " << queries << ", " << groups;
         EXPECT_GE(most + 1, split.most_parts()) << tiles << ", " << queries << ", " << groups;
+      }
+    }
+  }
+}
+
+// With batch_invariant the parts of a query follow from its tiles alone, and every part has a
+// group.
+TEST(DecodeSplit, OfABatchChangesNoPart) {
+  using decode_sm90_detail::batch_invariant_split;
+  for (const std::int64_t tiles : {1, 7, 8, 9, 16, 17, 32, 33, 37, 64, 65, 129, 256, 1000}) {
+    const auto alone = batch_invariant_split(tiles, 1, 132);
+    EXPECT_GE(alone.segments * alone.segment_tiles, tiles);
+    EXPECT_LT((alone.segments - 1) * alone.segment_tiles, tiles);
+    for (const std::int64_t queries : {1, 2, 3, 65, 66, 67, 131, 132, 148, 200, 256, 3000, 20000}) {
+      for (const std::int64_t groups : {1, 2, 66, 132}) {
+        const auto split = batch_invariant_split(tiles, queries, groups);
+        const std::string what = testing::numbered("tiles ", tiles) +
+                                 testing::numbered(", queries ", queries) +
+                                 testing::numbered(", groups ", groups);
+        EXPECT_EQ(split.segments, alone.segments) << what;
+        EXPECT_EQ(split.segment_tiles, alone.segment_tiles) << what;
+        EXPECT_LE(split.group_segments + split.cut_segments, decode_sm90_detail::kMostPieces)
+            << what;
+        const std::int64_t whole =
+            std::min(split.groups * split.group_segments, queries * split.segments);
+        const std::int64_t left = queries * split.segments - whole;
+        EXPECT_LE(left, split.groups * split.cut_segments) << what;
+        EXPECT_EQ(split.cut_tiles, 0) << what;
+        if (!split.merges) continue;
+        EXPECT_LE(split.segments, std::int64_t{decode_sm90_detail::Split::kFewParts}) << what;
+        EXPECT_EQ(split.group_segments % split.segments, 0) << what;
+        EXPECT_EQ(left % split.segments, 0) << what;
+        EXPECT_LT(left / split.segments, groups) << what;
       }
     }
   }

@@ -46,7 +46,7 @@ struct DistributionArgs {
 // together sum to h_q. Since `lse` is given, a call with one of the sources alone gives its part of
 // the distribution as well.
 //
-// Repeated calls give bitwise equal results (on the CPU with the same number of threads).
+// Repeated calls give bitwise equal results, on the CPU with any number of threads.
 // On sm90 q, kv and extra_kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv), with
 // extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are padded to 64, beyond 64 to a
 // multiple of 128. The call allocates nothing and does not wait. With f64, which is for the CPU,

@@ -16,6 +16,7 @@ constexpr std::string_view kOperation = kForward.operation;
 ForwardParams check_args(const ForwardArgs& args) {
   kForward.check(args);
   return {.problem = problem_of(args),
+          .in_list_order = args.in_list_order,
           .out = rows_of<void*>(args.out, 0, 1),
           .attn_sink = rows_of<const void*>(args.attn_sink, 0),
           .max_logits = rows_of<void*>(args.max_logits, 0, 1),

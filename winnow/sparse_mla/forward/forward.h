@@ -33,9 +33,13 @@ struct ForwardArgs {
   ConstTensorView extra_key_start{};    // [s_q], i32: with extra_key_end and in the place of
   ConstTensorView extra_key_end{};      // [s_q], i32: extra_indices
   std::int64_t extra_k_stride = 1;      // as k_stride, of a row of extra_kv
-  TensorView out{};                     // [s_q, h_q, 512], as q
-  TensorView max_logits{};              // optional [s_q, h_q], f32
-  TensorView lse{};                     // optional [s_q, h_q], f32
+  // Whether every sum is formed in the order in which the list names rows, of both sources one
+  // after the other, as decode() does with the same argument: both give the same bits of the same
+  // rows in bf16. Without it a GPU may be faster.
+  bool in_list_order = false;
+  TensorView out{};         // [s_q, h_q, 512], as q
+  TensorView max_logits{};  // optional [s_q, h_q], f32
+  TensorView lse{};         // optional [s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least forward_workspace_bytes():
   // scratch memory of GPU backends, in use until the work on the stream is done. It makes calls
   // faster whose queries do not share out evenly, and changes no bit. The CPU backend does not use
@@ -76,13 +80,14 @@ struct ForwardArgs {
 // the caller and live on one device; an output that overlaps another tensor is refused, one that
 // interleaves with it is not. The CPU backend allocates scratch memory that grows with
 // num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
-// dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results (on the
-// CPU with the same number of threads). On sm90 q, kv, extra_kv and out are bf16 with rows
-// aligned to 16 bytes, and topk (dense: s_kv), with extra_topk (s_extra) added, and s_q * h_q are
-// up to 2^30; heads are padded to a multiple of 64 internally. The call allocates nothing and does
-// not wait, so the stream may be in capture. Streams: see Stream. Thread-safe. Returns the backend
-// that ran. Errors: Error (invalid_argument) naming the argument, before anything is written; Error
-// (unsupported) if no backend, or not the forced one, can run it.
+// dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results, and those
+// of a query do not depend on the other queries, nor on the CPU on the number of threads. On sm90
+// q, kv, extra_kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv), with
+// extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are padded to a multiple of 64
+// internally. The call allocates nothing and does not wait, so the stream may be in capture.
+// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
+// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
+// forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
 // except that the lse of a query without visible entries is -inf here.

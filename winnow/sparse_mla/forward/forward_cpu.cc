@@ -47,24 +47,21 @@ void forward_query(const ForwardParams& params, std::int64_t i, std::int64_t fir
   for (Index h = 0; h < heads; ++h) store_head(params, i, first + h, h, s);
 }
 
-// Heads of one work item: all of them, fewer where there are more threads than queries.
-std::int64_t heads_per_item(const Problem& problem, int workers) {
-  constexpr std::int64_t kFewest = 8;  // below that the gathered rows cost more than they serve
-  const std::int64_t groups = (workers + problem.s_q - 1) / problem.s_q;
-  return std::clamp((problem.h_q + groups - 1) / groups, std::min(kFewest, problem.h_q),
-                    problem.h_q);
+// All heads are one work item; several where there are more threads than queries.
+HeadItems items_of(const Problem& problem, int workers) {
+  const std::int64_t items = (workers + problem.s_q - 1) / problem.s_q;
+  return {problem.h_q, (problem.h_q + items - 1) / items + HeadItems::kLeast - 1};
 }
 
 template <class Real>
 void forward_all(const ForwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
-  const std::int64_t heads = heads_per_item(problem, executor.workers());
-  const std::int64_t groups = (problem.h_q + heads - 1) / heads;
-  auto scratch = scratch_of_workers<Scratch<Real>>(executor, problem, heads);
+  const HeadItems items = items_of(problem, executor.workers());
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, problem, items.most());
   executor.for_each_range(
-      problem.s_q * groups, 1, [&](std::int64_t item, std::int64_t, int worker) {
-        const std::int64_t first = item % groups * heads;
-        forward_query(params, item / groups, first, std::min(heads, problem.h_q - first),
+      problem.s_q * items.count, 1, [&](std::int64_t item, std::int64_t, int worker) {
+        const Index part = item % items.count;
+        forward_query(params, item / items.count, items.first(part), items.size(part),
                       scratch[static_cast<std::size_t>(worker)], executor);
       });
 }

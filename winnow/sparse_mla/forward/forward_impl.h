@@ -10,6 +10,7 @@ namespace winnow::sparse_mla {
 
 struct ForwardParams {
   Problem problem;
+  bool in_list_order = false;
   Rows<void*> out;  // [s_q, h_q, 512], dtype of the problem
   // Of accumulator_of() that dtype, may be null.
   Rows<const void*> attn_sink;  // [h_q]

@@ -15,7 +15,8 @@ constexpr Declaration<sparse_mla::kForward> kForward(
     "extra_kv: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, extra_key_start: T | None = None, "
     "extra_key_end: T | None = None, extra_k_stride: int = 1, "
-    "out: T | tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
+    "in_list_order: bool = False, out: T | tuple[T | None, T | None, T | None] | None = None, "
+    "workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]");
 
 nb::object forward(const Arguments<kForward>& given) {

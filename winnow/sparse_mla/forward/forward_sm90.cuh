@@ -48,18 +48,20 @@ template <Entries kEntries>
 using ParamsOf = std::conditional_t<kEntries == Entries::two, TwoParams, KernelParams>;
 
 // Shared memory: behind what attention_sm90.cuh has, the entries of a query in order. These and a
-// place for P alone are too much for one block.
-template <int kDim, Entries kEntries>
-using PlanOf = Plan<kDim, kDim == 576 && kEntries != Entries::ordered>;
+// place for P alone are too much for one block. kAsDecode: P has none either, as in decode, since
+// the place decides where the products of a logit begin (group_in_order()), and so its last bits.
+template <int kDim, Entries kEntries, bool kAsDecode>
+using PlanOf = Plan<kDim, kDim == 576 && kEntries != Entries::ordered && !kAsDecode>;
 template <class P>
 inline constexpr int kSegment = (P::kBytes + 15) / 16 * 16;
-template <int kDim, Entries kEntries, class P = PlanOf<kDim, kEntries>>
+template <Entries kEntries, class P>
 inline constexpr int kTurns =
     kSegment<P> + (kEntries == Entries::ordered ? static_cast<int>(sizeof(EntrySegment)) : 0);
-template <int kDim, Entries kEntries>
-inline constexpr int kSharedBytes = kTurns<kDim, kEntries> + static_cast<int>(sizeof(Turns));
-static_assert(kSharedBytes<576, Entries::listed> <= 232448);
-static_assert(kSharedBytes<576, Entries::ordered> <= 232448);
+template <int kDim, Entries kEntries, bool kAsDecode>
+inline constexpr int kSharedBytes =
+    kTurns<kEntries, PlanOf<kDim, kEntries, kAsDecode>> + static_cast<int>(sizeof(Turns));
+static_assert(kSharedBytes<576, Entries::listed, false> <= 232448);
+static_assert(kSharedBytes<576, Entries::ordered, false> <= 232448);
 
 // What is loaded of a query a turn ahead: how many entries it has; of two sources their limits.
 template <Entries kEntries>
@@ -160,10 +162,10 @@ __device__ __forceinline__ void prefetch_rows(const KernelParams& params,
 }
 
 // Runs ahead of the consumers by what the slots allow, into the next item too.
-template <int kDim, Entries kEntries>
+template <Entries kEntries, class P>
 __device__ __forceinline__ void gather_role(const ParamsOf<kEntries>& params, const Turns& turns,
-                                            PlanOf<kDim, kEntries> shared) {
-  using P = PlanOf<kDim, kEntries>;
+                                            P shared) {
+  constexpr int kDim = P::kDim;
   constexpr bool kOrdered = kEntries == Entries::ordered;
   const int thread = threadIdx.x - 2 * 128;
   const int lane = thread & 31;
@@ -249,7 +251,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
     const bool exists = head < params.h_q;
     float sink = negative_infinity();
     if (params.attn_sink != nullptr && exists) {
-      sink = __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e;
+      sink = __fmul_rn(__ldg(params.attn_sink + head * params.attn_sink_stride), kLog2e);
     }
     const float factor = output_factor(state.sum[r], state.reference[r], sink);
     if (exists && (lane & 3) == 0) {
@@ -449,13 +451,13 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
   }
 }
 
-template <int kDim, Entries kEntries>
+template <int kDim, Entries kEntries, bool kAsDecode>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ ParamsOf<kEntries> params) {
-  using P = PlanOf<kDim, kEntries>;
+  using P = PlanOf<kDim, kEntries, kAsDecode>;
   std::byte* const memory = dynamic_shared<1024>();
   const P shared{shared_address(memory)};
-  Turns& turns = *reinterpret_cast<Turns*>(memory + kTurns<kDim, kEntries>);
+  Turns& turns = *reinterpret_cast<Turns*>(memory + kTurns<kEntries, P>);
   if (threadIdx.x == 0) {
     init_barriers(shared, [](int, int group) { return copied_group_arrivals(group); });
     fence_mbarrier_init();
@@ -474,7 +476,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     consumer_role<1>(work, params.scale, shared);
   } else {
     setmaxnreg_dec<kGatherRegisters>();
-    gather_role<kDim, kEntries>(params, turns, shared);
+    gather_role<kEntries>(params, turns, shared);
   }
 }
 

@@ -1,0 +1,271 @@
+"""winnow.transformers.record() and replay(): forward passes over rows that others chose."""
+
+import copy
+
+import pytest
+import torch
+import v4_models
+import winnow.transformers as dsa
+from dsa_models import CACHE, FAMILIES, TOPK, make, tokens
+from test_transformers import LEFT, LOGITS, one_thread, padding, same, step  # noqa: F401
+from transformers import StaticCache
+
+V4 = ["v4-flash", "v4-short"]
+NEW = 5  # tokens that are generated
+
+
+def model_of(name):
+    return v4_models.make(name[3:], "winnow") if name in V4 else make(name, "winnow")
+
+
+def text_of(name, length=40):
+    return v4_models.tokens(length=length) if name in V4 else tokens(length=length)
+
+
+def with_other_indexers(model):
+    """The same model, which chooses other rows."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if ".indexer." in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return other
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, *V4])
+def pair(request):
+    """A model, one that chooses other rows, and texts for them."""
+    model = model_of(request.param)
+    return model, with_other_indexers(model), text_of(request.param)
+
+
+def generated(model, ids, mask):
+    """Generated tokens but the last, their mask, and the rows that they chose."""
+    with dsa.record(model) as choices:
+        out = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False
+        )
+    mask = torch.nn.functional.pad(mask, (0, NEW), value=1)
+    return out[:, :-1], mask[:, :-1], choices
+
+
+def steps_of(model, other, ids, mask, choices):
+    """A training step of the model over given choices, and one of the model that made them."""
+    positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}  # as generate() has them
+    with dsa.replay(model, choices):
+        got = step(model, ids, mask, **positions)
+    want = step(other, ids, mask, **positions)
+    for of in (got, want):  # what indexers learn comes from no language loss
+        assert all(g is None for n, g in of[2].items() if ".indexer." in n)
+    return got, want
+
+
+def test_what_another_model_chose_in_generate(pair):
+    """Padding on the left in the engine, none, then on the right in the trainer."""
+    model, other, ids = pair
+    ids, mask, choices = generated(other, ids, padding(LEFT, ids))
+    assert choices.lengths == [ids.shape[1] - 9, ids.shape[1]]
+    assert all(rows.dtype == torch.int16 for rows in choices.rows.values())
+    plain = step(model, ids, mask)
+    got, want = steps_of(model, other, ids, mask, choices)
+    assert not torch.allclose(plain[1], want[1], atol=100 * LOGITS), "all choose the same rows"
+    same(got, want)
+    moved = torch.stack((ids[0].roll(-9), ids[1])), torch.stack((mask[0].roll(-9), mask[1]))
+    same(*steps_of(model, other, *moved, choices))
+
+
+def test_a_trainer_without_a_cache_and_a_minibatch(pair, tmp_path):
+    """From a file: the first tokens of the second sequence, and as much of the first behind it."""
+    model, other, ids = pair
+    ids, mask, choices = generated(other, ids, torch.ones_like(ids))
+    choices.save(tmp_path / "choices.safetensors")
+    part = dsa.Choices.load(tmp_path / "choices.safetensors").select([1, 0], [30, 30])
+    turned = ids[[1, 0], :30]
+    with dsa.replay(model, part), torch.no_grad():
+        got = model(input_ids=turned).logits  # fills a cache
+    want = other(input_ids=turned, use_cache=False).logits
+    torch.testing.assert_close(got, want, rtol=0, atol=LOGITS)
+
+
+def test_recorded_in_pieces_as_at_once(pair):
+    model, _, ids = pair
+    with dsa.record(model) as pieces, torch.no_grad():
+        cache = None
+        for part in ids.split(13, 1):
+            out = model(input_ids=part, **({} if cache is None else {CACHE: cache}))
+            cache = out[CACHE]
+    with dsa.record(model) as whole, torch.no_grad():
+        model(input_ids=ids, use_cache=False)
+    assert pieces.lengths == whole.lengths == [40, 40]
+    assert pieces.rows.keys() == whole.rows.keys()
+    for layer, rows in whole.rows.items():
+        assert torch.equal(pieces.rows[layer], rows)
+        assert rows.shape[1] <= TOPK
+
+
+def test_packed_sequences(pair):
+    """Generated beside each other, trained behind each other."""
+    model, other, ids = pair
+    ids, mask, choices = generated(other, ids, padding(LEFT, ids))
+    packed = ids[mask.bool()][None]
+    positions = torch.cat([torch.arange(n) for n in choices.lengths])[None]
+    if model.config.model_type == "hy_v4_vl":  # those of the text, and three of pictures
+        positions = positions.expand(4, 1, -1)
+    options = {"position_ids": positions, "use_cache": False}
+    with dsa.replay(model, choices), torch.no_grad():
+        got = model(input_ids=packed, **options).logits[0]
+    with torch.no_grad():
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        want = other(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).logits[mask.bool()]
+    torch.testing.assert_close(got, want, rtol=0, atol=LOGITS)
+
+
+def test_a_backward_pass_behind_the_block_with_checkpointing(pair):
+    model, other, ids = pair
+    with dsa.record(other) as choices, torch.no_grad():
+        other(input_ids=ids)
+    want = step(other, ids)
+    model.activation_checkpointing_enable()
+    try:
+        model.zero_grad()
+        model.train()
+        with dsa.replay(model, choices):
+            out = model(input_ids=ids, labels=ids, use_cache=False)
+        out.loss.backward()
+    finally:
+        model.eval()
+        model.activation_checkpointing_disable()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    same((out.loss.detach(), out.logits.detach().flatten(0, 1), gradients),
+         (want[0], want[1].view(-1, want[1].shape[-1]), want[2]))  # fmt: skip
+
+
+def test_the_indexers_loss_is_over_the_rows_given():
+    """A loss that the model cannot have of its own choice: rows that hardly get any attention."""
+    model = make("glm_moe_dsa", "winnow")
+    ids = tokens()
+    other = with_other_indexers(model)
+    with dsa.record(other) as choices, torch.no_grad():
+        other(input_ids=ids)
+    model.train()
+    with dsa.replay(model, choices):
+        model(input_ids=ids, use_cache=False)
+    for layer, rows in choices.rows.items():
+        kept = model.model.layers[layer].self_attn._winnow_record.indices
+        assert torch.equal(kept.flatten(0, 1), rows.int())
+    loss = dsa.indexer_loss(model)
+    loss.backward()
+    learned = [n for n, p in model.named_parameters() if p.grad is not None]
+    assert learned and all(".indexer." in name for name in learned)
+    with dsa.replay(model, choices):
+        share = dsa.attention_share(model)
+    assert 0 < share < 1
+
+
+def test_long_sequences_have_rows_of_32_bits():
+    length = (1 << 15) + 1
+    rows = torch.full((length, 1), length - 1)
+    choices = dsa.Choices({0: rows}, [length])
+    assert choices.rows[0].dtype == torch.int32
+    assert dsa.Choices({0: rows[:-1] - 1}, [length - 1]).rows[0].dtype == torch.int16
+    assert repr(choices) == f"Choices(1 sequences, {length} tokens, 1 layers, {4 * length} bytes)"
+
+
+@pytest.fixture(scope="module")
+def glm():
+    return make("glm_moe_dsa", "winnow")
+
+
+def some(**options):
+    """Of the layers of `glm`, for one sequence of three tokens."""
+    given = {"lengths": [3], "rows": {n: torch.tensor([[0, -1], [0, 1], [0, 2]]) for n in (0, 2)}}
+    return {**given, **options}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lengths": [3.0]}, "lengths: want a whole number for each sequence"),
+        ({"lengths": [4, -1]}, "lengths: want numbers of tokens, 0 or more, got -1"),
+        ({"lengths": [2]}, "rows[0]: want shape [tokens, topk] with 2 tokens, the sum of lengths,"),
+        ({"rows": {0: torch.zeros(3, 1)}}, "rows[0]: want int16, int32 or int64, got float32"),
+        ({"rows": {1: [[0], [1]]}}, "rows[1]: want a tensor on the CPU, got list"),
+        ({"rows": {1: torch.tensor([[0], [3], [0]])}}, "rows[1]: want rows below 3,"),
+        ({"rows": {1: torch.tensor([[0], [-2], [0]])}}, "rows[1]: want rows below 3,"),
+    ],
+)
+def test_choices_that_are_refused(options, text):
+    with pytest.raises(ValueError) as error:
+        dsa.Choices(**some(**options))
+    assert f"transformers: {text}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rows": {0: torch.zeros(3, 1).int()}}, "want rows of the layers [0, 2], which have"),
+        (
+            {"rows": {n: torch.tensor([[0], [0], [1], [1]]) for n in (0, 2)}, "lengths": [2, 2]},
+            "want rows below 1, which it sees, for token 0 of sequence 1 in layer 0, got 1",
+        ),
+    ],
+)
+def test_choices_that_do_not_fit_a_model(glm, options, text):
+    with pytest.raises(ValueError, match="transformers: ") as error:
+        with dsa.replay(glm, dsa.Choices(**some(**options))):
+            pass
+    assert text in str(error.value)
+
+
+def test_forward_passes_that_choices_do_not_fit(glm):
+    ids = tokens(length=12)
+    choices = dsa.Choices(**some())
+    with dsa.replay(glm, choices):
+        with pytest.raises(ValueError, match=r"choices: want those of sequences of \[12, 12\] to"):
+            glm(input_ids=ids)
+        with pytest.raises(ValueError, match="one use of record.. or replay.. at a time"):
+            with dsa.record(glm):
+                glm(input_ids=ids)
+    with dsa.record(glm) as recorded, torch.no_grad():
+        cache = glm(input_ids=ids)[CACHE]
+    with dsa.replay(glm, recorded):
+        with pytest.raises(ValueError, match="past_key_values: want a forward pass over whole"):
+            glm(input_ids=ids[:, :1], **{CACHE: cache})
+        glm(input_ids=ids)
+    with pytest.raises(ValueError, match="choices: want Choices, got dict"):
+        with dsa.replay(glm, {}):
+            pass
+    for number, lengths, text in ((2, None, "sequences: want"), (0, [13], "lengths: want at most")):
+        with pytest.raises(ValueError, match=text):
+            recorded.select([number], lengths)
+
+
+def test_models_whose_choices_cannot_be_recorded(glm):
+    ids = tokens(length=12)
+    with pytest.raises(ValueError, match="model: want one that has run"):
+        with dsa.record(glm):
+            pass
+    with pytest.raises(ValueError, match="model: want one with DeepSeek Sparse Attention"):
+        with dsa.record(torch.nn.Linear(1, 1)):
+            pass
+    with dsa.record(glm) as choices:
+        cache = glm(input_ids=ids)[CACHE]
+    with pytest.raises(ValueError, match="model: want forward passes over all tokens"):
+        with dsa.record(glm):
+            glm(input_ids=ids[:, :1], **{CACHE: cache})
+    with pytest.raises(ValueError, match="cache: want one that grows with the tokens"):
+        with dsa.record(glm):
+            glm(input_ids=ids, **{CACHE: StaticCache(glm.config, 20)})
+    dsa.attend_densely(glm)
+    try:
+        with pytest.raises(ValueError, match="model: want one that attends to chosen rows"):
+            with dsa.record(glm):
+                glm(input_ids=ids)
+        with pytest.raises(ValueError, match="model: want one that attends to chosen rows"):
+            with dsa.replay(glm, choices):
+                pass
+    finally:
+        dsa.attend_densely(glm, False)
