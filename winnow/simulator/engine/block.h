@@ -42,13 +42,16 @@ struct NamedBarrier {
   Knowledge arriving, ended;
 };
 
-struct WarpState {
+// Of the lanes of a mask, one after the other.
+struct WarpMeeting {
   std::array<std::uint64_t, 32> values[2];
-  std::uint32_t mask = 0, arrived = 0;
+  std::uint32_t arrived = 0;
   const char* kind = "";
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
-  int priority = 0;
+};
+struct WarpState {
+  std::map<std::uint32_t, WarpMeeting> meetings;  // by mask
   int registers = 0;  // of a thread, as setmaxnreg set them; 0: as when the kernel began
 };
 

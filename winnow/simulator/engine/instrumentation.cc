@@ -67,6 +67,10 @@ void __tsan_read_range(void* address, std::size_t bytes) {
 void __tsan_write_range(void* address, std::size_t bytes) {
   winnow::simulator::access(address, bytes, true);
 }
+// Of the guards of static objects.
+unsigned char __tsan_atomic8_load(const volatile unsigned char* address, int) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit(void*) {}

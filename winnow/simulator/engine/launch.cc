@@ -208,10 +208,6 @@ void prepare(Block& next) {
                             all_threads);
   next.fixed_shadow.reset("shared memory", kStaticBase, kStaticBytes, &cluster->operations,
                           all_threads);
-  for (WarpState& warp : next.warps) {
-    warp.arriving.reset(cluster->actors);
-    warp.ended.reset(cluster->actors);
-  }
   for (NamedBarrier& barrier : next.named) {
     barrier.arriving.reset(cluster->actors);
     barrier.ended.reset(cluster->actors);

@@ -38,7 +38,7 @@ bool Waiting::is_over() const {
     case Kind::poll:
       return true;
     case Kind::meeting:
-      return static_cast<const WarpState*>(object)->generation != value;
+      return static_cast<const WarpMeeting*>(object)->generation != value;
     case Kind::named:
       return static_cast<const NamedBarrier*>(object)->generation != value;
     case Kind::mbarrier:

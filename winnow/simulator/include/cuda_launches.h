@@ -11,7 +11,13 @@
 
 #define CUDART_VERSION 13000
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNotReady = 600,
+  cudaErrorUnknown = 999
+};
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
 }
@@ -26,7 +32,7 @@ enum cudaFuncAttribute {
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrL2CacheSize };
-enum cudaMemcpyKind { cudaMemcpyDefault };
+enum cudaMemcpyKind { cudaMemcpyDefault, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
@@ -146,3 +152,5 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       &call, sizeof(call));
   return cudaSuccess;
 }
+
+#include "winnow/simulator/include/cuda_streams.h"

@@ -139,6 +139,10 @@ T __ldg(const T* address, winnow::simulator::Where where = winnow::simulator::Wh
   return *address;
 }
 template <class T>
+T __ldcg(const T* address, winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return __ldg(address, where);
+}
+template <class T>
 T __ldcs(const T* address, winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return __ldg(address, where);
 }
@@ -161,6 +165,17 @@ T atomicAdd(T* address, std::type_identity_t<T> value,
       address, [=](T before) { return static_cast<T>(before + value); }, where);
 }
 template <class T>
+T atomicSub(T* address, std::type_identity_t<T> value,
+            winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::read_and_update(
+      address, [=](T before) { return static_cast<T>(before - value); }, where);
+}
+inline unsigned atomicInc(unsigned* address, unsigned last,
+                          winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::read_and_update(
+      address, [=](unsigned before) { return before >= last ? 0 : before + 1; }, where);
+}
+template <class T>
 T atomicMax(T* address, std::type_identity_t<T> value,
             winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return winnow::simulator::read_and_update(
@@ -171,6 +186,11 @@ T atomicMin(T* address, std::type_identity_t<T> value,
             winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return winnow::simulator::read_and_update(
       address, [=](T before) { return value < before ? value : before; }, where);
+}
+template <class T>
+T atomicMin_system(T* address, std::type_identity_t<T> value,
+                   winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return atomicMin(address, value, where);
 }
 template <class T>
 T atomicExch(T* address, std::type_identity_t<T> value,
@@ -195,17 +215,15 @@ T atomicOr(T* address, std::type_identity_t<T> value,
 inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Where::current()) {
   winnow::simulator::named_barrier("sync", 0, winnow::simulator::block_threads(), true, where);
 }
+inline int __syncthreads_and(int predicate,
+                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::named_barrier("and", 0, winnow::simulator::block_threads(),
+                                          predicate != 0, where);
+}
 inline int __syncthreads_or(int predicate,
                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  static int any[2];  // of the blocks of a cluster
-  int& mine = any[blockIdx.x % 2];
-  mine |= predicate;
-  __syncthreads(where);
-  const int result = mine;
-  __syncthreads(where);
-  mine = 0;
-  __syncthreads(where);
-  return result;
+  return !winnow::simulator::named_barrier("or", 0, winnow::simulator::block_threads(),
+                                           predicate == 0, where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        winnow::simulator::Where where = winnow::simulator::Where::current()) {

@@ -24,3 +24,10 @@ std::vector<testing::Benchmark> scores_paged_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_benchmarks() { return {}; }
 std::vector<testing::Benchmark> topk_paged_benchmarks() { return {}; }
 }  // namespace winnow::indexer
+
+namespace winnow::expert_parallel {
+std::vector<testing::Benchmark> all_to_all_benchmarks() { return {}; }
+std::vector<testing::Benchmark> layout_benchmarks() { return {}; }
+std::vector<testing::Benchmark> low_latency_benchmarks() { return {}; }
+std::vector<testing::Benchmark> notify_benchmarks() { return {}; }
+}  // namespace winnow::expert_parallel

@@ -1,0 +1,23 @@
+// expert_parallel::all_to_all in the simulator.
+#include "winnow/simulator/testing/simulate.h"
+
+namespace winnow::expert_parallel {
+
+testing::Operation all_to_all_operation();
+
+namespace {
+
+using simulator::BugsOf;
+using simulator::PassingCase;
+using simulator::PlantedBug;
+using Action = simulator::Plant::Action;
+
+const std::vector<PassingCase> kQuickCases = {{"1x1-plain", {"eager"}}};
+const std::vector<PassingCase> kThoroughCases = {};
+const std::vector<PlantedBug> kQuickBugs = {};
+const std::vector<PlantedBug> kThoroughBugs = {};
+WINNOW_SIMULATOR_TESTS(SimulatorAllToAll, all_to_all_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::expert_parallel
