@@ -102,7 +102,18 @@ struct Warpgroup {
 
 // What a thread waits for.
 struct Waiting {
-  enum class Kind { nothing, meeting, named, mbarrier, products, reads, writes, poll, cluster };
+  enum class Kind {
+    nothing,
+    meeting,
+    named,
+    mbarrier,
+    products,
+    reads,
+    writes,
+    poll,
+    cluster,
+    kernel
+  };
   Kind kind = Kind::nothing;
   const void* object = nullptr;
   std::uint64_t value = 0;
@@ -205,6 +216,8 @@ struct Block {
   std::vector<Reach> reached_by_operations;
   Clock known_at_end;  // to the threads that have ended
   bool ended = false;
+  bool lets_next = false;     // griddepcontrol.launch_dependents
+  bool knows_before = false;  // griddepcontrol.wait
 
   Actor group_actor(unsigned warp) const;
   int group_queue(unsigned warp) const;
@@ -220,7 +233,11 @@ struct Block {
   }
 };
 
+struct GridRun;
+struct Slot;
 struct Cluster {
+  GridRun* run = nullptr;
+  Slot* slot = nullptr;  // its shared memory and fibers
   std::vector<std::unique_ptr<Block>> blocks;
   unsigned threads = 0;  // of a block
   std::vector<OperationRecord> operations;
@@ -233,7 +250,13 @@ struct Cluster {
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
   std::mt19937_64 random;
+  std::vector<std::size_t> order;  // of the warps' turns
+  std::uint64_t turn = 0;
 
+  Cluster() = default;
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
   unsigned ranks() const { return static_cast<unsigned>(blocks.size()); }
   unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
 };

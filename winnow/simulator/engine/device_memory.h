@@ -5,6 +5,10 @@
 
 namespace winnow::simulator {
 
+// allocate() and free(), once nothing runs that uses the memory.
+void* map_memory(std::size_t bytes);
+void unmap_memory(void* memory);
+
 bool is_shared(const void* address);  // of the block that runs
 // Whether all of it is in one allocation of the device.
 bool is_allocated(const void* address, std::size_t bytes);

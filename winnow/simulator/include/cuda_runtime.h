@@ -197,15 +197,8 @@ inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Wh
 }
 inline int __syncthreads_or(int predicate,
                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  static int any[2];  // of the blocks of a cluster
-  int& mine = any[blockIdx.x % 2];
-  mine |= predicate;
-  __syncthreads(where);
-  const int result = mine;
-  __syncthreads(where);
-  mine = 0;
-  __syncthreads(where);
-  return result;
+  return !winnow::simulator::named_barrier("red.or", 0, winnow::simulator::block_threads(),
+                                           predicate == 0, where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        winnow::simulator::Where where = winnow::simulator::Where::current()) {
