@@ -72,7 +72,8 @@ list(APPEND WINNOW_EXPERT_PARALLEL
   expert_parallel/transport/mapped/mapped_transport.cc
   expert_parallel/transport/transport.cc
   expert_parallel/transport/untrusted.cc
-  simulator/testing/one_process.cc)
+  simulator/testing/one_process.cc
+  simulator/testing/rank_threads.cc)
 winnow_simulated_kernels(simulated_expert_parallel ${WINNOW_EXPERT_PARALLEL})
 winnow_simulator_test(simulator_layout_test expert_parallel/layout simulated_expert_parallel
   kernels/simulator_layout_test.cc)
@@ -82,3 +83,5 @@ winnow_simulator_test(simulator_all_to_all_test expert_parallel/all_to_all simul
   kernels/simulator_all_to_all_test.cc)
 winnow_simulator_test(simulator_low_latency_test expert_parallel/low_latency simulated_expert_parallel
   kernels/simulator_low_latency_test.cc)
+winnow_simulator_test(simulator_absence_test expert_parallel/transport simulated_expert_parallel
+  kernels/simulator_absence_test.cc)

@@ -105,7 +105,18 @@ struct Warpgroup {
 
 // What a thread waits for.
 struct Waiting {
-  enum class Kind { nothing, meeting, named, mbarrier, products, reads, writes, poll, cluster };
+  enum class Kind {
+    nothing,
+    meeting,
+    named,
+    mbarrier,
+    products,
+    reads,
+    writes,
+    poll,
+    cluster,
+    kernel
+  };
   Kind kind = Kind::nothing;
   const void* object = nullptr;
   std::uint64_t value = 0;
@@ -185,7 +196,7 @@ struct Block {
   Grid grid;
   unsigned index[3] = {};
   unsigned rank = 0;  // in the cluster
-  unsigned threads = 0;
+  unsigned threads = 0, threads_ended = 0;
   const std::byte* parameters = nullptr;
   std::size_t parameter_bytes = 0;
   std::vector<Thread> all;
@@ -208,6 +219,8 @@ struct Block {
   std::vector<Reach> reached_by_operations;
   Clock known_at_end;  // to the threads that have ended
   bool ended = false;
+  bool lets_next = false;     // griddepcontrol.launch_dependents
+  bool knows_before = false;  // griddepcontrol.wait
 
   Actor group_actor(unsigned warp) const;
   int group_queue(unsigned warp) const;
@@ -223,7 +236,11 @@ struct Block {
   }
 };
 
+struct GridRun;
+struct Slot;
 struct Cluster {
+  GridRun* run = nullptr;
+  Slot* slot = nullptr;  // its shared memory and fibers
   std::vector<std::unique_ptr<Block>> blocks;
   unsigned threads = 0;  // of a block
   std::vector<OperationRecord> operations;
@@ -236,7 +253,13 @@ struct Cluster {
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
   std::mt19937_64 random;
+  std::vector<std::size_t> order;  // of the warps' turns
+  std::uint64_t turn = 0;
 
+  Cluster() = default;
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
   unsigned ranks() const { return static_cast<unsigned>(blocks.size()); }
   unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
 };
@@ -246,6 +269,10 @@ struct Cluster {
 extern Cluster* cluster;
 extern Block* block;
 extern Thread* current;
+
+// Counts what others may see: writes, arrivals, operations. Threads that only look again, or meet
+// in a loop that looks again, change nothing.
+extern std::uint64_t changes;
 
 inline Actor Block::group_actor(unsigned warp) const {
   return cluster->ranks() * threads + rank * cluster->groups() + warp / 4;
@@ -288,6 +315,8 @@ inline std::uint32_t tensor_word(std::uint32_t group, std::uint32_t column) {
 // That the columns are part of one allocation of the block.
 void check_allocated(Block& of, const char* what, std::uint32_t column, std::uint32_t columns,
                      const Where& where);
+// A thread of the block that runs has ended.
+void leave_named_barriers();
 // Ends the phase of the cluster barrier if all threads that have not ended are there.
 void leave_cluster_barrier();
 

@@ -70,6 +70,27 @@ std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
   return meeting.values[generation & 1];
 }
 
+namespace {
+// Of a barrier of all threads those that have ended are not waited for.
+bool end_if_complete(NamedBarrier& barrier) {
+  const bool of_all = &barrier == block->named.data() && barrier.threads == block->threads;
+  if (barrier.arrived < (of_all ? block->threads - block->threads_ended : barrier.threads)) {
+    return false;
+  }
+  barrier.arrived = 0;
+  barrier.result[barrier.generation & 1] = barrier.all;
+  barrier.ended = barrier.arriving;
+  ++barrier.generation;
+  return true;
+}
+}  // namespace
+
+void leave_named_barriers() {
+  ++block->threads_ended;
+  NamedBarrier& barrier = block->named.front();
+  if (barrier.arrived > 0) end_if_complete(barrier);
+}
+
 bool named_barrier(const char* kind, unsigned number, unsigned threads, bool mine,
                    const Where& where) {
   if (is_dropped(where)) return mine;
@@ -96,12 +117,8 @@ bool named_barrier(const char* kind, unsigned number, unsigned threads, bool min
   barrier.all = barrier.all && mine;
   release(barrier.arriving);
   advance_own_clock();
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    barrier.result[generation & 1] = barrier.all;
-    barrier.ended = barrier.arriving;
-    ++barrier.generation;
-  } else {
+  ++barrier.arrived;
+  if (!end_if_complete(barrier)) {
     block_until({.kind = Waiting::Kind::named,
                  .object = &barrier,
                  .value = generation,

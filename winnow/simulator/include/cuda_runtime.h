@@ -217,12 +217,12 @@ inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Wh
 }
 inline int __syncthreads_and(int predicate,
                              winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  return winnow::simulator::named_barrier("and", 0, winnow::simulator::block_threads(),
+  return winnow::simulator::named_barrier("red.and", 0, winnow::simulator::block_threads(),
                                           predicate != 0, where);
 }
 inline int __syncthreads_or(int predicate,
                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  return !winnow::simulator::named_barrier("or", 0, winnow::simulator::block_threads(),
+  return !winnow::simulator::named_barrier("red.or", 0, winnow::simulator::block_threads(),
                                            predicate == 0, where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,

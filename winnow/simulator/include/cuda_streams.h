@@ -1,16 +1,15 @@
-// Streams, events and memory of several ranks on the simulated device. Part of cuda_runtime.h.
+// What layers of several ranks call of the CUDA runtime besides: memory pools, pinned memory,
+// streams that are looked at. Part of cuda_runtime.h.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "winnow/simulator/launch.h"
 
-struct CUevent_st;
-using cudaEvent_t = CUevent_st*;
 struct CUmemPool_st;
 using cudaMemPool_t = CUmemPool_st*;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
 enum cudaMemAllocationType { cudaMemAllocationTypePinned };
@@ -30,41 +29,16 @@ struct cudaMemAccessDesc {
   cudaMemAccessFlags flags;
 };
 
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  static std::uintptr_t next = 0;
-  *stream = reinterpret_cast<cudaStream_t>(next += 64);
-  return cudaSuccess;
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  return *count = winnow::simulator::settings().devices, cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
-inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
-  return *id = reinterpret_cast<std::uintptr_t>(stream), cudaSuccess;
-}
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
-  return cudaSuccess;
-}
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  static std::uintptr_t next = 0;
-  *event = reinterpret_cast<cudaEvent_t>(next += 64);
-  return cudaSuccess;
-}
-inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaLaunchHostFunc(cudaStream_t, void (*function)(void*), void* data) {
-  return function(data), cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  return *least = 0, *greatest = -5, cudaSuccess;
-}
+inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 1, cudaSuccess; }
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
   return cudaSuccess;
 }
-inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
+
+// ---- Memory ------------------------------------------------------------------------------------
+
 inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   return *pool = nullptr, cudaSuccess;
 }
@@ -86,10 +60,34 @@ inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned)
 }
 inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
                                      std::size_t from_pitch, std::size_t width, std::size_t height,
-                                     cudaMemcpyKind, cudaStream_t) {
+                                     cudaMemcpyKind, cudaStream_t stream) {
   for (std::size_t row = 0; row < height; ++row) {
-    std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
-                static_cast<const std::byte*>(from) + row * from_pitch, width);
+    winnow::simulator::copy_in_stream(static_cast<std::byte*>(to) + row * to_pitch,
+                                      static_cast<const std::byte*>(from) + row * from_pitch, width,
+                                      stream);
   }
+  return cudaSuccess;
+}
+
+// ---- Streams and events ------------------------------------------------------------------------
+
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+inline cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return *id = reinterpret_cast<std::uintptr_t>(stream), cudaSuccess;
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return winnow::simulator::look(winnow::simulator::last_operation(stream)) ? cudaSuccess
+                                                                            : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return winnow::simulator::has_ended(event->ticket) ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* data) {
+  winnow::simulator::enqueue(stream, [=] { function(data); }, true);
   return cudaSuccess;
 }

@@ -1,5 +1,5 @@
 // expert_parallel::layout in the simulator.
-#include "winnow/simulator/testing/simulate.h"
+#include "winnow/simulator/kernels/expert_parallel_simulation.h"
 
 namespace winnow::expert_parallel {
 

@@ -27,11 +27,13 @@ std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
 
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
                    const Schedule& schedule) {
+  synchronize_all();
   settings().schedule = schedule;
   for (const winnow::testing::Case& one : operation.cases) {
     if (one.name != name) continue;
     try {
       const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
+      synchronize_all();
       if (outcome.passed()) return {"", "", outcome};
       std::string report = "no comparison was made";
       for (const auto& comparison : outcome.comparisons) {
