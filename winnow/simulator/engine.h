@@ -41,6 +41,10 @@ void poll();
 // Clocks and nanoseconds that pass by; they serve loops that wait for a limited time.
 std::uint64_t clock_ticks();
 
+// griddepcontrol.launch_dependents and griddepcontrol.wait.
+void allow_next_kernel(const Where& where);
+void wait_for_kernel_before(const Where& where);
+
 // ---- Memory ------------------------------------------------------------------------------------
 // Addresses of the shared window are those that PTX instructions take: in a block, dynamic shared
 // memory begins at kDynamicBase, static shared memory at kStaticBase. In a launch with clusters

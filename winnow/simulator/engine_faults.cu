@@ -39,14 +39,20 @@ struct Ring : Shared<RingMemory> {
 struct Shape {
   unsigned threads = 32, blocks = 1;
   unsigned cluster = 0;  // 0: all blocks
+  bool early = false;
 };
 
 template <class Body>
 void launch_body(const Shape& shape, Words words) {
-  kRuntime.check(
-      launch_clusters(faulty_kernel<Body>, shape.cluster == 0 ? shape.blocks : shape.cluster,
-                      dim3(shape.blocks), dim3(shape.threads), kSharedBytes, nullptr, words),
-      "launch");
+  const unsigned cluster = shape.cluster == 0 ? shape.blocks : shape.cluster;
+  const auto queue = [&](const auto&... attributes) {
+    kRuntime.check(
+        launch_with(std::array{in_clusters(cluster), attributes...}, faulty_kernel<Body>,
+                    dim3(shape.blocks), dim3(shape.threads), kSharedBytes, nullptr, words),
+        "launch");
+  };
+  shape.early ? queue(early()) : queue();
+  kRuntime.check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 template <class Body>
@@ -167,6 +173,14 @@ std::vector<Fault> barrier_faults() {
               __syncwarp();
               ring.full()[1][2].wait(0, "consume", 0);
             }),
+      fault("NobodyStoresTheFlag", "deadlock", "in a loop that looks again and again",
+            [](Address, Words words) {
+              words[0] = 0;
+              while (ld_acquire_gpu(words) == 0) {
+              }
+            }),
+      fault("EarlyKernelThatDoesNotWait", "launch", "without griddepcontrol.wait",
+            [](Address, Words) {}, {.early = true}),
       fault("LanesWithOtherMasks", "warp", "while other lanes are at",
             [](Address, Words) { __shfl_sync(thread() == 0 ? 3u : ~0u, 1, 0); }),
       fault("LanesOfOtherKinds", "warp", "while other lanes are at",
@@ -391,6 +405,31 @@ std::vector<Fault> faults() {
     list.insert(list.end(), more.begin(), more.end());
   }
   return list;
+}
+
+namespace {
+
+__global__ void meeting_kernel(Words words) {
+  if (thread() != 0) return;
+  reduce_add<1>(words);
+  while (ld_acquire_gpu(words) < gridDim.x) {
+  }
+}
+__global__ void exchange_kernel(Words mine, Words other, std::uint32_t value) {
+  if (thread() != 0) return;
+  st_release_gpu(mine, value);
+  while (ld_acquire_gpu(other) != value) {
+  }
+}
+
+}  // namespace
+
+void queue_meeting(Words words, unsigned blocks) {
+  kRuntime.launch(meeting_kernel, blocks, 32, 0, nullptr, words);
+}
+void queue_exchange(void* stream, Words words, int mine, int other, std::uint32_t value) {
+  kRuntime.launch(exchange_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), words + mine,
+                  words + other, value);
 }
 
 void launch_faultless(Words words) {

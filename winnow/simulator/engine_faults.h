@@ -26,4 +26,10 @@ void launch_faultless(std::uint32_t* words);
 // every GPU has are.
 bool launches_in_cluster(unsigned blocks, bool allowed);
 
+// Queues a kernel of `blocks` blocks that count themselves in words[0] and wait for each other.
+void queue_meeting(std::uint32_t* words, unsigned blocks);
+// Queues a kernel on a stream that stores `value` to words[mine] and waits until words[other] holds
+// the same.
+void queue_exchange(void* stream, std::uint32_t* words, int mine, int other, std::uint32_t value);
+
 }  // namespace winnow::engine_faults

@@ -9,6 +9,8 @@
 
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/kernel_order.cuh"
+
 namespace winnow::device {
 
 // Loads kernels onto the current GPU, which their first launch would do otherwise.
@@ -27,20 +29,6 @@ cudaError_t load_kernel(Kernel* kernel, int shared_bytes) {
   const cudaError_t status = load_kernels(kernel);
   if (status != cudaSuccess) return status;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-}
-
-// The next kernel's blocks may take the room that this one leaves.
-__device__ __forceinline__ void allow_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// Waits until the kernel before has ended and its writes can be seen.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // Returns the error of this launch alone, not what an earlier call has left for cudaGetLastError(),

@@ -8,7 +8,7 @@
 
 #include "winnow/device/common/memory.cuh"
 #include "winnow/device/common/registers.cuh"
-#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/view.cuh"
 
 namespace winnow::expert_parallel {
 

@@ -5,6 +5,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/shared.cuh"
+#include "winnow/expert_parallel/cuda/view.cuh"
 #include "winnow/expert_parallel/dispatch/dispatch_kernels_cuda.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter_cuda.h"
 

@@ -6,7 +6,7 @@
 
 #include "winnow/device/common/launch.cuh"
 #include "winnow/expert_parallel/cuda/report.cuh"
-#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/view.cuh"
 #include "winnow/expert_parallel/cuda/wait.cuh"
 #include "winnow/expert_parallel/exchange/exchange_base_cuda.cuh"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "winnow/expert_parallel/cuda/view.h"
+#include "winnow/expert_parallel/cuda/view.cuh"
 #include "winnow/expert_parallel/exchange/exchange_cuda.h"
 
 namespace winnow::expert_parallel {

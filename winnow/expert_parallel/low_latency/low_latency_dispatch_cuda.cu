@@ -180,7 +180,9 @@ __device__ void send_fp8(const LowLatencyDispatchParams& p, RowFormat format, st
   }
 }
 
-WINNOW_DYNAMIC_SHARED(counts_memory, 16);
+__device__ __forceinline__ std::int32_t* counts_memory() {
+  return reinterpret_cast<std::int32_t*>(device::dynamic_shared<16>());
+}
 
 // How many rows each rank gets for each of its experts. By a block that begins with it: who comes
 // last need not wait for the way of the counts then.
@@ -188,7 +190,7 @@ __device__ void signal_counts(const LowLatencyDispatchParams& p, std::uint64_t e
                               std::int64_t tokens) {
   const LowLatencyView& view = p.view;
   const int per_rank = view.layout.per_rank, experts = view.layer.topology.experts;
-  auto* const counts = reinterpret_cast<std::int32_t*>(counts_memory);
+  std::int32_t* const counts = counts_memory();
   for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) counts[expert] = 0;
   __syncthreads();
   // A warp takes as many tokens as it has lanes for their pairs; several times, before it waits.
@@ -403,7 +405,7 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   std::uint64_t epoch;
   if (!begin_to_receive(view, kLowLatencyDispatch, p, epoch)) return;
   const int world = view.layout.world, entries = view.layout.per_rank * world;
-  auto* begins = reinterpret_cast<std::int32_t*>(counts_memory);
+  std::int32_t* const begins = counts_memory();
   const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
   const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
   const std::int64_t all = p.output == nullptr ? 0 : world * view.layout.max_tokens * pieces;

@@ -6,6 +6,7 @@
 #include "winnow/device/common/launch.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/expert_parallel/cuda/view.cuh"
 #include "winnow/expert_parallel/exchange/block_scan.cuh"
 #include "winnow/expert_parallel/notify/notify_cuda.h"
 

@@ -1,14 +1,12 @@
 // The ranks of a world as threads of this process, for tests, cases and benchmarks.
 #pragma once
 
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
+#include "winnow/expert_parallel/testing/rank_threads.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 
 namespace winnow::expert_parallel {
@@ -20,9 +18,6 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<Transport>& 
 class RankTeam {
  public:
   explicit RankTeam(int world_size);
-  ~RankTeam();
-  RankTeam(const RankTeam&) = delete;
-  RankTeam& operator=(const RankTeam&) = delete;
 
   InProcessWorld& world() { return world_; }
 
@@ -33,18 +28,9 @@ class RankTeam {
   void run(const RankBody& body);
 
  private:
-  void work(int rank);
-  void end();
-
   InProcessWorld world_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  const RankBody* body_ = nullptr;
-  int runs_ = 0;     // begun so far
-  int running_ = 0;  // ranks that have not ended the last run
-  bool ended_ = false;
-  std::vector<std::exception_ptr> thrown_;
-  std::vector<std::thread> threads_;
+  std::vector<std::shared_ptr<Transport>> transports_;
+  RankThreads threads_;
 };
 
 }  // namespace winnow::expert_parallel

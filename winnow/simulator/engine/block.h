@@ -50,13 +50,16 @@ struct NamedBarrier {
   Knowledge arriving, ended;
 };
 
-struct WarpState {
+// Of the lanes of a mask, one after the other.
+struct WarpMeeting {
   std::array<std::uint64_t, 32> values[2];
-  std::uint32_t mask = 0, arrived = 0;
+  std::uint32_t arrived = 0;
   const char* kind = "";
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
-  int priority = 0;
+};
+struct WarpState {
+  std::map<std::uint32_t, WarpMeeting> meetings;  // by mask
   int registers = 0;  // of a thread, as setmaxnreg set them; 0: as when the kernel began
 };
 
@@ -110,7 +113,18 @@ struct Warpgroup {
 
 // What a thread waits for.
 struct Waiting {
-  enum class Kind { nothing, meeting, named, mbarrier, products, reads, writes, poll, cluster };
+  enum class Kind {
+    nothing,
+    meeting,
+    named,
+    mbarrier,
+    products,
+    reads,
+    writes,
+    poll,
+    cluster,
+    kernel
+  };
   Kind kind = Kind::nothing;
   const void* object = nullptr;
   std::uint64_t value = 0;
@@ -193,7 +207,7 @@ struct Block {
   Grid grid;
   unsigned index[3] = {};
   unsigned rank = 0;  // in the cluster
-  unsigned threads = 0;
+  unsigned threads = 0, threads_ended = 0;
   const std::byte* parameters = nullptr;
   std::size_t parameter_bytes = 0;
   std::vector<Thread> all;
@@ -217,6 +231,8 @@ struct Block {
   std::vector<Reach> reached_by_operations;
   Clock known_at_end;  // to the threads that have ended
   bool ended = false;
+  bool lets_next = false;     // griddepcontrol.launch_dependents
+  bool knows_before = false;  // griddepcontrol.wait
 
   // Of what the products of its warpgroup read for a warp.
   Actor product_actor(unsigned warp) const;
@@ -237,7 +253,11 @@ struct Block {
   }
 };
 
+struct GridRun;
+struct Slot;
 struct Cluster {
+  GridRun* run = nullptr;
+  Slot* slot = nullptr;  // its shared memory and fibers
   std::vector<std::unique_ptr<Block>> blocks;
   unsigned threads = 0;  // of a block
   std::vector<OperationRecord> operations;
@@ -251,7 +271,13 @@ struct Cluster {
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
   std::mt19937_64 random;
+  std::vector<std::size_t> order;  // of the warps' turns
+  std::uint64_t turn = 0;
 
+  Cluster() = default;
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
   unsigned ranks() const { return static_cast<unsigned>(blocks.size()); }
   unsigned warps() const { return (threads + 31) / 32; }     // of a block
   unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
@@ -264,6 +290,10 @@ struct Cluster {
 extern Cluster* cluster;
 extern Block* block;
 extern Thread* current;
+
+// Counts what others may see: writes, arrivals, operations. Threads that only look again, or meet
+// in a loop that looks again, change nothing.
+extern std::uint64_t changes;
 
 inline std::uint32_t Block::window() const {
   return cluster->ranks() == 1 ? 0 : kClusterWindow | rank << kRankShift;
@@ -312,6 +342,8 @@ inline std::uint32_t tensor_word(std::uint32_t group, std::uint32_t column) {
 // That the columns are part of one allocation of the block.
 void check_allocated(Block& of, const char* what, std::uint32_t column, std::uint32_t columns,
                      const Where& where);
+// A thread of the block that runs has ended.
+void leave_named_barriers();
 // Ends the phase of the cluster barrier if all threads that have not ended are there.
 void leave_cluster_barrier();
 

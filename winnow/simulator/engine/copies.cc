@@ -240,7 +240,8 @@ void bulk_wait(int pending, bool only_reads, const Where& where) {
                  .role = only_reads ? "bulk_wait_read" : "bulk_wait",
                  .where = where});
     for (const std::uint64_t operation : group->operations) {
-      cluster->operations[operation].stamp = current->stamp();
+      Stamp& stamp = cluster->operations[operation].stamp;
+      if (stamp.none()) stamp = current->stamp();  // an earlier wait has told already
     }
   }
   if (!only_reads && count > pending)

@@ -36,7 +36,7 @@ struct {
 
 }  // namespace
 
-void* allocate(std::size_t bytes) {
+void* map_memory(std::size_t bytes) {
   // A page without access on either side; device memory is aligned to 256 bytes, no better.
   const std::size_t padded = (bytes + 255) / 256 * 256;
   const std::size_t mapped = (padded + kPage - 1) / kPage * kPage + 2 * kPage;
@@ -52,8 +52,7 @@ void* allocate(std::size_t bytes) {
   return begin;
 }
 
-void free(void* memory) {
-  if (memory == nullptr) return;
+void unmap_memory(void* memory) {
   const auto found = allocations().find(static_cast<std::byte*>(memory));
   if (found == allocations().end()) {
     throw std::invalid_argument("the simulated device has no allocation at this address");
@@ -124,6 +123,7 @@ void check_global_read(const void* address, std::size_t bytes, std::size_t align
 
 void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
                         const Where& where) {
+  ++changes;
   check_global(address, bytes, alignment, is_allocated(address, bytes), "a store", where);
   note_write(address, bytes, where);
 }

@@ -4,6 +4,9 @@
 // own memory is let through, the rest is shared memory or must be an allocation of the device.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
@@ -14,13 +17,34 @@ namespace {
 
 bool is_busy = false;  // with an access: its report may be made by instrumented functions
 
+// A store that is not ordered behind another thread's. Where it stores what is there already, as
+// threads do that set one flag, nobody can tell.
+struct {
+  const void* address = nullptr;  // null: there is none
+  std::size_t bytes = 0;
+  std::byte before[16];
+  std::string text;
+} rewrite;
+
 void check(const void* address, std::size_t bytes, bool writes, const Where& where) {
+  if (writes) ++changes;
   if (is_shared(address)) {
     const char* const what = writes ? "a store" : "a load";
     const std::uint32_t at = place_of_pointer(address, where);
     Shadow& shadow = block->shadow(at, bytes, what, where);
     const Access made = block->access(*current, what, where);
-    return writes ? shadow.write(at, bytes, made) : shadow.read(at, bytes, made);
+    if (!writes) return shadow.read(at, bytes, made);
+    if (bytes <= sizeof(rewrite.before)) {
+      rewrite.text = shadow.unordered_rewrite(at, bytes, made);
+      if (!rewrite.text.empty()) {
+        rewrite.text += "\n  by thread " + std::to_string(current->number);
+        rewrite.address = address;
+        rewrite.bytes = bytes;
+        std::memcpy(rewrite.before, address, bytes);
+        return shadow.overwrite(at, bytes, made);
+      }
+    }
+    return shadow.write(at, bytes, made);
   }
   const bool is_inside = is_allocated(address, bytes);
   if (is_inside && writes) note_write(address, bytes, where);
@@ -35,13 +59,23 @@ void check(const void* address, std::size_t bytes, bool writes, const Where& whe
 void access(const void* address, std::size_t bytes, bool writes, const void* code) {
   if (current == nullptr || is_busy || current->fiber->has_on_stack(address)) return;
   is_busy = true;
+  settle_store();
   check(address, bytes, writes, Where::of_code(code));  // does not return if it fails
   is_busy = false;
 }
 
 }  // namespace
 
-void forget_access() { is_busy = false; }
+void settle_store() {
+  if (rewrite.address == nullptr) return;
+  const void* const address = std::exchange(rewrite.address, nullptr);
+  if (std::memcmp(address, rewrite.before, rewrite.bytes) != 0) fail("race", rewrite.text, {});
+}
+
+void forget_access() {
+  is_busy = false;
+  rewrite.address = nullptr;
+}
 
 }  // namespace winnow::simulator
 

@@ -1,4 +1,4 @@
-// Launches: clusters one after the other, their threads in the order of the schedule.
+// Clusters that are resident run side by side, their threads in the order of the schedule.
 #include "winnow/simulator/launch.h"
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
+#include "winnow/simulator/engine/grid.h"
 #include "winnow/simulator/engine/report.h"
 
 namespace winnow::simulator {
@@ -19,24 +20,24 @@ namespace winnow::simulator {
 Cluster* cluster = nullptr;
 Block* block = nullptr;
 Thread* current = nullptr;
+std::uint64_t changes = 0;
 
 namespace {
 
 constexpr std::size_t kMostDynamic = 232448;
-// Passes in which threads did nothing but look again.
-constexpr int kMostIdlePasses = 2000;
+// Turns for which a random schedule prefers the same clusters.
+constexpr std::uint64_t kTurns = 64;
 
-void (*body)(const void* parameters) = nullptr;
 std::unique_ptr<Failure> failure;
 std::uint64_t ticks = 0;
 
-std::vector<std::unique_ptr<Fiber>>& fibers() {
-  static std::vector<std::unique_ptr<Fiber>> all;
-  return all;
-}
+// In the order in which they began; random schedules change it.
+std::vector<std::unique_ptr<Cluster>> resident;
+std::mt19937_64 random_clusters;
+std::uint64_t turn = 0;
 
 void run_thread(void*) {
-  body(block->parameters);
+  cluster->run->kernel(block->parameters);
   check_at_exit();
 }
 
@@ -44,6 +45,7 @@ bool random_order() { return settings().schedule.kind == Schedule::Kind::random;
 
 // Completes one operation: the last one, or a random one of those that may be next.
 void complete_one() {
+  ++changes;
   ++statistics().operations;
   --cluster->queued;
   auto& loose = cluster->loose;
@@ -65,34 +67,25 @@ void complete_one() {
   operation();
 }
 
-// Warps in the order in which they get their turn.
-class Order {
- public:
-  explicit Order(std::size_t warps) : warps_(warps) {
-    std::iota(warps_.begin(), warps_.end(), std::size_t{0});
+// The warps of the cluster in the order in which they get their turn.
+const std::vector<std::size_t>& next_order() {
+  std::vector<std::size_t>& warps = cluster->order;
+  const Schedule& schedule = settings().schedule;
+  if (schedule.kind == Schedule::Kind::starved) {
+    const std::size_t last = schedule.seed % warps.size();
+    std::stable_partition(warps.begin(), warps.end(), [&](std::size_t w) { return w != last; });
+  } else if (random_order()) {
+    // Priorities that change now and then: some warps run far ahead of others.
+    if (cluster->turn++ % 32 == 0) std::shuffle(warps.begin(), warps.end(), cluster->random);
   }
-  const std::vector<std::size_t>& next() {
-    const Schedule& schedule = settings().schedule;
-    if (schedule.kind == Schedule::Kind::starved) {
-      const std::size_t last = schedule.seed % warps_.size();
-      std::stable_partition(warps_.begin(), warps_.end(), [&](std::size_t w) { return w != last; });
-    } else if (random_order()) {
-      // Priorities that change now and then: some warps run far ahead of others.
-      if (turn_++ % 32 == 0) std::shuffle(warps_.begin(), warps_.end(), cluster->random);
-    }
-    return warps_;
-  }
-  // Whether the pass goes on with the next warp after one has run.
-  bool goes_on(std::size_t warp) const {
-    const Schedule& schedule = settings().schedule;
-    if (schedule.kind == Schedule::Kind::random) return false;
-    return schedule.kind != Schedule::Kind::starved || warp != schedule.seed % warps_.size();
-  }
-
- private:
-  std::vector<std::size_t> warps_;
-  std::uint64_t turn_ = 0;
-};
+  return warps;
+}
+// Whether the pass goes on with the next warp after one has run.
+bool goes_on(std::size_t warp) {
+  const Schedule& schedule = settings().schedule;
+  if (schedule.kind == Schedule::Kind::random) return false;
+  return schedule.kind != Schedule::Kind::starved || warp != schedule.seed % cluster->order.size();
+}
 
 // Nobody waits for it any more, and with the last one its block is gone.
 void end_thread(Thread& thread) {
@@ -100,14 +93,14 @@ void end_thread(Thread& thread) {
   thread.done = true;
   ++cluster->ended_threads;
   its.known_at_end.join(thread.knowledge.generic);
+  leave_named_barriers();
   leave_cluster_barrier();
   for (const Thread& other : its.all) {
     if (!other.done) return;
   }
   its.ended = true;
+  ++changes;
 }
-
-enum class Ran { nothing, poll, something };
 
 // Lets the threads of a warp run that can. Warps are counted through the blocks of the cluster.
 Ran run_warp(std::size_t number) {
@@ -126,73 +119,74 @@ Ran run_warp(std::size_t number) {
     thread.fiber->resume();
     current = nullptr;
     if (failure) return Ran::something;
+    settle_store();
     if (thread.fiber->finished()) end_thread(thread);
     if (polls && thread.waiting.kind != Waiting::Kind::poll) ran = Ran::something;
   }
   return ran;
 }
 
-[[noreturn]] void report_deadlock() {
-  std::map<std::string, std::string> waits;  // [what]: the threads
-  for (const auto& each : cluster->blocks) {
-    for (const Thread& thread : each->all) {
-      if (thread.done) continue;
-      std::string& who = waits[thread.waiting.describe()];
-      std::string warp = "warp " + std::to_string(thread.number / 32);
-      if (cluster->ranks() > 1) warp += " of block " + std::to_string(each->rank);
-      if (who.find(warp + ",") == std::string::npos) who += warp + ", ";
-    }
+// One pass over the cluster's warps; or an operation is completed, which counts as something.
+Ran run_pass() {
+  Ran ran = Ran::nothing;
+  for (const std::size_t warp : next_order()) {
+    if (!goes_on(warp) && ran == Ran::something) break;
+    ran = std::max(ran, run_warp(warp));
+    if (failure) return Ran::something;
   }
-  std::string text = "no thread can go on:";
-  for (const auto& [what, who] : waits) text += "\n  " + who + "wait" + what;
-  fail("deadlock", text, {});
+  const bool waits = cluster->queued > 0;
+  if (waits && (ran != Ran::something || (random_order() && cluster->random() % 4 == 0))) {
+    complete_one();
+    return Ran::something;
+  }
+  return ran;
 }
 
-void run_threads() {
-  Order order(cluster->ranks() * cluster->blocks.front()->warps.size());
-  int idle = 0;
-  for (;;) {
-    Ran ran = Ran::nothing;
-    for (const std::size_t warp : order.next()) {
-      if (!order.goes_on(warp) && ran == Ran::something) break;
-      ran = std::max(ran, run_warp(warp));
-      if (failure) return;
-    }
-    const bool waits = cluster->queued > 0;
-    if (waits && (ran != Ran::something || (random_order() && cluster->random() % 4 == 0))) {
-      complete_one();
-      continue;
-    }
-    if (ran == Ran::something) {
-      idle = 0;
-      continue;
-    }
-    if (std::all_of(cluster->blocks.begin(), cluster->blocks.end(),
-                    [](const auto& each) { return each->ended; })) {
-      return;
-    }
-    if (ran == Ran::nothing || ++idle == kMostIdlePasses) report_deadlock();
-  }
+bool has_ended(const Cluster& one) {
+  return one.queued == 0 && std::all_of(one.blocks.begin(), one.blocks.end(),
+                                        [](const auto& each) { return each->ended; });
 }
 
-// Shared memory of one block after the other: made once, because it must stand at one place.
-std::byte* shared_memory(std::size_t bytes) {
+using SharedMemory = std::unique_ptr<std::byte, decltype(&std::free)>;
+SharedMemory shared_memory(std::size_t bytes) {
   const std::size_t padded = (bytes + 1023) / 1024 * 1024;
   void* const memory = std::aligned_alloc(1024, padded);
   if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<std::byte*>(memory);
+  return {static_cast<std::byte*>(memory), std::free};
 }
-struct SharedMemory {
-  std::byte* dynamic = shared_memory(kDynamicBase + kMostDynamic);
-  std::byte* fixed = shared_memory(kStaticBytes);
+
+}  // namespace
+
+// What a cluster needs as long as it is resident; the next one takes it over.
+struct Slot {
+  struct Shared {
+    SharedMemory dynamic = shared_memory(kDynamicBase + kMostDynamic);
+    SharedMemory fixed = shared_memory(kStaticBytes);
+  };
+  std::vector<Shared> shared;  // of each rank
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  bool is_taken = false;
 };
+
+namespace {
+
+Slot* take_slot(unsigned ranks, std::size_t threads) {
+  static std::vector<std::unique_ptr<Slot>> slots;
+  std::size_t i = 0;
+  while (i < slots.size() && slots[i]->is_taken) ++i;
+  if (i == slots.size()) slots.push_back(std::make_unique<Slot>());
+  Slot& slot = *slots[i];
+  slot.is_taken = true;
+  while (slot.shared.size() < ranks) slot.shared.emplace_back();
+  while (slot.fibers.size() < threads) slot.fibers.push_back(std::make_unique<Fiber>());
+  return &slot;
+}
 
 // The block takes its place in the cluster, whose size is known.
 void prepare(Block& next) {
-  static SharedMemory all[kMostRanks];
-  const SharedMemory& memory = all[next.rank];
-  next.shared = memory.dynamic;
-  next.fixed = memory.fixed;
+  const Slot::Shared& memory = cluster->slot->shared[next.rank];
+  next.shared = memory.dynamic.get();
+  next.fixed = memory.fixed.get();
   std::memset(next.shared, 0xff, kDynamicBase + next.dynamic_bytes);
   std::memset(next.fixed, 0xff, kStaticBytes);
   const std::size_t warps = (next.threads + 31) / 32;
@@ -208,21 +202,16 @@ void prepare(Block& next) {
                             all_threads);
   next.fixed_shadow.reset("shared memory", kStaticBase, kStaticBytes, &cluster->operations,
                           all_threads);
-  for (WarpState& warp : next.warps) {
-    warp.arriving.reset(cluster->actors);
-    warp.ended.reset(cluster->actors);
-  }
   for (NamedBarrier& barrier : next.named) {
     barrier.arriving.reset(cluster->actors);
     barrier.ended.reset(cluster->actors);
   }
-  while (fibers().size() < all_threads) fibers().push_back(std::make_unique<Fiber>());
   next.all.resize(next.threads);
   for (unsigned i = 0; i < next.threads; ++i) {
     Thread& thread = next.all[i];
     thread.number = i;
     thread.actor = next.rank * next.threads + i;
-    thread.fiber = fibers()[thread.actor].get();
+    thread.fiber = cluster->slot->fibers[thread.actor].get();
     thread.fiber->start(run_thread, nullptr);
     thread.knowledge.reset(cluster->actors, thread.actor);
     thread.knowledge.generic.advance();
@@ -232,12 +221,14 @@ void prepare(Block& next) {
   next.known_at_end.reset(cluster->actors);
 }
 
-// Runs the cluster whose first block is `first`: `ranks` neighbours along x.
-void run_cluster(const Grid& grid, const unsigned (&first)[3], const void* parameters,
-                 std::size_t parameter_bytes, std::uint64_t seed) {
-  Cluster next;
+// The cluster whose first block is `first`: neighbours along x.
+std::unique_ptr<Cluster> make_cluster(GridRun& run, const unsigned (&first)[3]) {
+  const Grid& grid = run.grid;
+  auto made = std::make_unique<Cluster>();
+  Cluster& next = *made;
+  next.run = &run;
   next.threads = grid.block[0] * grid.block[1] * grid.block[2];
-  next.random.seed(seed);
+  next.random.seed(run.random());
   cluster = &next;
   for (unsigned rank = 0; rank < grid.cluster; ++rank) {
     ++statistics().blocks;
@@ -247,27 +238,117 @@ void run_cluster(const Grid& grid, const unsigned (&first)[3], const void* param
     one.index[0] = first[0] + rank, one.index[1] = first[1], one.index[2] = first[2];
     one.rank = rank;
     one.threads = next.threads;
-    one.parameters = static_cast<const std::byte*>(parameters);
-    one.parameter_bytes = parameter_bytes;
+    one.parameters = run.parameters.get();
+    one.parameter_bytes = run.parameter_bytes;
     one.dynamic_bytes = grid.shared_bytes;
   }
   next.actors = next.ranks() * next.actors_of_block();
   next.queues.resize(next.ranks() * (next.groups() + 1));
   next.arriving.reset(next.actors);
   next.ended.reset(next.actors);
+  next.slot = take_slot(next.ranks(), next.ranks() * next.threads);
   for (const auto& each : next.blocks) prepare(*each);
-  block = next.blocks.front().get();
-  run_threads();
-  if (failure) throw *failure;
-  for (const auto& each : next.blocks) {
+  next.order.resize(next.ranks() * next.blocks.front()->warps.size());
+  std::iota(next.order.begin(), next.order.end(), std::size_t{0});
+  return made;
+}
+
+void leave() {
+  cluster = nullptr;
+  block = nullptr;
+  current = nullptr;
+}
+
+// The cluster that runs has ended.
+void end_cluster() {
+  for (const auto& each : cluster->blocks) {
     block = each.get();
     check_at_exit();
   }
-  cluster = nullptr;
-  block = nullptr;
+  GridRun& run = *cluster->run;
+  for (const auto& each : cluster->blocks) run.held_back -= !each->lets_next;
+  --run.left;
 }
 
 }  // namespace
+
+Cluster::~Cluster() {
+  if (slot != nullptr) slot->is_taken = false;
+}
+
+unsigned resident_clusters(int device) {
+  return static_cast<unsigned>(
+      std::count_if(resident.begin(), resident.end(),
+                    [&](const auto& one) { return one->run->device == device; }));
+}
+
+void begin_cluster(GridRun& run) {
+  const Grid& grid = run.grid;
+  const unsigned along = grid.grid[0] / grid.cluster, number = run.begun++;
+  resident.push_back(
+      make_cluster(run, {number % along * grid.cluster, number / along % grid.grid[1],
+                         number / along / grid.grid[1]}));
+  leave();
+}
+
+Ran run_resident() {
+  Ran ran = Ran::nothing;
+  const bool random = random_order();
+  if (random && turn++ % kTurns == 0) {
+    std::shuffle(resident.begin(), resident.end(), random_clusters);
+  }
+  for (std::size_t i = 0; i < resident.size();) {
+    cluster = resident[i].get();
+    ran = std::max(ran, run_pass());
+    if (failure) throw *failure;
+    if (!has_ended(*cluster)) {
+      ++i;
+    } else {
+      end_cluster();
+      resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(i));
+      ran = Ran::something;
+    }
+    if (random && ran == Ran::something) break;
+  }
+  leave();
+  return ran;
+}
+
+void drop_resident() {
+  resident.clear();
+  failure.reset();
+  leave();
+  forget_access();
+}
+
+void begin_session() {
+  random_clusters.seed(settings().schedule.seed);
+  turn = 0;
+}
+
+void pass_time(std::uint64_t more) { ticks += more; }
+
+void report_deadlock() {
+  std::map<std::string, std::string> waits;  // [what]: the threads
+  for (const auto& one : resident) {
+    cluster = one.get();
+    for (const auto& each : cluster->blocks) {
+      for (const Thread& thread : each->all) {
+        if (thread.done) continue;
+        std::string& who = waits[thread.waiting.describe()];
+        std::string warp = "warp " + std::to_string(thread.number / 32);
+        if (resident.size() > 1 || cluster->ranks() > 1) {
+          warp += " of block " + std::to_string(each->index[0]);
+        }
+        if (who.find(warp + ",") == std::string::npos) who += warp + ", ";
+      }
+    }
+  }
+  std::string text = "no thread can go on:";
+  for (const auto& [what, who] : waits) text += "\n  " + who + "wait" + what;
+  block = resident.empty() ? nullptr : resident.front()->blocks.front().get();
+  fail("deadlock", text, {});
+}
 
 Settings& settings() {
   static Settings all;
@@ -281,7 +362,10 @@ Statistics& statistics() {
 
 unsigned thread_number() { return current->number; }
 unsigned block_threads() { return block->threads; }
-std::uint64_t clock_ticks() { return ticks += 10'000; }
+std::uint64_t clock_ticks() {
+  poll();
+  return ++ticks;
+}
 
 void poll() { block_until({.kind = Waiting::Kind::poll, .role = "poll"}); }
 
@@ -299,6 +383,7 @@ std::uint64_t record_operation(const char* what, const Where& where) {
 void queue_operation(int queue, std::function<void()> operation) {
   const Schedule::Kind kind = settings().schedule.kind;
   if (kind == Schedule::Kind::eager || kind == Schedule::Kind::starved) {
+    ++changes;
     ++statistics().operations;
     operation();
     return;
@@ -332,10 +417,7 @@ void fail(const char* check, const std::string& text, const Where& where) {
   for (;;) current->fiber->suspend();  // for ever
 }
 
-void launch(const Grid& grid, void (*kernel)(const void* parameters), const void* parameters,
-            std::size_t parameter_bytes) {
-  ++statistics().launches;
-  body = kernel;
+void check_launch(const Grid& grid) {
   const unsigned threads = grid.block[0] * grid.block[1] * grid.block[2];
   if (grid.cluster == 0 || grid.cluster > kMostRanks || grid.grid[0] % grid.cluster != 0) {
     throw Failure("launch", "launch: clusters of " + std::to_string(grid.cluster) +
@@ -345,23 +427,23 @@ void launch(const Grid& grid, void (*kernel)(const void* parameters), const void
     throw Failure("launch", "launch: a block of " + std::to_string(threads) + " threads and " +
                                 std::to_string(grid.shared_bytes) + " bytes of shared memory");
   }
-  std::mt19937_64 random(settings().schedule.seed);
-  struct Reset {
-    ~Reset() {
-      cluster = nullptr;
-      block = nullptr;
-      current = nullptr;
-      failure.reset();
-      forget_access();
-    }
-  } reset;
-  for (unsigned z = 0; z < grid.grid[2]; ++z) {
-    for (unsigned y = 0; y < grid.grid[1]; ++y) {
-      for (unsigned x = 0; x < grid.grid[0]; x += grid.cluster) {
-        run_cluster(grid, {x, y, z}, parameters, parameter_bytes, random());
-      }
-    }
-  }
+}
+
+void allow_next_kernel(const Where& where) {
+  if (is_dropped(where) || block->lets_next) return;
+  block->lets_next = true;
+  ++changes;
+  --cluster->run->held_back;
+}
+
+void wait_for_kernel_before(const Where& where) {
+  if (is_dropped(where)) return;
+  block->knows_before = true;
+  if (!cluster->run->grid.early) return;
+  block_until({.kind = Waiting::Kind::kernel,
+               .object = cluster->run,
+               .role = "griddepcontrol.wait",
+               .where = where});
 }
 
 }  // namespace winnow::simulator

@@ -118,6 +118,7 @@ void mbarrier_init_fence(const Where& where) {
 
 void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
             const Knowledge* knowledge, const Where& where) {
+  ++changes;
   Barrier& barrier = barrier_at(address, where);
   if (barrier.pending < arrivals) {
     fail("mbarrier",

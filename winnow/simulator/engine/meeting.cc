@@ -16,11 +16,29 @@ std::string hexadecimal(std::uint32_t value) {
   return text;
 }
 
+// That of the mask, which is of the same kind, if it has begun. Others that have begun have none of
+// its lanes.
+WarpMeeting& meeting_of(WarpState& warp, const char* kind, std::uint32_t mask, const Where& where) {
+  for (const auto& [other_mask, other] : warp.meetings) {
+    if (other.arrived == 0 || (other_mask & mask) == 0) continue;
+    if (other_mask == mask && std::strcmp(other.kind, kind) == 0) continue;
+    fail("warp",
+         std::string(kind) + " with mask " + hexadecimal(mask) + " while other lanes are at " +
+             other.kind + " with mask " + hexadecimal(other_mask),
+         where);
+  }
+  const auto [place, is_new] = warp.meetings.try_emplace(mask);
+  if (is_new) {
+    place->second.arriving.reset(cluster->actors);
+    place->second.ended.reset(cluster->actors);
+  }
+  return place->second;
+}
+
 }  // namespace
 
 std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
                                            std::uint64_t value, bool orders, const Where& where) {
-  WarpState& warp = block->warps[current->number / 32];
   const std::uint32_t bit = 1u << (current->number % 32);
   if ((mask & bit) == 0) {
     fail("warp",
@@ -28,35 +46,49 @@ std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
              std::to_string(lane()) + ", which is not in it",
          where);
   }
-  if (warp.arrived == 0) {
-    warp.mask = mask;
-    warp.kind = kind;
-  } else if (warp.mask != mask || std::strcmp(warp.kind, kind) != 0) {
-    fail("warp",
-         std::string(kind) + " with mask " + hexadecimal(mask) + " while other lanes are at " +
-             warp.kind + " with mask " + hexadecimal(warp.mask),
-         where);
-  }
-  const std::uint64_t generation = warp.generation;
-  warp.values[generation & 1][current->number % 32] = value;
+  WarpMeeting& meeting = meeting_of(block->warps[current->number / 32], kind, mask, where);
+  meeting.kind = kind;
+  const std::uint64_t generation = meeting.generation;
+  meeting.values[generation & 1][current->number % 32] = value;
   if (orders) {
-    release(warp.arriving);
+    release(meeting.arriving);
     advance_own_clock();
   }
-  warp.arrived |= bit;
-  if (warp.arrived == mask) {
-    warp.arrived = 0;
-    ++warp.generation;
-    if (orders) warp.ended = warp.arriving;
+  meeting.arrived |= bit;
+  if (meeting.arrived == mask) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+    if (orders) meeting.ended = meeting.arriving;
   } else {
     block_until({.kind = Waiting::Kind::meeting,
-                 .object = &warp,
+                 .object = &meeting,
                  .value = generation,
                  .role = kind,
                  .where = where});
   }
-  if (orders) acquire(warp.ended);
-  return warp.values[generation & 1];
+  if (orders) acquire(meeting.ended);
+  return meeting.values[generation & 1];
+}
+
+namespace {
+// Of a barrier of all threads those that have ended are not waited for.
+bool end_if_complete(NamedBarrier& barrier) {
+  const bool of_all = &barrier == block->named.data() && barrier.threads == block->threads;
+  if (barrier.arrived < (of_all ? block->threads - block->threads_ended : barrier.threads)) {
+    return false;
+  }
+  barrier.arrived = 0;
+  barrier.result[barrier.generation & 1] = barrier.all;
+  barrier.ended = barrier.arriving;
+  ++barrier.generation;
+  return true;
+}
+}  // namespace
+
+void leave_named_barriers() {
+  ++block->threads_ended;
+  NamedBarrier& barrier = block->named.front();
+  if (barrier.arrived > 0) end_if_complete(barrier);
 }
 
 bool named_barrier(const char* kind, unsigned number, unsigned threads, bool mine,
@@ -85,12 +117,8 @@ bool named_barrier(const char* kind, unsigned number, unsigned threads, bool min
   barrier.all = barrier.all && mine;
   release(barrier.arriving);
   advance_own_clock();
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    barrier.result[generation & 1] = barrier.all;
-    barrier.ended = barrier.arriving;
-    ++barrier.generation;
-  } else {
+  ++barrier.arrived;
+  if (!end_if_complete(barrier)) {
     block_until({.kind = Waiting::Kind::named,
                  .object = &barrier,
                  .value = generation,

@@ -81,6 +81,7 @@ void read_shared(std::uint32_t address, void* to, std::size_t bytes, const Where
 
 namespace {
 void write(std::uint32_t address, const void* from, std::size_t bytes, const Where& where) {
+  ++changes;
   check_aligned(address, bytes, "a store", where);
   block->shadow(address, bytes, "a store", where)
       .write(address, bytes, block->access(*current, "a store", where));
@@ -113,6 +114,7 @@ void atomic_begin(const void* address, void* before, std::size_t bytes, const Wh
 }
 
 void atomic_end(void* address, const void* after, std::size_t bytes) {
+  ++changes;
   std::memcpy(address, after, bytes);
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/grid.h"
 
 namespace winnow::simulator {
 
@@ -39,7 +40,7 @@ bool Waiting::is_over() const {
     case Kind::poll:
       return true;
     case Kind::meeting:
-      return static_cast<const WarpState*>(object)->generation != value;
+      return static_cast<const WarpMeeting*>(object)->generation != value;
     case Kind::named:
       return static_cast<const NamedBarrier*>(object)->generation != value;
     case Kind::mbarrier:
@@ -52,6 +53,8 @@ bool Waiting::is_over() const {
       return static_cast<const BulkGroup*>(object)->writing == 0;
     case Kind::cluster:
       return cluster->generation != value;
+    case Kind::kernel:
+      return knows_before(*static_cast<const GridRun*>(object));
   }
   return true;
 }
@@ -77,6 +80,8 @@ std::string Waiting::describe() const {
              " arrivals and " + std::to_string(barrier.bytes) + " bytes in phase " +
              std::to_string(barrier.phase) + at;
     }
+    case Kind::kernel:
+      return " for the kernel before to end" + at;
     case Kind::cluster:
       return " at the barrier of the cluster, at which " + std::to_string(cluster->arrived) +
              " threads have arrived" + at;
@@ -107,6 +112,9 @@ void check_at_exit() {
       }
     }
     return;
+  }
+  if (block->grid.early && !block->knows_before) {
+    fail("launch", "a block of a kernel that may begin early ends without griddepcontrol.wait", {});
   }
   check_reached();
   check_tensor_memory_at_exit();

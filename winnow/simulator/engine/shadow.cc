@@ -106,6 +106,29 @@ void Shadow::write(std::uint32_t address, std::size_t bytes, const Access& acces
   });
 }
 
+std::string Shadow::unordered_rewrite(std::uint32_t address, std::size_t bytes,
+                                      const Access& access) {
+  std::string text;
+  bool only_writes = true;
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
+    if ((word.mask & mask) != 0 && !is_ordered(word.write, access)) {
+      if (text.empty()) text = describe(word, word.write, true, at, access);
+      if (word.write.is_operation() || word.write.actor() >= threads_) only_writes = false;
+    }
+    for (const Stamp read : read_sets_[word.reads]) {
+      if (!is_ordered(read, access)) only_writes = false;
+    }
+  });
+  return only_writes ? text : "";
+}
+
+void Shadow::overwrite(std::uint32_t address, std::size_t bytes, const Access& access) {
+  const std::uint32_t site = site_of(access);
+  for_words(address, bytes, [&](Word& word, std::uint32_t, std::uint8_t mask) {
+    word = {access.stamp, site, 0, mask, false};
+  });
+}
+
 void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& access) {
   const std::uint32_t site = site_of(access);
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
@@ -165,8 +188,8 @@ std::string Shadow::name_of(Stamp stamp) const {
          line_of(record.where) + (record.stamp.none() ? ", for which nobody has waited" : "");
 }
 
-void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
-                    const Access& access) const {
+std::string Shadow::describe(const Word& word, Stamp earlier, bool earlier_wrote,
+                             std::uint32_t address, const Access& access) const {
   std::string text = std::string(access.what) + " of " + memory_ + " at " +
                      std::to_string(address) + " is not ordered behind a " +
                      (earlier_wrote ? "write by " : "read by ") + name_of(earlier);
@@ -174,7 +197,12 @@ void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::ui
     const Site& site = sites_[word.site];
     text += std::string(" (") + site.what + ", " + line_of(site.where) + ")";
   }
-  fail("race", text, access.where);
+  return text;
+}
+
+void Shadow::report(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
+                    const Access& access) const {
+  fail("race", describe(word, earlier, earlier_wrote, address, access), access.where);
 }
 
 }  // namespace winnow::simulator

@@ -45,6 +45,10 @@ class Shadow {
              const std::vector<OperationRecord>* operations, unsigned threads);
   void read(std::uint32_t address, std::size_t bytes, const Access& access);
   void write(std::uint32_t address, std::size_t bytes, const Access& access);
+  // What a write() would report, if it is out of order with nothing but earlier writes of threads;
+  // else empty. overwrite() makes it all the same.
+  std::string unordered_rewrite(std::uint32_t address, std::size_t bytes, const Access& access);
+  void overwrite(std::uint32_t address, std::size_t bytes, const Access& access);
   // Whether the access would be in order, without a trace of it.
   void check_only(std::uint32_t address, std::size_t bytes, bool writes, const Access& access);
   void atomic(std::uint32_t address, std::size_t bytes, const Access& access);
@@ -79,6 +83,8 @@ class Shadow {
   std::uint32_t with_read(std::uint32_t set, Stamp stamp);
   std::uint32_t site_of(const Access& access);
   std::string name_of(Stamp stamp) const;
+  std::string describe(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
+                       const Access& access) const;
   [[noreturn]] void report(const Word& word, Stamp earlier, bool earlier_wrote,
                            std::uint32_t address, const Access& access) const;
 

@@ -1,5 +1,5 @@
-// The calls of the CUDA runtime that launches and tests make, on the simulated device: one device,
-// on which everything has happened when a call returns. Part of cuda_runtime.h.
+// The calls of the CUDA runtime that launches and tests make, on the simulated devices. Part of
+// cuda_runtime.h.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,9 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidClusterSize = 912
+  cudaErrorNotReady = 600,
+  cudaErrorInvalidClusterSize = 912,
+  cudaErrorUnknown = 999
 };
 inline const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaErrorInvalidClusterSize) return "cluster misconfiguration";
@@ -38,7 +40,7 @@ enum cudaDeviceAttr {
   cudaDevAttrL2CacheSize,
   cudaDevAttrComputeCapabilityMajor
 };
-enum cudaMemcpyKind { cudaMemcpyDefault };
+enum cudaMemcpyKind { cudaMemcpyDefault, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization,
@@ -61,12 +63,13 @@ struct cudaLaunchConfig_t {
 
 // ---- Device and memory -------------------------------------------------------------------------
 
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+inline cudaError_t cudaGetDevice(int* device) {
+  return *device = winnow::simulator::current_device(), cudaSuccess;
 }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= winnow::simulator::settings().devices) return cudaErrorInvalidValue;
+  return winnow::simulator::set_current_device(device), cudaSuccess;
+}
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
@@ -92,27 +95,66 @@ cudaError_t cudaMallocAsync(T** memory, std::size_t bytes, cudaStream_t) {
   return cudaMalloc(memory, bytes);
 }
 inline cudaError_t cudaFree(void* memory) { return winnow::simulator::free(memory), cudaSuccess; }
-inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return cudaFree(memory); }
+inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  return winnow::simulator::free_in_stream(memory, stream), cudaSuccess;
+}
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  winnow::simulator::synchronize_device();
   winnow::simulator::note_copy(to, from, bytes);
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
-  return std::memcpy(to, from, bytes), cudaSuccess;
+                                   cudaStream_t stream) {
+  return winnow::simulator::copy_in_stream(to, from, bytes, stream), cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) {
+  winnow::simulator::synchronize_device();
   return std::memset(memory, value, bytes), cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
-  return cudaMemset(memory, value, bytes);
-}
 inline cudaError_t cudaMemset2DAsync(void* memory, std::size_t pitch, int value, std::size_t width,
-                                     std::size_t height, cudaStream_t) {
-  for (std::size_t row = 0; row < height; ++row) {
-    std::memset(static_cast<std::byte*>(memory) + row * pitch, value, width);
-  }
+                                     std::size_t height, cudaStream_t stream) {
+  return winnow::simulator::fill_in_stream(memory, pitch, value, width, height, stream),
+         cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes,
+                                   cudaStream_t stream) {
+  return cudaMemset2DAsync(memory, bytes, value, bytes, 1, stream);
+}
+
+// ---- Streams and events ------------------------------------------------------------------------
+
+struct CUevent_st {
+  winnow::simulator::Ticket ticket;
+};
+using cudaEvent_t = CUevent_st*;
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+
+inline cudaError_t cudaDeviceSynchronize() {
+  return winnow::simulator::synchronize_device(), cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(new char);  // an address of its own
   return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  winnow::simulator::synchronize(winnow::simulator::last_operation(stream));
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return delete reinterpret_cast<char*>(stream), cudaSuccess;  // what it holds runs all the same
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = new CUevent_st, cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return event->ticket = winnow::simulator::last_operation(stream), cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return winnow::simulator::synchronize(event->ticket), cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+  return winnow::simulator::wait_in_stream(stream, event->ticket), cudaSuccess;
 }
 
 // ---- Launches ----------------------------------------------------------------------------------
@@ -187,9 +229,18 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     void (*kernel)(Params...);
     std::tuple<std::remove_cv_t<Params>...> parameters;
   };
+  static_assert((std::is_trivially_copyable_v<Params> && ...));
   const Call call{kernel, {std::forward<Arguments>(arguments)...}};
+  winnow::simulator::Grid launched{
+      {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config->dynamicSmemBytes, cluster};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      launched.early = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
+  }
   winnow::simulator::launch(
-      {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config->dynamicSmemBytes, cluster},
+      config->stream, launched,
       [](const void* given) {
         const Call& made = *static_cast<const Call*>(given);
         std::apply(made.kernel, made.parameters);
@@ -197,3 +248,5 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       &call, sizeof(call));
   return cudaSuccess;
 }
+
+#include "winnow/simulator/include/cuda_streams.h"

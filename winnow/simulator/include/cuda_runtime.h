@@ -140,6 +140,10 @@ T __ldg(const T* address, winnow::simulator::Where where = winnow::simulator::Wh
   return *address;
 }
 template <class T>
+T __ldcg(const T* address, winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return __ldg(address, where);
+}
+template <class T>
 T __ldcs(const T* address, winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return __ldg(address, where);
 }
@@ -163,6 +167,17 @@ T atomicAdd(T* address, std::type_identity_t<T> value,
       address, [=](T before) { return static_cast<T>(before + value); }, where);
 }
 template <class T>
+T atomicSub(T* address, std::type_identity_t<T> value,
+            winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::read_and_update(
+      address, [=](T before) { return static_cast<T>(before - value); }, where);
+}
+inline unsigned atomicInc(unsigned* address, unsigned last,
+                          winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::read_and_update(
+      address, [=](unsigned before) { return before >= last ? 0 : before + 1; }, where);
+}
+template <class T>
 T atomicMax(T* address, std::type_identity_t<T> value,
             winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return winnow::simulator::read_and_update(
@@ -173,6 +188,11 @@ T atomicMin(T* address, std::type_identity_t<T> value,
             winnow::simulator::Where where = winnow::simulator::Where::current()) {
   return winnow::simulator::read_and_update(
       address, [=](T before) { return value < before ? value : before; }, where);
+}
+template <class T>
+T atomicMin_system(T* address, std::type_identity_t<T> value,
+                   winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return atomicMin(address, value, where);
 }
 template <class T>
 T atomicExch(T* address, std::type_identity_t<T> value,
@@ -197,17 +217,15 @@ T atomicOr(T* address, std::type_identity_t<T> value,
 inline void __syncthreads(winnow::simulator::Where where = winnow::simulator::Where::current()) {
   winnow::simulator::named_barrier("sync", 0, winnow::simulator::block_threads(), true, where);
 }
+inline int __syncthreads_and(int predicate,
+                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::named_barrier("red.and", 0, winnow::simulator::block_threads(),
+                                          predicate != 0, where);
+}
 inline int __syncthreads_or(int predicate,
                             winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  static int any[winnow::simulator::kMostRanks];  // of the blocks of a cluster
-  int& mine = any[winnow::simulator::cluster_rank()];
-  mine |= predicate;
-  __syncthreads(where);
-  const int result = mine;
-  __syncthreads(where);
-  mine = 0;
-  __syncthreads(where);
-  return result;
+  return !winnow::simulator::named_barrier("red.or", 0, winnow::simulator::block_threads(),
+                                           predicate == 0, where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        winnow::simulator::Where where = winnow::simulator::Where::current()) {

@@ -31,3 +31,9 @@ std::vector<testing::Benchmark> append_benchmarks() { return {}; }
 std::vector<testing::Benchmark> attention_benchmarks() { return {}; }
 std::vector<testing::Benchmark> position_term_benchmarks() { return {}; }
 }  // namespace winnow::paged_xl
+namespace winnow::expert_parallel {
+std::vector<testing::Benchmark> all_to_all_benchmarks() { return {}; }
+std::vector<testing::Benchmark> layout_benchmarks() { return {}; }
+std::vector<testing::Benchmark> low_latency_benchmarks() { return {}; }
+std::vector<testing::Benchmark> notify_benchmarks() { return {}; }
+}  // namespace winnow::expert_parallel

@@ -30,6 +30,7 @@ std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
 
 Simulated simulate(const winnow::testing::Operation& operation, const std::string& name,
                    const Schedule& schedule, int multiprocessors, bool names_writers) {
+  synchronize_all();
   settings().schedule = schedule;
   settings().multiprocessors = multiprocessors;
   note_writers(names_writers);
@@ -37,6 +38,7 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
     if (one.name != name) continue;
     try {
       const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
+      synchronize_all();
       if (outcome.passed()) return {"", "", outcome};
       std::string report = "no comparison was made";
       for (const auto& comparison : outcome.comparisons) {

@@ -40,11 +40,10 @@ inline float4 load_now(const float4* address, Where where = Where::current()) {
   return __ldg(address, where);
 }
 
-// Blocks run one after the other: what is waited for is there, or comes never.
+// Others run before the load, where a kernel looks at a word again and again.
 inline std::uint32_t ld_acquire_gpu(const std::uint32_t* word, Where where = Where::current()) {
-  const std::uint32_t value = __ldg(word, where);
   simulator::poll();
-  return value;
+  return __ldg(word, where);
 }
 inline void st_release_gpu(std::uint32_t* word, std::uint32_t value,
                            Where where = Where::current()) {
@@ -54,9 +53,11 @@ inline void st_release_gpu(std::uint32_t* word, std::uint32_t value,
 }
 
 inline std::uint32_t ld_relaxed_gpu(const std::uint32_t* address, Where where = Where::current()) {
+  simulator::poll();
   return __ldg(address, where);
 }
 inline std::uint64_t ld_acquire_sys(const std::uint64_t* word, Where where = Where::current()) {
+  simulator::poll();
   return __ldg(word, where);
 }
 inline void st_release_sys(std::uint64_t* word, std::uint64_t value,

@@ -18,6 +18,14 @@ std::byte* dynamic_shared() {
   return simulator::dynamic_shared(kAlignment);
 }
 
+// A name for the memory of the block that runs.
+template <int kAlignment>
+struct DynamicShared {
+  operator std::byte*() const { return dynamic_shared<kAlignment>(); }
+};
+#define WINNOW_DYNAMIC_SHARED(name, alignment) \
+  constexpr ::winnow::device::DynamicShared<alignment> name
+
 // The reference is made anew in every call, its key once for every instance of the function.
 #define WINNOW_BLOCK_SHARED_ALIGNED(alignment, name, ...)                                        \
   static constexpr char name##_key = 0;                                                          \

@@ -1,0 +1,87 @@
+// What runs side by side: blocks of a grid, grids of several streams, and those of several host
+// threads.
+#include <cstring>
+#include <memory>
+
+#include <gmock/gmock.h>
+
+#include "winnow/simulator/engine_faults.h"
+#include "winnow/simulator/launch.h"
+
+namespace winnow::engine_faults {
+namespace {
+
+class EngineStreams : public ::testing::TestWithParam<const char*> {
+ protected:
+  EngineStreams() : memory_(simulator::allocate(4 * kFaultWords), simulator::free) {
+    simulator::settings().schedule = simulator::parse_schedule(GetParam());
+    std::memset(words(), 0, 4 * kFaultWords);
+  }
+  std::uint32_t* words() const { return static_cast<std::uint32_t*>(memory_.get()); }
+
+ private:
+  std::unique_ptr<void, void (*)(void*)> memory_;
+};
+
+// Any address names a stream.
+char first_stream, second_stream;
+
+TEST_P(EngineStreams, BlocksThatWaitForEachOther) {
+  const unsigned blocks = simulator::settings().resident_clusters;
+  queue_meeting(words(), blocks);
+  simulator::synchronize_all();
+  EXPECT_EQ(words()[0], blocks);
+}
+
+TEST_P(EngineStreams, MoreBlocksThanAreResidentDeadlock) {
+  queue_meeting(words(), simulator::settings().resident_clusters + 1);
+  EXPECT_THROW(simulator::synchronize_all(), simulator::Failure);
+  EXPECT_NO_THROW(simulator::synchronize_all());
+}
+
+TEST_P(EngineStreams, KernelsOfTwoStreamsThatWaitForEachOther) {
+  queue_exchange(&first_stream, words(), 0, 1, 5);
+  queue_exchange(&second_stream, words(), 1, 0, 5);
+  simulator::synchronize(simulator::last_operation(&first_stream));
+  EXPECT_EQ(words()[0], 5u);
+  simulator::synchronize_all();
+  EXPECT_EQ(words()[1], 5u);
+}
+
+TEST_P(EngineStreams, KernelsOfOneStreamFollowEachOther) {
+  queue_exchange(&first_stream, words(), 0, 1, 5);
+  queue_exchange(&first_stream, words(), 1, 0, 5);
+  EXPECT_THROW(simulator::synchronize_all(), simulator::Failure);
+}
+
+TEST_P(EngineStreams, AStreamWaitsForAnother) {
+  queue_exchange(&first_stream, words(), 0, 0, 5);
+  simulator::wait_in_stream(&second_stream, simulator::last_operation(&first_stream));
+  std::uint32_t seen = 0;
+  simulator::enqueue(&second_stream, [&] { seen = words()[0]; });
+  simulator::synchronize(simulator::last_operation(&second_stream));
+  EXPECT_EQ(seen, 5u);
+}
+
+TEST_P(EngineStreams, HostThreadsWhoseKernelsWaitForEachOther) {
+  const auto run = [&](const void* stream, int mine, int other) {
+    for (std::uint32_t round = 1; round <= 20; ++round) {
+      queue_exchange(const_cast<void*>(stream), words(), mine, other, round);
+      simulator::synchronize(simulator::last_operation(stream));
+    }
+  };
+  simulator::run_hosts(2, [&](int host) {
+    host == 0 ? run(&first_stream, 0, 1) : run(&second_stream, 1, 0);
+  });
+  EXPECT_EQ(words()[0], 20u);
+  EXPECT_EQ(words()[1], 20u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, EngineStreams,
+                         ::testing::Values("eager", "late", "random:1", "starved:0"),
+                         [](const auto& schedule) {
+                           return std::string(schedule.param, std::strcspn(schedule.param, ":"));
+                         });
+
+}  // namespace
+}  // namespace winnow::engine_faults

@@ -1,0 +1,288 @@
+// Ranks that do not come, come when the others have given up, or have left their world, in the
+// simulator: what the kernels that wait for them do, and what the errors say.
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/low_latency/low_latency.h"
+#include "winnow/expert_parallel/notify/notify.h"
+#include "winnow/expert_parallel/testing/low_latency_problem.h"
+#include "winnow/expert_parallel/testing/notify_problem.h"
+#include "winnow/expert_parallel/testing/ranks.h"
+#include "winnow/simulator/kernels/expert_parallel_simulation.h"
+
+namespace winnow::expert_parallel {
+namespace {
+
+using simulator::BugsOf;
+using simulator::PassingCase;
+using simulator::PlantedBug;
+using Action = simulator::Plant::Action;
+using std::chrono::milliseconds;
+using testing::CaseOutcome;
+
+constexpr int kWorld = 4, kAbsent = 2;
+constexpr Device kDevice{DeviceType::cuda, 0};
+
+// What a rank is made of: its world's transport and store, and until when it waits.
+struct Seat {
+  const std::shared_ptr<Transport>& transport;
+  std::shared_ptr<Store> store;
+  milliseconds timeout;
+  int nodes;
+};
+
+// A rank that makes calls.
+class Player {
+ public:
+  virtual ~Player() = default;
+  // What all ranks do before one is absent.
+  virtual void prepare() {}
+  virtual void call() = 0;
+  // Waits for the kernels, and learns what they have met from further calls.
+  virtual void learn() = 0;
+};
+
+class AllToAllPlayer : public Player {
+ public:
+  enum class Call { dispatch, worst_case, combine, barrier, node_barrier };
+  AllToAllPlayer(const Seat& seat, Call call)
+      : call_(call), layer_(seat.transport, seat.store, config(seat)) {}
+  void prepare() override {
+    if (call_ == Call::combine) dispatch();
+  }
+  void call() override {
+    if (call_ == Call::barrier || call_ == Call::node_barrier) {
+      layer_.barrier(call_ == Call::node_barrier, place_.stream());
+    } else if (call_ == Call::combine) {
+      layer_.combine({.expert_output = layer_.combine_buffer(*got_.descriptor),
+                      .stream = place_.stream()},
+                     *got_.descriptor);
+    } else {
+      dispatch();
+    }
+  }
+  void learn() override {
+    for (int i = 0; i < 2; ++i) {
+      place_.wait();
+      layer_.barrier(true, place_.stream());
+    }
+  }
+
+ private:
+  static Config config(const Seat& seat) {
+    return {.max_tokens = 4,
+            .hidden = 16,
+            .topk = 2,
+            .experts = 2 * kWorld,
+            .dtype = DType::f32,
+            .local_world_size = kWorld / seat.nodes,
+            .timeout = seat.timeout,
+            .device = kDevice};
+  }
+  void dispatch() {
+    got_ = layer_.dispatch({.input = input_,
+                            .expert_indices = indices_,
+                            .worst_case_rows = call_ == Call::worst_case ? 30 : 0,
+                            .stream = place_.stream()});
+  }
+  static Tensor experts() {
+    Tensor indices(DType::i32, {4, 2});
+    std::int32_t next = 0;
+    for (std::int32_t& index : indices.values<std::int32_t>()) index = next++;
+    return indices;
+  }
+
+  Call call_;
+  Place place_{kDevice};
+  Tensor input_ = place_.copy(Tensor(DType::f32, {4, 16})), indices_ = place_.copy(experts());
+  AllToAll layer_;
+  Dispatched got_;
+};
+
+class NotifyPlayer : public Player {
+ public:
+  explicit NotifyPlayer(const Seat& seat)
+      : shape_{.nodes = seat.nodes, .local_world_size = kWorld / seat.nodes},
+        notifier_(seat.transport, seat.store, config(seat)) {}
+  void call() override {
+    const Tensor indices(DType::i32, {3, shape_.topk});
+    NotifyInputs inputs(shape_, indices);
+    NotifyOutputs outputs(shape_);
+    notify_at(place_, notifier_, make_args(shape_, inputs, outputs), inputs, outputs);
+  }
+  void learn() override {}
+
+ private:
+  NotifierConfig config(const Seat& seat) const {
+    NotifierConfig config = shape_.config();
+    config.device = kDevice;
+    config.timeout = seat.timeout;
+    return config;
+  }
+  NotifyShape shape_;
+  Place place_{kDevice};
+  Notifier notifier_;
+};
+
+class LowLatencyPlayer : public Player {
+ public:
+  LowLatencyPlayer(const Seat& seat, bool combines, bool shrinks = false)
+      : combines_(combines),
+        layer_(seat.transport, seat.store, config(seat, shrinks)),
+        tensors_(place_, problem_, rounds_[0], seat.transport->rank()) {}
+  void prepare() override {
+    if (!combines_) return;
+    dispatch();
+    tensors_.make_expert_output();
+  }
+  void call() override {
+    combines_ ? layer_.combine(tensors_.combine_args(CallPart::both)), void() : dispatch();
+  }
+  void learn() override {
+    place_.wait();
+    dispatch();
+  }
+  LowLatency& layer() { return layer_; }
+
+ private:
+  LowLatencyConfig config(const Seat& seat, bool shrinks) const {
+    LowLatencyConfig config = problem_.config();
+    config.device = kDevice;
+    config.timeout = seat.timeout;
+    config.enable_shrink = shrinks;
+    return config;
+  }
+  void dispatch() { layer_.dispatch(tensors_.dispatch_args(CallPart::both)); }
+
+  LowLatencyProblem problem_{.name = "absence", .world = kWorld, .max_tokens = 3, .rounds = 1};
+  std::vector<LowLatencyRound> rounds_ = make_rounds(problem_);
+  bool combines_;
+  Place place_{kDevice};
+  LowLatency layer_;
+  LowLatencyTensors tensors_;
+};
+
+// The absent rank comes when the others have given up; or it leaves its world.
+enum class Absent { late, gone };
+struct Scenario {
+  std::string name;
+  int nodes;
+  Absent absent;
+  std::string operation;
+  std::function<std::unique_ptr<Player>(const Seat&)> make;
+};
+
+struct Left {};
+
+CaseOutcome run_scenario(const Scenario& scenario) {
+  set_device(kWorld, 1);
+  RankTeam team(kWorld);
+  const bool gone = scenario.absent == Absent::gone;
+  std::vector<std::string> texts(kWorld), again(kWorld);
+  int prepared = 0, given_up = 0;
+  const auto error_of = [](Player& player) -> std::string {
+    try {
+      player.call();
+      player.learn();
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const auto me = static_cast<std::size_t>(rank);
+    const auto player = scenario.make(
+        {transport, team.world().store(), milliseconds(gone ? 600'000 : 300), scenario.nodes});
+    player->prepare();
+    for (++prepared; prepared < kWorld;) simulator::let_others_run();
+    if (rank == kAbsent && gone) throw Left();
+    while (rank == kAbsent && given_up < kWorld - 1) simulator::let_others_run();
+    texts[me] = error_of(*player);
+    ++given_up;
+    again[me] = error_of(*player);
+  });
+  for (const std::exception_ptr& one : thrown) {
+    try {
+      if (one != nullptr) std::rethrow_exception(one);
+    } catch (const Left&) {
+    }
+  }
+  CaseOutcome outcome{Backend::cuda, {}};
+  const auto compare = [&](int rank, const std::string& text, const std::string& part) {
+    const bool passed = text.find(part) != std::string::npos;
+    outcome.comparisons.push_back({"rank " + std::to_string(rank), passed ? 0.0 : 1.0, 0, passed,
+                                   "\"" + text + "\" without \"" + part + "\""});
+  };
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (rank == kAbsent && gone) continue;
+    const std::string& text = texts[static_cast<std::size_t>(rank)];
+    compare(rank, text, "expert_parallel::" + scenario.operation + ": rank ");
+    compare(rank, text, " waited 0.");
+    // Between nodes the late rank may name one that has given up.
+    compare(rank, text, scenario.nodes == 1 || rank != kAbsent ? " of rank 2 (" : " of rank ");
+    if (gone) compare(rank, text, ", its transport is closed");
+    compare(rank, again[static_cast<std::size_t>(rank)], text);
+  }
+  return outcome;
+}
+
+testing::Operation absence_operation() {
+  std::vector<Scenario> list;
+  const auto add = [&](const std::string& name, int nodes, const std::string& operation,
+                       const auto& make) {
+    const std::string world = std::to_string(nodes) + "x" + std::to_string(kWorld / nodes) + "-";
+    list.push_back({world + name + "-late", nodes, Absent::late, operation, make});
+    list.push_back({world + name + "-gone", nodes, Absent::gone, operation, make});
+  };
+  using Call = AllToAllPlayer::Call;
+  for (const int nodes : {1, 2, 4}) {
+    for (const auto& [name, operation, call] :
+         {std::tuple("dispatch", "dispatch", Call::dispatch),
+          std::tuple("worst-case", "dispatch", Call::worst_case),
+          std::tuple("combine", "combine", Call::combine),
+          std::tuple("barrier", "barrier", Call::barrier)}) {
+      add(name, nodes, operation, [call = call](const Seat& seat) {
+        return std::make_unique<AllToAllPlayer>(seat, call);
+      });
+    }
+    add("notify", nodes, "notify",
+        [](const Seat& seat) { return std::make_unique<NotifyPlayer>(seat); });
+  }
+  add("node-barrier", 1, "barrier", [](const Seat& seat) {
+    return std::make_unique<AllToAllPlayer>(seat, Call::node_barrier);
+  });
+  for (const bool combines : {false, true}) {
+    add(combines ? "low-latency-combine" : "low-latency-dispatch", 1,
+        combines ? "low_latency_combine" : "low_latency_dispatch", [combines](const Seat& seat) {
+          return std::make_unique<LowLatencyPlayer>(seat, combines);
+        });
+  }
+  std::vector<testing::Case> cases;
+  for (const Scenario& scenario : list) {
+    cases.push_back({scenario.name, "",
+                     [scenario](const testing::Target&) { return run_scenario(scenario); }, true});
+  }
+  return {"expert_parallel absence", "ranks that do not come", cases, {}};
+}
+
+const std::vector<PassingCase> kQuickCases = [] {
+  std::vector<PassingCase> list;
+  int seed = 0;
+  for (const auto& one : absence_operation().cases) list.push_back({one.name, {"random:" + std::to_string(++seed)}});
+  return list;
+}();
+const std::vector<PassingCase> kThoroughCases = {};
+const std::vector<PlantedBug> kQuickBugs = {};
+const std::vector<PlantedBug> kThoroughBugs = {};
+WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::expert_parallel
