@@ -65,6 +65,11 @@ inline PlantedBug beyond_a_pair(PlantedBug bug) {
   bug.plant.first_rank = 2;
   return bug;
 }
+// For bugs that every schedule shows alike, in cases that take long.
+inline PlantedBug in_one_schedule(PlantedBug bug) {
+  bug.schedules = {bug.schedules.front()};
+  return bug;
+}
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
 
 // "eager", "late", "random:1" to "random:RANDOM", and "starved:W" for each of the warps.
