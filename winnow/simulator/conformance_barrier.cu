@@ -135,6 +135,7 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
   const std::uint32_t other = 1 - rank;
   const Place<Barrier> barrier{smem + 64};
+  cluster_sync();  // the other block has begun
   if (threadIdx.x == 0) {
     barrier.init(kClusterThreads / 32 + 1);
     fence_mbarrier_init();

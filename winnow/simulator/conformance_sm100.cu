@@ -74,7 +74,7 @@ __global__ void product_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const std::uint32_t d = begin<kBlocks>(barrier, barrier + 8, kTensorColumns);
   if (threadIdx.x == 0 && rank == 0) {
     const auto describe = [&](int at) {
-      return (static_cast<std::uint64_t>(in[at + 1]) << 32 | in[at]) + (smem >> 4);
+      return (static_cast<std::uint64_t>(in[at + 1]) << 32 | in[at]) + ((smem & 0x3ffff) >> 4);
     };
     tcgen05_mma<kBlocks>(d, describe(0), describe(2), in[4], false);
     tcgen05_mma<kBlocks>(d, describe(0), describe(2), in[4], true);

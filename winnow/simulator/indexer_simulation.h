@@ -9,7 +9,9 @@
 
 namespace winnow::indexer {
 
+using simulator::beyond_a_pair;
 using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;

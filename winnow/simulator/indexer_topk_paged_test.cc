@@ -26,6 +26,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"lengths-of-queries", {"random:10"}},
     {"lengths-of-queries-h64", {"late"}},
     {"lengths-of-queries-out-of-range", {"random:11"}},
+    {"batches", {"eager"}, 24},  // a cluster of eight blocks chooses
 };
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
 // group, few tiles and many, two blocks that choose for a query, absent pages.
@@ -76,12 +77,17 @@ const BugsOf product{"score_tiles_sm90.cuh", "long"};
 const BugsOf sides{"topk_paged_sm90.cuh", "h64-sq4"};
 // Two blocks choose for one query.
 const BugsOf choice{"choose_sm90.cuh", "batches"};
+const BugsOf choice_of_eight{"choose_sm90.cuh", "batches", 24};
 
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
     groups("NoArrivalOfHeadCopies", "shared.heads_full()[heads.stage].arrive_cp_async",
            Action::drop),
     choice("NoBarrierOfTheCluster", "static void sync() {", Action::drop, 0, 2),
+    in_one_schedule(beyond_a_pair(
+        choice_of_eight("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
+    in_one_schedule(beyond_a_pair(
+        choice_of_eight("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),

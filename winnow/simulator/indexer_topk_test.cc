@@ -16,11 +16,12 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d64-h16", {"late"}},
     {"bf16-all-rules", {"random:3"}},
     {"f8_e4m3-sk127", {"random:4"}},
-    {"bf16-sq1-sk40000-k2048", {"late"}},  // ranges of rows, and their merge
-    {"bf16-equal-larger", {"late"}},       // equal scores, of which the last ones are chosen
-    {"f8_e4m3-sk16385-k1000", {"late"}},   // the largest blocks of the choice
-    {"bf16-h64-sk33000-equal", {"late"}},  // more candidates than the buffer holds
-    {"f8_e4m3-h64-plateau", {"late"}},     // zeros where two parts of a sum cancel
+    {"bf16-sq1-sk40000-k2048", {"late"}},         // ranges of rows, and their merge
+    {"f8_e4m3-sq1-sk40000-k2048", {"eager"}, 8},  // by a cluster of eight blocks
+    {"bf16-equal-larger", {"late"}},              // equal scores, of which the last ones are chosen
+    {"f8_e4m3-sk16385-k1000", {"late"}},          // the largest blocks of the choice
+    {"bf16-h64-sk33000-equal", {"late"}},         // more candidates than the buffer holds
+    {"f8_e4m3-h64-plateau", {"late"}},            // zeros where two parts of a sum cancel
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -83,11 +84,18 @@ const BugsOf choice{"choose_sm90.cuh", "bf16-duplicates"};
 
 const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
+// A cluster of eight blocks merges.
+const BugsOf merge{"merge_sm90.cuh", "f8_e4m3-sq1-sk40000-k2048", 8};
+
 const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 
 const std::vector<PlantedBug> kQuickBugs = {
     tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
     tiles("NoWaitForHeads", "shared.heads_full()[side].wait", Action::drop),
+    in_one_schedule(beyond_a_pair(
+        merge("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
+    in_one_schedule(beyond_a_pair(
+        merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfStages", "shared.empty()[ring.stage].wait", Action::add, 1),
@@ -129,6 +137,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
            Action::drop, 0, 1),
     choice("NoBarrierOfTheBin", "  wanted -= shared_.higher;", Action::drop, 0, -1),
     choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    merge("NoBarrierOfTheCluster", "void sync() const {", Action::drop, 0, 4),
+    merge("WordsOfBlocksBeforeTheyAreThere", "if (thread() == 0) shown = mine;", Action::drop, 0,
+          1),
+    merge("BinsOfAnotherBlock", "device::map_shared(address, static_cast<std::uint32_t>(rank)));",
+          Action::add, 1),
+    merge("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
     scales("NoWaitForFreeScales", "shared.free()[slot.stage].wait", Action::drop),
     scales("NoArrivalOfScales", "shared.ready()[slot.stage].arrive_warp", Action::drop),
     f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(product", Action::add,

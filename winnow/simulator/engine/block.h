@@ -364,6 +364,8 @@ void arrive(std::uint32_t address, std::uint32_t arrivals, std::int64_t bytes,
 Barrier& barrier_at(std::uint32_t address, const Where& where);
 // That the running thread knows of the barrier's initialisation.
 void use_barrier(Barrier& barrier, const Where& where);
+// An access of the running thread that writes what products may have read.
+Access writing_behind_products(const char* what, const Where& where);
 void check_at_exit();
 void check_tensor_memory_at_exit();
 // That nothing of the block was reached from others without being known to it when it ended.

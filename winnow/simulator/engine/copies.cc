@@ -66,7 +66,7 @@ void copy_async(const CopyPiece& call, const Where& where) {
   checked(where, [&] { check_cp_async(piece.shared, piece.global, piece.size); });
   check_source(piece, where);
   const std::uint64_t operation = record_operation("cp.async", where);
-  Access access = block->access(*current, "cp.async", where);
+  Access access = writing_behind_products("cp.async", where);
   access.stamp = Stamp::of_operation(operation);
   begin_write(piece, access);
   ++current->copies_under_way;

@@ -21,33 +21,13 @@ void for_words(const char* what, std::uint32_t address, const Where& where, cons
   }
 }
 
-// sparse_mla::forward stores P over a chunk of K that a product of all four warps has read, with a
-// wait of each warp alone before it (simulator.md, "Assumptions").
-bool trusts_whole_products(const Where& where) {
-  return std::strstr(where.function_name(), "store_probabilities(") != nullptr &&
-         std::strstr(where.file_name(), "sparse_mla/attention_sm90.cuh") != nullptr;
-}
-
-// What the thread knows if the products that it has waited for have ended for its whole warpgroup.
-const Knowledge& whole_products() {
-  static Knowledge knowledge;
-  knowledge = current->knowledge;
-  const unsigned warp = current->number / 32;
-  const std::int32_t ended = knowledge.generic[block->product_actor(warp)];
-  for (unsigned each = warp / 4 * 4; each < warp / 4 * 4 + 4; ++each) {
-    knowledge.generic.raise(block->product_actor(each), ended);
-  }
-  return knowledge;
-}
-
 }  // namespace
 
 void stmatrix_x4(std::uint32_t address, const std::uint32_t (&registers)[4], const Where& where) {
   if (is_dropped(where)) return;
   for_words("stmatrix", altered(address, where), where, [&](int matrix, std::uint32_t word) {
-    Access access = block->access(*current, "stmatrix", where);
-    if (trusts_whole_products(where)) access.knowledge = &whole_products();
-    block->shadow(word, 4, "stmatrix", where).write(word, 4, access);
+    block->shadow(word, 4, "stmatrix", where)
+        .write(word, 4, writing_behind_products("stmatrix", where));
     std::memcpy(block->at(word), &registers[matrix], 4);
   });
 }

@@ -2,9 +2,11 @@
 //
 // A product is issued when the last of the 128 threads has issued it. Each of the four warps must
 // know of what it reads: its 16 rows of A and all of B. Who has waited for it in one warp knows
-// that it reads nothing more for that warp: for the others it may still read.
+// that it reads nothing more for that warp: for the others it may still read. Kernels that count on
+// more are named here, by the functions that then write (simulator.md, "Assumptions").
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <string>
 
 #include "winnow/simulator/engine/block.h"
@@ -13,6 +15,23 @@ namespace winnow::simulator {
 namespace {
 
 constexpr std::uint32_t kInFlight = 0xffffffffu;  // NaN
+
+struct {
+  const char *file, *function;
+} constexpr kCountOnWholeProducts[] = {
+    {"sparse_mla/attention_sm90.cuh", "store_probabilities("},  // of forward: P over a chunk of K
+    {"sparse_mla/gather_sm90.cuh", "gather_chunk("},  // of the fused backward: K of the next tile
+};
+
+bool counts_on_whole_products(const Where& where) {
+  for (const auto& [file, function] : kCountOnWholeProducts) {
+    if (std::strstr(where.function_name(), function) != nullptr &&
+        std::strstr(where.file_name(), file) != nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
 
 [[noreturn]] void disagree(const char* what, const Where& where) {
   fail("wgmma", std::string("the threads of a warpgroup disagree in ") + what, where);
@@ -99,6 +118,20 @@ std::size_t place_of(int thread, int i, int n) {
 }
 
 }  // namespace
+
+Access writing_behind_products(const char* what, const Where& where) {
+  Access access = block->access(*current, what, where);
+  const unsigned warp = current->number / 32;
+  const std::int32_t ended = access.knowledge->generic[block->product_actor(warp)];
+  if (ended == 0 || !counts_on_whole_products(where)) return access;
+  static Knowledge knowledge;
+  knowledge = current->knowledge;
+  for (unsigned each = warp / 4 * 4; each < std::min(warp / 4 * 4 + 4, cluster->warps()); ++each) {
+    knowledge.generic.raise(block->product_actor(each), ended);
+  }
+  access.knowledge = &knowledge;
+  return access;
+}
 
 void wgmma_issue(const WgmmaCall& given, float* accumulators, int count, const Where& where) {
   if (is_dropped(where)) return;

@@ -67,6 +67,11 @@ inline PlantedBug beyond_a_pair(PlantedBug bug) {
   bug.plant.first_rank = 2;
   return bug;
 }
+// For bugs that every schedule shows alike, in cases that take long.
+inline PlantedBug in_one_schedule(PlantedBug bug) {
+  bug.schedules = {bug.schedules.front()};
+  return bug;
+}
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
 // Without running anything: that the operation has the cases, and the sources the lines.
 void expect_there(const winnow::testing::Operation& operation,
