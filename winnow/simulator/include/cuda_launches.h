@@ -114,6 +114,8 @@ namespace winnow::simulator {
 // How much dynamic shared memory a kernel may have: what was allowed, else 48 KiB.
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 std::size_t allowed_shared_bytes(const void* kernel);
+// `make simulate` wants to know which kernels have run.
+void note_kernel(const void* kernel);
 }  // namespace winnow::simulator
 
 template <class Kernel>
@@ -138,6 +140,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       std::uint64_t{block.x} * block.y * block.z > 1024) {
     return cudaErrorInvalidValue;
   }
+  winnow::simulator::note_kernel(reinterpret_cast<const void*>(kernel));
   struct Call {
     void (*kernel)(Params...);
     std::tuple<std::remove_cv_t<Params>...> parameters;
