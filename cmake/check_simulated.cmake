@@ -1,7 +1,8 @@
 # Fails if a kernel is in no simulator test: a file of kernels that no library of simulated kernels is made of, or a
-# __global__ function of which the libraries have no instance. Run as
+# __global__ function of which the libraries have no instance; behind `make simulate`, one of which no instance has run.
+# Run as
 #   cmake -DSOURCE_DIR=<repository> -DSOURCES=<files of the libraries, separated by |> -DLIBRARIES=<the libraries, too>
-#         -DNM=<nm> -P check_simulated.cmake
+#         -DNM=<nm> [-DRUN=<file of lines: program, address of a kernel>] -P check_simulated.cmake
 cmake_minimum_required(VERSION 3.25)
 
 # Rooms whose kernels are not simulated yet, and why. A room that is simulated may not stand here.
@@ -13,12 +14,33 @@ set(outside "^(examples/train_indexer/cuda|tools/winnow/l2_flush|winnow/.*nvshme
 
 string(REPLACE "|" ";" SOURCES "${SOURCES}")
 string(REPLACE "|" ";" LIBRARIES "${LIBRARIES}")
-execute_process(COMMAND ${NM} --demangle --defined-only ${LIBRARIES}
-  OUTPUT_VARIABLE symbols ERROR_QUIET RESULT_VARIABLE status)
-if(NOT status EQUAL 0)
-  message(FATAL_ERROR "${NM} reads none of ${LIBRARIES}: ${status}")
+# The demangled symbols of programs or libraries, without what means something in CMake's lists.
+function(read_symbols result)
+  execute_process(COMMAND ${NM} --demangle --defined-only ${ARGN}
+    OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${NM} cannot read ${ARGN}: ${status}")
+  endif()
+  string(REGEX REPLACE "[][;]" " " text "${text}")
+  set(${result} "${text}" PARENT_SCOPE)
+endfunction()
+if(RUN)
+  set(symbols "")
+  file(STRINGS ${RUN} lines)
+  set(program "")
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "^(.*) ([0-9a-f]+)$" line "${line}")
+    set(address ${CMAKE_MATCH_2})
+    if(NOT program STREQUAL CMAKE_MATCH_1)
+      set(program "${CMAKE_MATCH_1}")
+      read_symbols(of_program ${program})
+    endif()
+    string(REGEX MATCH "(^|\n)${address} [tTwW] [^\n]*" symbol "${of_program}")
+    string(APPEND symbols "${symbol}\n")
+  endforeach()
+else()
+  read_symbols(symbols ${LIBRARIES})
 endif()
-string(REGEX REPLACE "[][;]" " " symbols "${symbols}")  # they mean something in CMake's lists
 
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
   ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/examples/*.cu ${SOURCE_DIR}/tools/*.cu)

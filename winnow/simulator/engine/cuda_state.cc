@@ -1,11 +1,21 @@
 // What kernels and launches find in CUDA's names: the indices of the thread that runs, and how much
-// dynamic shared memory launches have allowed to kernels.
+// dynamic shared memory and how large clusters launches have allowed to kernels; and which kernels
+// have run.
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
 #include <map>
+#include <set>
 
 #include <cuda_runtime.h>
 
 #include "winnow/simulator/engine/block.h"
+
+extern "C" {
+extern char __executable_start;  // of the linker
+}
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -53,6 +63,17 @@ int clusters_at_a_time(unsigned blocks, std::size_t threads, std::size_t shared_
   const std::size_t of_each =
       std::min({kBlocks, kThreads / threads, kSharedBytes / (shared_bytes + 1024)});
   return static_cast<int>(static_cast<std::size_t>(settings().multiprocessors) * of_each / blocks);
+}
+
+void note_kernel(const void* kernel) {
+  static const char* const file = std::getenv("WINNOW_SIMULATOR_KERNELS");
+  static std::set<const void*> known;
+  if (file == nullptr || !known.insert(kernel).second) return;
+  // The program, and the kernel's address in it as nm has it.
+  std::ofstream(file, std::ios::app)
+      << std::filesystem::read_symlink("/proc/self/exe").string() << ' ' << std::hex
+      << std::setfill('0') << std::setw(16)
+      << static_cast<const char*>(kernel) - &__executable_start << '\n';
 }
 
 }  // namespace winnow::simulator

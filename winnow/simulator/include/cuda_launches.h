@@ -178,6 +178,8 @@ inline unsigned cluster_of(const cudaLaunchConfig_t& config) {
   }
   return 1;
 }
+// `make simulate` wants to know which kernels have run.
+void note_kernel(const void* kernel);
 }  // namespace winnow::simulator
 
 template <class Kernel>
@@ -220,6 +222,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       std::uint64_t{block.x} * block.y * block.z > 1024) {
     return cudaErrorInvalidValue;
   }
+  winnow::simulator::note_kernel(reinterpret_cast<const void*>(kernel));
   const unsigned cluster = winnow::simulator::cluster_of(*config);
   int clusters = 0;
   const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, config);

@@ -53,6 +53,7 @@ std::vector<StoreCase> make_cases() {
   add_case({.name = "one-row", .n = 1});
   add_case({.name = "whole-cache", .n = 192});
   add_case({.name = "many", .n = 500, .blocks = 9});
+  add_case({.name = "table", .n = 1100, .blocks = 18});  // of the last rows of slots, on a GPU
   add_case({.name = "block1", .n = 7, .blocks = 11, .block_size = 1});
   add_case({.name = "block3", .n = 7, .blocks = 5, .block_size = 3});
   add_case({.name = "one-block", .blocks = 1, .block_size = 100});
