@@ -153,7 +153,9 @@ template <class T, class Function>
 T read_and_update(T* address, const Function& function, const Where& where) {
   T before{};
   atomic_begin(address, &before, sizeof(T), where);
-  const T after = function(before);
+  if (is_dropped(where)) return before;
+  T after = function(before);
+  if constexpr (std::is_integral_v<T>) after = altered(after, where);
   atomic_end(address, &after, sizeof(T));
   return before;
 }
@@ -269,6 +271,7 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               winnow::simulator::Where where = winnow::simulator::Where::current()) {
   const unsigned segment = winnow::simulator::lane() & ~static_cast<unsigned>(width - 1);
+  source = winnow::simulator::altered(source, where);
   return winnow::simulator::shuffle("__shfl_sync", mask, value,
                                     segment + (static_cast<unsigned>(source) & (width - 1)), true,
                                     where);

@@ -61,9 +61,9 @@ class AllToAllPlayer : public Player {
     if (call_ == Call::barrier || call_ == Call::node_barrier) {
       layer_.barrier(call_ == Call::node_barrier, place_.stream());
     } else if (call_ == Call::combine) {
-      layer_.combine({.expert_output = layer_.combine_buffer(*got_.descriptor),
-                      .stream = place_.stream()},
-                     *got_.descriptor);
+      layer_.combine(
+          {.expert_output = layer_.combine_buffer(*got_.descriptor), .stream = place_.stream()},
+          *got_.descriptor);
     } else {
       dispatch();
     }
@@ -183,6 +183,8 @@ struct Left {};
 
 CaseOutcome run_scenario(const Scenario& scenario) {
   set_device(kWorld, 1);
+  // Kernels look for ranks that have ended at every 4096th look at a word.
+  simulator::settings().most_idle_turns = 1'000'000;
   RankTeam team(kWorld);
   const bool gone = scenario.absent == Absent::gone;
   std::vector<std::string> texts(kWorld), again(kWorld);
@@ -224,10 +226,9 @@ CaseOutcome run_scenario(const Scenario& scenario) {
     if (rank == kAbsent && gone) continue;
     const std::string& text = texts[static_cast<std::size_t>(rank)];
     compare(rank, text, "expert_parallel::" + scenario.operation + ": rank ");
-    compare(rank, text, " waited 0.");
-    // Between nodes the late rank may name one that has given up.
-    compare(rank, text, scenario.nodes == 1 || rank != kAbsent ? " of rank 2 (" : " of rank ");
-    if (gone) compare(rank, text, ", its transport is closed");
+    // Between nodes a rank may name one that has itself waited for the absent one.
+    compare(rank, text, scenario.nodes == 1 ? " of rank 2 (" : " of rank ");
+    compare(rank, text, gone ? ", its transport is closed" : " waited 0.3 s for ");
     compare(rank, again[static_cast<std::size_t>(rank)], text);
   }
   return outcome;
@@ -248,16 +249,14 @@ testing::Operation absence_operation() {
           std::tuple("worst-case", "dispatch", Call::worst_case),
           std::tuple("combine", "combine", Call::combine),
           std::tuple("barrier", "barrier", Call::barrier)}) {
-      add(name, nodes, operation, [call = call](const Seat& seat) {
-        return std::make_unique<AllToAllPlayer>(seat, call);
-      });
+      add(name, nodes, operation,
+          [call = call](const Seat& seat) { return std::make_unique<AllToAllPlayer>(seat, call); });
     }
     add("notify", nodes, "notify",
         [](const Seat& seat) { return std::make_unique<NotifyPlayer>(seat); });
   }
-  add("node-barrier", 1, "barrier", [](const Seat& seat) {
-    return std::make_unique<AllToAllPlayer>(seat, Call::node_barrier);
-  });
+  add("node-barrier", 1, "barrier",
+      [](const Seat& seat) { return std::make_unique<AllToAllPlayer>(seat, Call::node_barrier); });
   for (const bool combines : {false, true}) {
     add(combines ? "low-latency-combine" : "low-latency-dispatch", 1,
         combines ? "low_latency_combine" : "low_latency_dispatch", [combines](const Seat& seat) {
@@ -272,13 +271,18 @@ testing::Operation absence_operation() {
   return {"expert_parallel absence", "ranks that do not come", cases, {}};
 }
 
-const std::vector<PassingCase> kQuickCases = [] {
+// A rank that has left the world costs a second or more, where whole blocks look for it.
+std::vector<PassingCase> cases(bool quick) {
   std::vector<PassingCase> list;
   int seed = 0;
-  for (const auto& one : absence_operation().cases) list.push_back({one.name, {"random:" + std::to_string(++seed)}});
+  for (const auto& one : absence_operation().cases) {
+    const bool cheap = one.name.ends_with("late") || one.name.starts_with("1x4-low-latency") ||
+                       one.name == "2x2-barrier-gone";
+    if (cheap == quick) list.push_back({one.name, {"random:" + std::to_string(++seed)}});
+  }
   return list;
-}();
-const std::vector<PassingCase> kThoroughCases = {};
+}
+const std::vector<PassingCase> kQuickCases = cases(true), kThoroughCases = cases(false);
 const std::vector<PlantedBug> kQuickBugs = {};
 const std::vector<PlantedBug> kThoroughBugs = {};
 WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,

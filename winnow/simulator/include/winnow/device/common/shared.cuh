@@ -91,6 +91,7 @@ inline void st_release_cta_shared(std::uint32_t* word, std::uint32_t value,
   simulator::release_to(word);
   std::uint32_t before = 0;
   simulator::atomic_begin(word, &before, 4, where);
+  value = simulator::altered(value, where);
   simulator::atomic_end(word, &value, 4);
 }
 template <std::uint32_t kValue>
