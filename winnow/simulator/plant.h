@@ -16,7 +16,8 @@ namespace source {
 class Where {
  public:
   constexpr Where() = default;
-  constexpr Where(const std::source_location& at) : file_(at.file_name()), line_(at.line()) {}
+  constexpr Where(const std::source_location& at)
+      : file_(at.file_name()), function_(at.function_name()), line_(at.line()) {}
   // Of the caller, as the default argument of a function.
   static constexpr Where current(const std::source_location& at = std::source_location::current()) {
     return at;
@@ -27,11 +28,12 @@ class Where {
     return where;
   }
   constexpr const char* file_name() const { return file_; }
+  constexpr const char* function_name() const { return function_; }
   constexpr unsigned line() const { return line_; }  // 0: not known
   constexpr const void* code() const { return code_; }
 
  private:
-  const char* file_ = "";
+  const char *file_ = "", *function_ = "";
   unsigned line_ = 0;
   const void* code_ = nullptr;
 };

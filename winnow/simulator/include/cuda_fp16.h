@@ -18,10 +18,6 @@ inline float2 __half22float2(__half2 two) { return {__half2float(two.x), __half2
 inline __half __float2half_rn(float x) { return {winnow::detail::f32_to_f16(x)}; }
 inline std::uint16_t __half_as_ushort(__half x) { return x.bits; }
 inline __half __ushort_as_half(std::uint16_t bits) { return {bits}; }
-struct __half2 {
-  __half x, y;
-};
-inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }
 inline __half2 __floats2half2_rn(float x, float y) {
   return {__float2half_rn(x), __float2half_rn(y)};
 }

@@ -340,6 +340,7 @@ unsigned __match_any_sync(unsigned mask, T value,
                           winnow::simulator::Where where = winnow::simulator::Where::current()) {
   const auto words = winnow::simulator::warp_meeting(
       "__match_any_sync", mask, winnow::simulator::as_word(value), false, where);
+  if (winnow::simulator::is_dropped(where)) return 1u << winnow::simulator::lane();
   unsigned same = 0;
   for (unsigned i = 0; i < 32; ++i) {
     if ((mask >> i & 1) != 0 && words[i] == winnow::simulator::as_word(value)) same |= 1u << i;

@@ -20,8 +20,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-using simulator::BugsOf;
-using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 using std::chrono::milliseconds;
@@ -184,7 +182,7 @@ struct Left {};
 CaseOutcome run_scenario(const Scenario& scenario) {
   set_device(kWorld, 1);
   // Kernels look for ranks that have ended at every 4096th look at a word.
-  simulator::settings().most_idle_turns = 1'000'000;
+  simulator::settings().most_idle_turns = scenario.absent == Absent::gone ? 1'000'000 : 20'000;
   RankTeam team(kWorld);
   const bool gone = scenario.absent == Absent::gone;
   std::vector<std::string> texts(kWorld), again(kWorld);
@@ -283,8 +281,43 @@ std::vector<PassingCase> cases(bool quick) {
   return list;
 }
 const std::vector<PassingCase> kQuickCases = cases(true), kThoroughCases = cases(false);
-const std::vector<PlantedBug> kQuickBugs = {};
-const std::vector<PlantedBug> kThoroughBugs = {};
+const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
+    thread{"wait.cuh", "1x4-low-latency-dispatch-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
+    barrier{"fabric_kernels.cuh", "1x4-barrier-late"},
+    barriers{"fabric_kernels.cuh", "2x2-barrier-late"};
+const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
+    thread{"wait.cuh", "1x4-low-latency-dispatch-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
+    barrier{"fabric_kernels.cuh", "1x4-barrier-late"},
+    barriers{"fabric_kernels.cuh", "2x2-barrier-late"};
+const std::vector<PlantedBug> kQuickBugs = {
+    block("BlockSomeGiveUp",
+          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
+    block("BlockThereForSome", "if (__syncthreads_and(there)) return true;", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
+          Action::add, 1),
+    block("BlockSeenTooMuch", "const std::uint64_t seen = device::ld_acquire_sys(word_of(i));",
+          Action::add, 1),
+    block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(",
+          Action::add, 1),
+    block("BlockNotBroken", "if (atomicExch(&view.state->broken, 1u) != 0) return;", Action::drop),
+    block("BlockFaultNotTold",
+          "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
+          "view.control_layout.fault),",
+          Action::drop),
+    thread("ThreadThereTooEarlyForOne", "const std::uint64_t seen = device::ld_acquire_sys(word);",
+           Action::add, 1),
+    thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
+           Action::add, 1, 1),
+    nodes("NodesSomeGiveUpBetweenNodes",
+          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
+    barrier("BarrierArrivalNotTold", "device::st_release_sys(", Action::drop),
+    barrier("BarrierArrivalOfTheNextRound", "device::st_release_sys(", Action::add, 1),
+    barrier("BarrierSomeHearOfTheFault",
+            "if (__syncthreads_or(threadIdx.x == 0 && fault_signalled(view))) return;",
+            Action::drop),
+};
 WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
 

@@ -58,7 +58,8 @@ inline std::uint32_t ld_relaxed_gpu(const std::uint32_t* address, Where where = 
 }
 inline std::uint64_t ld_acquire_sys(const std::uint64_t* word, Where where = Where::current()) {
   simulator::poll();
-  return simulator::altered(__ldg(word, where), where);
+  simulator::check_global_read(word, 8, 8, where);
+  return simulator::altered(*word, where);
 }
 inline void st_release_sys(std::uint64_t* word, std::uint64_t value,
                            Where where = Where::current()) {
