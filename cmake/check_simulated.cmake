@@ -7,8 +7,7 @@ cmake_minimum_required(VERSION 3.25)
 
 # Rooms whose kernels are not simulated yet, and why. A room that is simulated may not stand here.
 set(exceptions
-  "compressor/backward: its cluster has eight blocks"
-  "expert_parallel: it wants several ranks in one process")
+  "compressor/backward: its cluster has eight blocks")
 # Kernels outside of the library: of a program and of an example, and a module that only NVSHMEM's compiler takes.
 set(outside "^(examples/train_indexer/cuda|tools/winnow/l2_flush|winnow/.*nvshmem_module)\\.cu$")
 

@@ -83,6 +83,8 @@ void check_global_write(const void* address, std::size_t bytes, std::size_t alig
 // An atomic access by pointer to either memory: between the two calls nothing else runs.
 void atomic_begin(const void* address, void* before, std::size_t bytes, const Where& where);
 void atomic_end(void* address, const void* after, std::size_t bytes);
+// An atomic load of shared memory.
+void read_atomic(const void* address, void* to, std::size_t bytes, const Where& where);
 
 // Words by which threads of a block hand data over: what the releasing thread knows, the acquiring
 // one knows. The access itself is atomic.

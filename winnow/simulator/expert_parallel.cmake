@@ -85,3 +85,7 @@ winnow_simulator_test(simulator_low_latency_test expert_parallel/low_latency sim
   kernels/simulator_low_latency_test.cc)
 winnow_simulator_test(simulator_absence_test expert_parallel/transport simulated_expert_parallel
   kernels/simulator_absence_test.cc)
+add_executable(sweep_local kernels/sweep_local.cc)
+winnow_simulate(sweep_local)
+target_link_libraries(sweep_local PRIVATE simulator_testing simulated_expert_parallel GTest::gmock)
+target_compile_definitions(sweep_local PRIVATE WINNOW_SOURCE_DIR="${winnow}")

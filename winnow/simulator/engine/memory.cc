@@ -113,6 +113,14 @@ void atomic_begin(const void* address, void* before, std::size_t bytes, const Wh
   std::memcpy(before, address, bytes);
 }
 
+void read_atomic(const void* address, void* to, std::size_t bytes, const Where& where) {
+  const std::uint32_t at = place_of_pointer(address, where);
+  check_aligned(at, bytes, "an atomic load", where);
+  block->shadow(at, bytes, "an atomic load", where)
+      .atomic_read(at, bytes, block->access(*current, "an atomic load", where));
+  std::memcpy(to, address, bytes);
+}
+
 void atomic_end(void* address, const void* after, std::size_t bytes) {
   ++changes;
   std::memcpy(address, after, bytes);

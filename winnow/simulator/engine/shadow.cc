@@ -140,6 +140,12 @@ void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& acce
   });
 }
 
+void Shadow::atomic_read(std::uint32_t address, std::size_t bytes, const Access& access) {
+  for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t) {
+    if (!word.atomic) check_written(word, at, access);
+  });
+}
+
 void Shadow::check_only(std::uint32_t address, std::size_t bytes, bool writes,
                         const Access& access) {
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t) {

@@ -52,6 +52,8 @@ class Shadow {
   // Whether the access would be in order, without a trace of it.
   void check_only(std::uint32_t address, std::size_t bytes, bool writes, const Access& access);
   void atomic(std::uint32_t address, std::size_t bytes, const Access& access);
+  // An atomic load: in order behind plain writes.
+  void atomic_read(std::uint32_t address, std::size_t bytes, const Access& access);
   bool contains(std::uint32_t address, std::size_t bytes) const {
     return address >= base_ && address - base_ + bytes <= bytes_;
   }

@@ -153,7 +153,9 @@ template <class T, class Function>
 T read_and_update(T* address, const Function& function, const Where& where) {
   T before{};
   atomic_begin(address, &before, sizeof(T), where);
-  const T after = function(before);
+  if (is_dropped(where)) return before;
+  T after = function(before);
+  if constexpr (std::is_integral_v<T>) after = altered(after, where);
   atomic_end(address, &after, sizeof(T));
   return before;
 }
@@ -269,6 +271,7 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               winnow::simulator::Where where = winnow::simulator::Where::current()) {
   const unsigned segment = winnow::simulator::lane() & ~static_cast<unsigned>(width - 1);
+  source = winnow::simulator::altered(source, where);
   return winnow::simulator::shuffle("__shfl_sync", mask, value,
                                     segment + (static_cast<unsigned>(source) & (width - 1)), true,
                                     where);
@@ -337,6 +340,7 @@ unsigned __match_any_sync(unsigned mask, T value,
                           winnow::simulator::Where where = winnow::simulator::Where::current()) {
   const auto words = winnow::simulator::warp_meeting(
       "__match_any_sync", mask, winnow::simulator::as_word(value), false, where);
+  if (winnow::simulator::is_dropped(where)) return 1u << winnow::simulator::lane();
   unsigned same = 0;
   for (unsigned i = 0; i < 32; ++i) {
     if ((mask >> i & 1) != 0 && words[i] == winnow::simulator::as_word(value)) same |= 1u << i;

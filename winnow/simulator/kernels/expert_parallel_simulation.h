@@ -1,15 +1,47 @@
 // What the tests of the all-to-all in the simulator share.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "winnow/simulator/testing/simulate.h"
 
 namespace winnow::expert_parallel {
 
+using simulator::PassingCase;
+
 // All ranks share one device, on which the blocks of all of them run at the same time: so many of
-// each kernel.
-inline void set_device(int ranks, int blocks = 2) {
+// each kernel, and of one more that has begun early.
+inline void set_device(int ranks, int blocks) {
   simulator::settings().multiprocessors = ranks * blocks;
   simulator::settings().resident_clusters = static_cast<unsigned>(2 * ranks * blocks);
 }
+
+// Two blocks of each kernel for each of four ranks; more for fewer ranks.
+inline constexpr int kRanksMultiprocessors = 8;
+inline testing::Operation with_room(testing::Operation operation) {
+  set_device(4, kRanksMultiprocessors / 4);
+  return operation;
+}
+inline PassingCase on_ranks(std::string name, std::vector<std::string> schedules) {
+  return {std::move(name), std::move(schedules), kRanksMultiprocessors};
+}
+
+// Bugs in the calls of one file, which a case shows; under one schedule, since cases of several
+// ranks take long.
+struct RankBugs {
+  const char *file, *of_case;
+
+  simulator::PlantedBug operator()(const char* name, const char* text,
+                                   simulator::Plant::Action action, std::int64_t addend = 0,
+                                   int below = 0) const {
+    simulator::PlantedBug bug =
+        simulator::BugsOf{file, of_case, kRanksMultiprocessors}(name, text, action, addend, below);
+    bug.schedules = {"random:1"};
+    return bug;
+  }
+};
 
 }  // namespace winnow::expert_parallel

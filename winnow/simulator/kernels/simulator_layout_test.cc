@@ -7,17 +7,49 @@ testing::Operation layout_operation();
 
 namespace {
 
-using simulator::BugsOf;
-using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
-const std::vector<PassingCase> kQuickCases = {{"dropped", {"eager", "random:1"}}};
-const std::vector<PassingCase> kThoroughCases = {{"distinct", {"random:2"}}};
-const std::vector<PlantedBug> kQuickBugs = {};
-const std::vector<PlantedBug> kThoroughBugs = {};
-WINNOW_SIMULATOR_TESTS(SimulatorLayout, layout_operation(), kQuickCases, kThoroughCases, kQuickBugs,
-                       kThoroughBugs);
+const std::vector<PassingCase> kQuickCases = {on_ranks("dropped", {"eager", "late", "random:1"}),
+                                              on_ranks("nodes-of-3", {"random:2"}),
+                                              on_ranks("wide", {"random:3"})};
+const std::vector<PassingCase> kThoroughCases = {
+    on_ranks("distinct", {"random:4"}),
+    on_ranks("duplicates", {"random:4"}),
+    on_ranks("one-expert", {"random:4"}),
+    on_ranks("none", {"random:4"}),
+    on_ranks("one-rank", {"random:4"}),
+    on_ranks("one-node", {"random:4"}),
+    on_ranks("nodes-of-one", {"random:4"}),
+    on_ranks("expert-per-rank", {"random:4"}),
+    on_ranks("no-token", {"random:4"}),
+    on_ranks("one-token", {"random:4"}),
+    on_ranks("k1", {"random:4"}),
+    on_ranks("k32", {"random:4"}),
+    on_ranks("reversed", {"random:4"}),
+    on_ranks("broadcast", {"random:4"}),
+    on_ranks("example", {"random:4"}),
+    on_ranks("more-experts-than-shared-memory-holds", {"random:4"})};
+const RankBugs layout{"layout_cuda.cu", "dropped"};
+const std::vector<PlantedBug> kQuickBugs = {
+    layout("LayoutCountsBeforeTheyAreCleared",
+           "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;",
+           Action::drop, 0, 1),
+    layout("LayoutInRankSetBeforeItIsCleared", "__syncwarp();", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    layout("LayoutPairsNotCounted",
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", Action::drop),
+    layout("LayoutPairsCountedTwice",
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", Action::add,
+           1),
+    layout("LayoutEveryLaneFirst",
+           "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;",
+           Action::drop),
+    layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", Action::drop, 0, 1),
+};
+WINNOW_SIMULATOR_TESTS(SimulatorLayout, with_room(layout_operation()), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

@@ -1,4 +1,4 @@
-// expert_parallel::low_latency in the simulator.
+// The low-latency calls of the all-to-all in the simulator.
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
 
 namespace winnow::expert_parallel {
@@ -7,22 +7,186 @@ testing::Operation low_latency_operation();
 
 namespace {
 
-testing::Operation simulated() {
-  set_device(4);
-  return low_latency_operation();
-}
-
-using simulator::BugsOf;
-using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
-const std::vector<PassingCase> kQuickCases = {{"1-ranks", {"eager"}}, {"2-ranks", {"late"}}, {"3-ranks", {"eager"}}, {"4-ranks", {"random:1"}}, {"4-ranks-bf16-halves", {"random:2"}}};
-const std::vector<PassingCase> kThoroughCases = {{"2-ranks-bf16-halves", {"random:0"}}, {"3-ranks", {"random:1"}}, {"3-ranks-bf16-halves", {"random:2"}}, {"4-ranks", {"random:3"}}, {"4-ranks-bf16-halves", {"random:4"}}, {"power-of-two-by-column", {"random:5"}}, {"ue8m0", {"random:6"}}, {"fewer-columns", {"random:7"}}, {"no-experts", {"random:8"}}, {"all-to-all-experts", {"random:9"}}, {"wide-fp8", {"random:10"}}, {"wide-bf16", {"random:11"}}, {"parts-halves", {"random:12"}}, {"newest-first", {"random:13"}}, {"newest-first-shrink", {"random:14"}}, {"many-experts", {"random:15"}}};
-const std::vector<PlantedBug> kQuickBugs = {};
-const std::vector<PlantedBug> kThoroughBugs = {};
-WINNOW_SIMULATOR_TESTS(SimulatorLowLatency, simulated(), kQuickCases, kThoroughCases,
-                       kQuickBugs, kThoroughBugs);
+const std::vector<PassingCase> kQuickCases = {
+    on_ranks("1-ranks", {"eager"}), on_ranks("2-ranks", {"late"}),
+    on_ranks("3-ranks", {"random:1"}), on_ranks("4-ranks-bf16-halves", {"random:2"}),
+    on_ranks("newest-first-shrink", {"random:3"})};
+const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves", {"random:4"}),
+                                                 on_ranks("3-ranks", {"random:4"}),
+                                                 on_ranks("3-ranks-bf16-halves", {"random:4"}),
+                                                 on_ranks("4-ranks", {"random:4"}),
+                                                 on_ranks("4-ranks-bf16-halves", {"random:4"}),
+                                                 on_ranks("power-of-two-by-column", {"random:4"}),
+                                                 on_ranks("ue8m0", {"random:4"}),
+                                                 on_ranks("fewer-columns", {"random:4"}),
+                                                 on_ranks("no-experts", {"random:4"}),
+                                                 on_ranks("all-to-all-experts", {"random:4"}),
+                                                 on_ranks("wide-fp8", {"random:4"}),
+                                                 on_ranks("wide-bf16", {"random:4"}),
+                                                 on_ranks("parts-halves", {"random:4"}),
+                                                 on_ranks("newest-first", {"random:4"}),
+                                                 on_ranks("many-experts", {"random:4"})};
+const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
+    combine{"low_latency_combine_cuda.cu", "3-ranks"}, both{"low_latency_cuda.cuh", "3-ranks"};
+const std::vector<PlantedBug> kQuickBugs = {
+    dispatch("DispatchCountsBeforeTheyAreCleared",
+             "for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) "
+             "counts[expert] = 0;",
+             Action::drop, 0, 1),
+    dispatch("DispatchPlacesBeforeTheyAreKnown",
+             "find_places(p, epoch, token, expert, places, mistaken);", Action::drop, 0, 1),
+    combine("CombineToldBeforeTheyAreWritten",
+            "one_group ? device::bulk_wait<1>() : device::bulk_wait<2>();", Action::drop),
+    combine("CombineStageNotFenced", "device::fence_proxy_async_shared();", Action::drop),
+    both("BothPlacesNeverFree",
+         "device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)),",
+         Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    dispatch("DispatchScaleOfTheLane", "amax = max(amax, __shfl_xor_sync(mask, amax, step));",
+             Action::drop),
+    dispatch("DispatchScaleOfAnotherGroup", "amax = max(amax, __shfl_xor_sync(mask, amax, step));",
+             Action::add, 1),
+    dispatch(
+        "DispatchOnePlaceForAll",
+        "place = view.layout.place_of(int(expert) % per_rank, atomicAdd(view.slots + expert, 1));",
+        Action::drop),
+    dispatch(
+        "DispatchPlacesSkipped",
+        "place = view.layout.place_of(int(expert) % per_rank, atomicAdd(view.slots + expert, 1));",
+        Action::add, 1),
+    dispatch("DispatchPairsNotCounted", "if (kept && !twice) atomicAdd(counts + expert, 1);",
+             Action::drop),
+    dispatch("DispatchPairsCountedTwice", "if (kept && !twice) atomicAdd(counts + expert, 1);",
+             Action::add, 1),
+    dispatch("DispatchCountsTooEarly", "if (kept && !twice) atomicAdd(counts + expert, 1);",
+             Action::drop, 0, 3),
+    dispatch("DispatchBeforeTheCallBefore", "if (threadIdx.x == 0) mistaken = 0;", Action::drop, 0,
+             1),
+    dispatch("DispatchPlacesOverwritten", "begin_token(token + gridDim.x);", Action::drop, 0, 1),
+    dispatch("DispatchLastBlockUnknown",
+             "if (sent.all && sent.found) signal_found(view, kLowLatencyDispatch, epoch);",
+             Action::drop, 0, 2),
+    dispatch("DispatchNobodyTold",
+             "device::st_release_sys(word(view.peers[to], view.layout.signal(kLowLatencyDispatch, "
+             "rank)),",
+             Action::drop),
+    dispatch("DispatchPairsOfTheLane",
+             "for (unsigned pairs = __ballot_sync(device::kFullWarp, got.place >= 0); pairs != 0;",
+             Action::drop),
+    dispatch("DispatchExpertOfTheLane",
+             "const int expert = __shfl_sync(device::kFullWarp, expert_of_lane, k);", Action::drop),
+    dispatch("DispatchExpertOfTheNextPair",
+             "const int expert = __shfl_sync(device::kFullWarp, expert_of_lane, k);", Action::add,
+             1),
+    dispatch("DispatchRowOfTheLane",
+             "const std::int64_t row = __shfl_sync(device::kFullWarp, row_of_lane, k);",
+             Action::drop),
+    dispatch("DispatchRowOfTheNextPair",
+             "const std::int64_t row = __shfl_sync(device::kFullWarp, row_of_lane, k);",
+             Action::add, 1),
+    dispatch("DispatchEndsBeforeTheSender", "if (p.behind_send) device::wait_for_kernel_before();",
+             Action::drop),
+    combine("CombineRowsOfTheLane",
+            "const unsigned pairs = __ballot_sync(kFullWarp, row != nullptr);", Action::drop),
+    combine("CombineToldOneTooEarly",
+            "one_group ? device::bulk_wait<1>() : device::bulk_wait<2>();", Action::add, 1),
+    combine("CombineEndsBeforeItIsWritten", "__device__ void end() {", Action::drop, 0, 2),
+    combine("CombineEndsOneTooEarly", "__device__ void end() {", Action::add, 1, 2),
+    combine("CombineTokenNotTold", "device::st_relaxed_sys(piece.message_at, piece.message);",
+            Action::drop),
+    combine("CombineStageStillRead",
+            "if (lane_ == 0) device::bulk_wait_read<1>();  // that before the last has been read",
+            Action::drop),
+    combine("CombineStageStillReadOnce",
+            "if (lane_ == 0) device::bulk_wait_read<1>();  // that before the last has been read",
+            Action::add, 1),
+    combine("CombineStageForLaneZero",
+            "if (lane_ == 0) device::bulk_wait_read<1>();  // that before the last has been read",
+            Action::drop, 0, 1),
+    combine("CombineStageNotWhole", "device::fence_proxy_async_shared();", Action::drop, 0, 1),
+    combine("CombineRowOfTheLane",
+            "__shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(row), k));", Action::drop),
+    combine("CombineRowOfTheNextPair",
+            "__shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(row), k));", Action::add,
+            1),
+    combine("CombineNothingStored",
+            "device::bulk_store(place_of_pair(to, k), stages_ + stage_ + half * kHalfBytes,",
+            Action::drop),
+    combine("CombineStoredFromTheMiddle",
+            "device::bulk_store(place_of_pair(to, k), stages_ + stage_ + half * kHalfBytes,",
+            Action::add, 1),
+    combine("CombineStoredFromBehind",
+            "device::bulk_store(place_of_pair(to, k), stages_ + stage_ + half * kHalfBytes,",
+            Action::add, 128),
+    combine("CombineWeightOfTheLane",
+            "const float its = __shfl_sync(kFullWarp, weight, __ffs(rest) - 1);", Action::drop),
+    combine("CombineWeightOfTheNextPair",
+            "const float its = __shfl_sync(kFullWarp, weight, __ffs(rest) - 1);", Action::add, 1),
+    combine("CombineSumNotStaged", "device::st_shared(stage + behind, four);", Action::drop),
+    combine("CombineSumNotCommitted",
+            "if (bytes > kHalfBytes) store(1, sent.second(), bytes - kHalfBytes, to);",
+            Action::drop, 0, 1),
+    combine("CombineRowsNotStaged",
+            "device::st_shared(stage + half * kHalfBytes + at, raw[half][v]);", Action::drop),
+    combine("CombineRowsNotCommitted", "if (ks[half] >= 0) store(half, ks[half], columns * 2, to);",
+            Action::drop, 0, 2),
+    combine("CombineNoteNotTold",
+            "device::st_relaxed_sys(word(view.peers[to], "
+            "view.layout.note_word(view.layer.topology.rank)),",
+            Action::drop),
+    combine("CombineEndTooFar",
+            "device::st_relaxed_sys(word(view.peers[to], view.layout.signal(kLowLatencyCombine, "
+            "rank)),",
+            Action::add, 1),
+    combine("CombineBeforeTheCallBefore", "if (threadIdx.x == 0) mistaken = 0;", Action::drop, 0,
+            1),
+    combine("CombinePairsTooEarly", "if (first == 0) check_rows(p, pair, mistaken);", Action::drop,
+            0, 1),
+    combine("CombineWeightsTooEarly", "if (sums) receive_weight(view, epoch, pair, start, tokens);",
+            Action::drop, 0, 1),
+    combine("CombinePiecesSkipped",
+            "const int i = atomicAdd(&next[own_tokens], 1) + (own_tokens ? ends[0] : 0);",
+            Action::add, 1),
+    combine("CombinePieceOfTheLane", "i = __shfl_sync(kFullWarp, i, 0);", Action::drop),
+    combine("CombineTokensOverwritten", "sender.end();", Action::drop, 0, 1),
+    combine("CombineWeightOfTheWrongPair",
+            "const float its = __shfl_sync(kFullWarp, weight, __ffs(pairs) - 1);", Action::add, 1),
+    combine("CombineRankOfTheLane",
+            "rank = __reduce_min_sync(kFullWarp, leads && home > rank ? home : INT_MAX);",
+            Action::drop),
+    combine("CombineRowsOfTheLaneAlone",
+            "const unsigned pairs = __ballot_sync(kFullWarp, home == rank);", Action::drop),
+    combine("CombineSentOfTheLane",
+            "const SentRows its = {__shfl_sync(kFullWarp, sent.word, __ffs(pairs) - 1)};",
+            Action::drop),
+    combine("CombineSentOfTheNextLane",
+            "const SentRows its = {__shfl_sync(kFullWarp, sent.word, __ffs(pairs) - 1)};",
+            Action::add, 1),
+    combine("CombineComeTooEarly", "if (received.broken || received.refused) return;", Action::drop,
+            0, 3),
+    combine("CombineEndsBeforeTheSender", "if (p.behind_send) device::wait_for_kernel_before();",
+            Action::drop),
+    both("BothBlocksNotCounted",
+         "const std::uint64_t so_far = here + atomicAdd(sent, static_cast<unsigned long "
+         "long>(here));",
+         Action::drop),
+    both("BothBlocksCountedTwice",
+         "const std::uint64_t so_far = here + atomicAdd(sent, static_cast<unsigned long "
+         "long>(here));",
+         Action::add, 1),
+    both("BothBrokenForSome", "if (__syncthreads_or(broken(view.layer)) != 0) return false;",
+         Action::drop),
+    both("BothComeBeforeItIsKnown", "received.broken = __syncthreads_or(!ok) != 0;", Action::drop),
+    both("BothSumsOfWarpsTooEarly", "if (lane == 31) of_warps[warp] = inclusive;", Action::drop, 0,
+         1),
+    both("BothEndTooEarly", "if (threadIdx.x == 0) begins[entries] = before;", Action::drop, 0, 1),
+};
+WINNOW_SIMULATOR_TESTS(SimulatorLowLatency, with_room(low_latency_operation()), kQuickCases,
+                       kThoroughCases, kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

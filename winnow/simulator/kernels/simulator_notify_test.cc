@@ -7,22 +7,61 @@ testing::Operation notify_operation();
 
 namespace {
 
-testing::Operation simulated() {
-  set_device(4);
-  return notify_operation();
-}
-
-using simulator::BugsOf;
-using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
-const std::vector<PassingCase> kQuickCases = {{"1x1", {"eager"}}, {"1x4", {"eager", "late"}}, {"2x2", {"random:1"}}, {"no-token", {"random:2"}}};
-const std::vector<PassingCase> kThoroughCases = {};
-const std::vector<PlantedBug> kQuickBugs = {};
-const std::vector<PlantedBug> kThoroughBugs = {};
-WINNOW_SIMULATOR_TESTS(SimulatorNotify, simulated(), kQuickCases, kThoroughCases, kQuickBugs,
-                       kThoroughBugs);
+const std::vector<PassingCase> kQuickCases = {on_ranks("1x1", {"eager"}), on_ranks("1x4", {"late"}),
+                                              on_ranks("2x2", {"random:1"}),
+                                              on_ranks("4x1", {"random:2"})};
+const std::vector<PassingCase> kThoroughCases = {
+    on_ranks("1x4", {"random:3"}),         on_ranks("2x2", {"random:3"}),
+    on_ranks("4x1", {"random:3"}),         on_ranks("no-token", {"random:3"}),
+    on_ranks("one-token", {"random:3"}),   on_ranks("more-channels-than-tokens", {"random:3"}),
+    on_ranks("one-channel", {"random:3"}), on_ranks("aligned", {"random:3"}),
+    on_ranks("duplicates", {"random:3"}),  on_ranks("one-expert", {"random:3"}),
+    on_ranks("none", {"random:3"}),        on_ranks("wide", {"random:3"}),
+    on_ranks("reversed", {"random:3"})};
+const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cuh", "2x2"},
+    base{"exchange_base_cuda.cuh", "2x2"}, scan{"block_scan.cuh", "2x2"},
+    fabric{"fabric.cuh", "2x2"};
+const std::vector<PlantedBug> kQuickBugs = {
+    tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", Action::drop, 0, 1),
+    base("BaseNobodyTold", "device::st_release_sys(", Action::drop),
+    fabric("FabricEpochOfTheNextCall",
+           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), "
+           "value);",
+           Action::add, 1),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
+           Action::drop),
+    tokens("TokensTokensCountedTwice", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
+           Action::add, 1),
+    tokens("TokensSumBeforeItIsWhole", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
+           Action::drop, 0, 1),
+    tokens("TokensChannelsBeforeTheyAreCounted", "if (threadIdx.x % 32 == 0) out[channel] = count;",
+           Action::drop, 0, 2),
+    exchange("ExchangeFindingBeforeItIsCleared",
+             "take(counts + all + world, params_.per_node, nodes);", Action::drop, 0, 2),
+    exchange("ExchangeReportNotComplete", "device::st_release_sys(&to.report->call, params_.call);",
+             Action::drop),
+    exchange("ExchangeReportOfTheNextCall",
+             "device::st_release_sys(&to.report->call, params_.call);", Action::add, 1),
+    base("BaseEpochTooHigh", "device::st_release_sys(", Action::add, 1),
+    base("BaseRowPutBeforeItIsWritten", "__threadfence_system();", Action::drop, 0, 1),
+    scan("ScanNoSumOfTheLanesBelow",
+         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", Action::drop),
+    scan("ScanSumOfTheWrongLane",
+         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", Action::add, 1),
+    scan("ScanSumsOfWarpsTooEarly", "if (lane == 31) scratch[warp] = sum;", Action::drop, 0, 1),
+    scan("ScanSumsOfWarpsOverwritten", "before += of_round;", Action::drop, 0, 1),
+    fabric("FabricNoSignal",
+           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), "
+           "value);",
+           Action::drop),
+};
+WINNOW_SIMULATOR_TESTS(SimulatorNotify, with_room(notify_operation()), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

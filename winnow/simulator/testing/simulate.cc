@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 
+#include "winnow/core/error.h"
 #include "winnow/simulator/engine/writers.h"
 
 namespace winnow::simulator {
@@ -54,6 +55,8 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
       return {"result", "result: " + report, {}};
     } catch (const Failure& failure) {
       return {failure.check(), failure.what(), {}};
+    } catch (const winnow::Error& error) {  // as kernels report it that waited in vain
+      return {"error", std::string("error: ") + error.what(), {}};
     }
   }
   return {"test", operation.name + " has no case " + name, {}};

@@ -58,13 +58,14 @@ inline std::uint32_t ld_relaxed_gpu(const std::uint32_t* address, Where where = 
 }
 inline std::uint64_t ld_acquire_sys(const std::uint64_t* word, Where where = Where::current()) {
   simulator::poll();
-  return __ldg(word, where);
+  simulator::check_global_read(word, 8, 8, where);
+  return simulator::altered(*word, where);
 }
 inline void st_release_sys(std::uint64_t* word, std::uint64_t value,
                            Where where = Where::current()) {
   if (simulator::is_dropped(where)) return;
   simulator::check_global_write(word, 8, 8, where);
-  *word = value;
+  *word = simulator::altered(value, where);
 }
 inline void st_relaxed_sys(std::uint64_t* word, std::uint64_t value,
                            Where where = Where::current()) {

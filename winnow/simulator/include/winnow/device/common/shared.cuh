@@ -79,10 +79,10 @@ inline void st_shared(std::uint32_t address, uint4 value, Where where = Where::c
 
 inline std::uint32_t ld_acquire_cta_shared(const std::uint32_t* word,
                                            Where where = Where::current()) {
-  std::uint32_t value = 0;
-  simulator::atomic_begin(word, &value, 4, where);
-  simulator::acquire_from(word);
   simulator::poll();
+  std::uint32_t value = 0;
+  simulator::read_atomic(word, &value, 4, where);
+  simulator::acquire_from(word);
   return value;
 }
 inline void st_release_cta_shared(std::uint32_t* word, std::uint32_t value,
@@ -91,6 +91,7 @@ inline void st_release_cta_shared(std::uint32_t* word, std::uint32_t value,
   simulator::release_to(word);
   std::uint32_t before = 0;
   simulator::atomic_begin(word, &before, 4, where);
+  value = simulator::altered(value, where);
   simulator::atomic_end(word, &value, 4);
 }
 template <std::uint32_t kValue>

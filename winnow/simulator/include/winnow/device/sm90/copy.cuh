@@ -30,6 +30,7 @@ inline void bulk_prefetch_l2(const void* source, std::uint32_t bytes,
 }
 inline void bulk_load(std::uint32_t destination, const void* source, std::uint32_t bytes,
                       std::uint32_t barrier, std::uint64_t, Where where = Where::current()) {
+  bytes = simulator::altered(bytes, where);
   simulator::checked(where, [&] { simulator::check_bulk_copy(destination, source, bytes); });
   const int count = static_cast<int>(bytes);
   const simulator::CopyPiece piece{destination, count, 0, count, source};
