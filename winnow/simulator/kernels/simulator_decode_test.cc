@@ -153,7 +153,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_parts(of_kernel(bug("NoWaitForQueries", "shared.q_full()[group].wait", Action::drop))),
     in_parts(of_kernel(
         bug("SwappedPhaseOfQueriesOfParts", "shared.q_full()[group].wait", Action::add, 1))),
-    in_parts(of_kernel(bug("NoReleaseOfQueries", "tile + 2 >= tiles && releases", Action::drop))),
+    in_parts(
+        of_kernel(bug("NoReleaseOfQueries", "tile + 2 >= tiles && work.releases", Action::drop))),
     in_parts(
         saying("race: ", bug("QueriesReplacedTooEarly", "shared.q_free().wait", Action::drop))),
     of_kernel(bug("NoWaitForRows", "shared.full()[consumer][kGroup].wait", Action::drop)),
@@ -169,14 +170,19 @@ void run(DecodeArgs args) {
 }
 
 // That a call for some of the queries or heads of another one gives these the same bits.
-void expect_same(DecodeArgs some, const TensorView& expected, const std::string& what) {
-  const StridedTensor out = testing::on(
-      kGpu, testing::make_output(DType::bf16, {expected.shape().begin(), expected.shape().end()},
-                                 Layout::dense));
+void expect_same(DecodeArgs some, const TensorView& expected, const TensorView& expected_lse,
+                 const std::string& what) {
+  const auto like = [](const TensorView& view) {
+    return testing::on(
+        kGpu, testing::make_output(view.dtype(), {view.shape().begin(), view.shape().end()},
+                                   Layout::dense));
+  };
+  const StridedTensor out = like(expected), lse = like(expected_lse);
   some.out = out.view;
-  some.lse = {};
+  some.lse = lse.view;
   run(some);
   EXPECT_EQ(testing::read(testing::on({}, out).view), testing::read(expected)) << what;
+  EXPECT_EQ(testing::read(testing::on({}, lse).view), testing::read(expected_lse)) << what;
 }
 
 // With batch_invariant it must not show that short calls have kernels of their own, nor that blocks
@@ -218,14 +224,14 @@ TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
     simulator::settings().multiprocessors = 2;
     run(all.args());
     simulator::settings().multiprocessors = 36;
-    const StridedTensor together = testing::on({}, all.out);
+    const StridedTensor together = testing::on({}, all.out), lse = testing::on({}, all.lse);
     for (std::int64_t i = 0; i < shape.b; ++i) {
       DecodeArgs args = all.args();
       for (ConstTensorView* view : {&args.q, &args.indices, &args.topk_length, &args.extra_indices,
                                     &args.extra_topk_length}) {
         if (view->present()) *view = view->slice(0, i, i + 1);
       }
-      expect_same(args, together.view.slice(0, i, i + 1),
+      expect_same(args, together.view.slice(0, i, i + 1), lse.view.slice(0, i, i + 1),
                   shape.name + testing::numbered(", sequence ", i));
     }
   }
@@ -240,13 +246,14 @@ TEST(SimulatorDecodeHeads, DoNotChangeTheBitsOfOthers) {
           {.name = "heads", .b = 1, .h_q = 130, .topk = 1100, .blocks = 18, .sink = Sink::finite})
           .on(kGpu);
   run(all.args());
-  const StridedTensor together = testing::on({}, all.out);
+  const StridedTensor together = testing::on({}, all.out), lse = testing::on({}, all.lse);
   for (const std::int64_t first : {0, 60, 128}) {
     const std::int64_t end = std::min<std::int64_t>(first + 64, 130);
     DecodeArgs args = all.args();
     args.q = args.q.slice(2, first, end);
     args.attn_sink = args.attn_sink.slice(0, first, end);
-    expect_same(args, together.view.slice(2, first, end), testing::numbered("heads from ", first));
+    expect_same(args, together.view.slice(2, first, end), lse.view.slice(2, first, end),
+                testing::numbered("heads from ", first));
   }
 }
 

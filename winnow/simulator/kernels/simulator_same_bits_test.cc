@@ -1,6 +1,6 @@
 // That sparse_mla::forward and decode of sm90 give the same bits, in the simulator.
 #include "winnow/simulator/testing/simulate.h"
-#include "winnow/sparse_mla/decode/decode_beside_forward.h"
+#include "winnow/sparse_mla/decode/test_beside_forward.h"
 
 namespace winnow::sparse_mla {
 namespace {

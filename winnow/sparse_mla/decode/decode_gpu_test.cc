@@ -10,8 +10,8 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/sparse_mla/decode/decode_beside_forward.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/sparse_mla/decode/test_beside_forward.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/sparse_mla/test_gpu.h"
 #include "winnow/testing/generate.h"

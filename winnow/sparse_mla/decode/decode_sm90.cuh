@@ -156,12 +156,21 @@ struct Work {
   __device__ __forceinline__ void merge(const Piece& piece, int warp, int lane,
                                         const RowState& state, const Output& o) const {
     const std::uint32_t last = params.segments - 1;
+    // Its own part first, in the words of the others, which leaves registers for these.
+    uint4 mine[2][8];
+    float to_f16[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      to_f16[r] = factor_to_f16<false>(o, r);
+      int next = 0;
+      for_each_eight_columns<kConsumer, pack_f16>(
+          r, to_f16[r], lane, o, [&](int, const uint4& words) { mine[r][next++] = words; });
+    }
     __syncwarp();  // the sums that other lanes have stored
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 16 * warp + lane / 4 + 8 * r, head = piece.first_head + row;
       const bool exists = head < params.h_q;
-      const float to_f16 = factor_to_f16<false>(o, r);
       const auto partial = [&](std::uint32_t n) {
         return static_cast<std::uint32_t>(piece.partial) + n * params.head_blocks;
       };
@@ -171,15 +180,15 @@ struct Work {
       for (std::uint32_t n = 0; n < kFewParts; ++n) {
         sums[n] = {kNoReference, 0, {0, 0}};
         if (n < last) sums[n] = *own_sums<kConsumer>(partial(n), row);
-        if (n == last) sums[n] = {state.reference[r], state.sum[r], {inverse_power(to_f16), 0}};
+        if (n == last) sums[n] = {state.reference[r], state.sum[r], {inverse_power(to_f16[r]), 0}};
         reference = fmaxf(reference, sums[n].reference);
       }
       float weights[kFewParts], each[kFewParts];
 #pragma unroll
       for (std::uint32_t n = 0; n < kFewParts; ++n) {
-        const float mine = ex2(sums[n].reference - reference);
-        each[n] = __fmul_rn(sums[n].sum, mine);
-        weights[n] = __fmul_rn(mine, sums[n].power[0]);
+        const float shrunk = ex2(sums[n].reference - reference);
+        each[n] = __fmul_rn(sums[n].sum, shrunk);
+        weights[n] = __fmul_rn(shrunk, sums[n].power[0]);
       }
       const float sum = (each[0] + each[1]) + (each[2] + each[3]);  // as quad_sum()
       const float sink = exists ? sink_of(params, head) : negative_infinity();
@@ -187,27 +196,28 @@ struct Work {
       if (kConsumer == 0 && exists && (lane & 3) == 0) {
         store_lse(params, piece.i, piece.s, head, reference, sum);
       }
-      char* const out = params.out.at(piece.i, piece.s, exists ? head : 0);
-      const auto add = [&](int bytes, const uint4& mine) {  // eight columns
+      if (!exists) continue;
+      char* const out = params.out.at(piece.i, piece.s, head);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int bytes = eight_columns<kConsumer>(k, lane);
         float total[8] = {};
 #pragma unroll
         for (std::uint32_t n = 0; n < kFewParts; ++n) {
           uint4 words = make_uint4(0, 0, 0, 0);
-          if (n < last && exists) {
+          if (n < last) {
             words = *reinterpret_cast<const uint4*>(
                 params.partial_out + (std::int64_t{partial(n)} * kHeads + row) * kPartialRowBytes +
                 bytes);
           }
-          if (n == last) words = mine;
+          if (n == last) words = mine[r][k];
           add_partial(total, words, weights[n]);
         }
-        if (!exists) return;
         store_streaming(out + bytes, pack_bf16(total[0] * factor, total[1] * factor),
                         pack_bf16(total[2] * factor, total[3] * factor),
                         pack_bf16(total[4] * factor, total[5] * factor),
                         pack_bf16(total[6] * factor, total[7] * factor));
-      };
-      for_each_eight_columns<kConsumer, pack_f16>(r, to_f16, lane, o, add);
+      }
     }
   }
 };
@@ -227,10 +237,9 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
   const int lane = thread & 31;
   std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
   std::uint32_t q_uses = 0;                    // pieces with tiles
-  // Where pieces share queries: how often these were loaded before, and whether this consumer has
-  // yet to wait for them.
-  std::uint32_t q_loads = 0;
-  bool q_awaited = false;
+  // Where pieces share queries, bits: the parity of those with tiles, that of the queries loaded
+  // before, and whether this consumer has yet to wait for these. Registers are short.
+  constexpr std::uint32_t kLoads = 2, kAwaits = 4;
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
     shared.full()[consumer][kGroup].wait(own_uses & 1, "consumer", 10 * consumer + kGroup);
@@ -239,15 +248,15 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
     if constexpr (kFormat != CacheFormat::bf16) fence_proxy_async_shared();
     // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
     // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    const bool first_use = kMerges ? q_awaited : tile == consumer;
+    const bool first_use = kMerges ? (q_uses & kAwaits) != 0 : tile == consumer;
     if (first_use && (consumer == 0 || kGroup == 0)) {
 #pragma unroll
       for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        shared.q_full()[group].wait((kMerges ? q_loads : q_uses) & 1, "consumer",
+        shared.q_full()[group].wait((kMerges ? q_uses / kLoads : q_uses) & 1, "consumer",
                                     10 * consumer + group);
       }
     }
-    if (kMerges && kGroup == kGroups - 1) q_awaited = false;
+    if (kMerges && kGroup == kGroups - 1) q_uses &= ~kAwaits;
     multiply_scores<kGroup>(shared, consumer, s);
   };
 
@@ -256,8 +265,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
     const int tiles = next_tiles;
     if (piece + 1 < work.pieces.count()) next_tiles = work.tiles(piece + 1);
 
-    const bool releases = work.releases_queries(piece);
-    if (kMerges && tiles > 0 && work.loads_queries(piece)) q_awaited = true;
+    if (kMerges && tiles > 0 && work.loads_queries(piece)) q_uses |= kAwaits;
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
     Output o;
@@ -280,7 +288,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
       const auto mask = shared.mask()[consumer].load();
       wgmma_wait<0>();
       wgmma_pin(s);
-      if (tile + 2 >= tiles && releases) shared.q_free().arrive_warp();
+      if (tile + 2 >= tiles && work.releases_queries(piece)) shared.q_free().arrive_warp();
 
       hide_logits(scale, mask, lane, s);
       float factors[2];
@@ -295,7 +303,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
       ++own_uses;
     }
     if (tiles > 0) {
-      if (consumer == 1 && tiles == 1 && releases) {
+      if (consumer == 1 && tiles == 1 && work.releases_queries(piece)) {
         shared.q_free().arrive_warp();  // it has no further use for Q
       }
       if ((tiles - 1) % 2 != consumer) {
@@ -303,9 +311,12 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
         release_values<2>(shared, other, o);
         ++other_uses;
       }
-      merge_consumers(shared, consumer, q_uses & 1, warp, lane, state);
-      ++q_uses;
-      if (kMerges && releases) ++q_loads;
+      merge_consumers<false>(shared, consumer, q_uses & 1, warp, lane, state);
+      if (kMerges) {
+        q_uses ^= work.releases_queries(piece) ? 1 | kLoads : 1;
+      } else {
+        ++q_uses;
+      }
     }
     work.template store<kConsumer>(piece, warp, lane, state, o);
   }

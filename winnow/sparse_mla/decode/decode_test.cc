@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/parallel.h"
-#include "winnow/sparse_mla/decode/decode_beside_forward.h"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
+#include "winnow/sparse_mla/decode/test_beside_forward.h"
 #include "winnow/sparse_mla/store/store.h"
 #include "winnow/testing/expect.h"
 

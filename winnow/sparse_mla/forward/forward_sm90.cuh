@@ -444,7 +444,7 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
       // From the maxima of threads to those of rows.
       state.top[0] = quad_max(state.top[0]);
       state.top[1] = quad_max(state.top[1]);
-      merge_consumers(shared, kConsumer, q_uses & 1, warp, lane, state);
+      merge_consumers<true>(shared, kConsumer, q_uses & 1, warp, lane, state);
       ++q_uses;
     }
     if (ends) work.template store<kConsumer>(turn, warp, lane, state, o);
