@@ -1,0 +1,37 @@
+"""One sequence over several ranks gives what one rank gives. The ranks run the functions of
+context_parallel_checks.py and context_parallel_models.py."""
+
+import context_parallel_checks as checks
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", checks.CHECKS)
+def test_operations_of_ranks_are_those_of_one(deep_ep_pool, name, ranks):
+    deep_ep_pool.run(ranks, checks.operations, name)
+
+
+# Of each family with each number of ranks; the rest takes turns.
+_STEPS = [
+    (1, "plain", "balanced", "gathered", False),
+    (2, "padding", "balanced", "gathered", False),
+    (3, "packed", "contiguous", "sharded", True),
+    (4, "dense", "balanced", "gathered", False),
+]
+
+
+@pytest.mark.parametrize("ranks, variant, placement, keys, by_caller", _STEPS)
+@pytest.mark.parametrize("number", range(6))
+def test_a_step_of_a_model_is_that_of_one_rank(
+    deep_ep_pool, number, ranks, variant, placement, keys, by_caller, tmp_path
+):
+    models = pytest.importorskip("context_parallel_models")
+    if number >= len(models.FAMILIES):
+        pytest.skip("no family of the installed transformers")
+    family = models.FAMILIES[number]
+    torch.save(models.of_one_rank(family, variant), tmp_path / "expected")
+    deep_ep_pool.run(
+        ranks, models.step, family, variant, placement, keys, by_caller, tmp_path / "expected"
+    )
