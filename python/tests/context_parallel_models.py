@@ -9,11 +9,14 @@ import torch.distributed as dist
 import v4_models
 from winnow.torch import context_parallel
 from winnow.transformers import (
+    absorbed,
     attend_densely,
     attention_share,
     choose_in_f8,
+    compressed,
     enable_context_parallel,
     indexer_loss,
+    layer,
 )
 
 LENGTH = 48
@@ -60,26 +63,23 @@ def inputs_of(padding=False, packed=False, **_):
     return given
 
 
-def records_of(model):
-    found = [getattr(module, "_winnow_record", None) for module in model.modules()]
-    return [record for record in found if record is not None]
-
-
-def choices_of(model, own=None):
-    """Of the indexers, [batch, tokens, topk]."""
+def choices_of(model):
+    """Of the indexers, [batch, tokens, topk]: rows of the sequence, or its compressed rows."""
     found = []
-    for record in records_of(model):
-        choice = getattr(record, "indices", None)
-        choice = getattr(record, "chosen", None) if choice is None else choice
-        if choice is not None:
-            found.append(choice.view(2, own or LENGTH, -1))
+    for module in model.modules():
+        record = getattr(module, "_winnow_record", None)
+        if isinstance(record, compressed.Record) and record.chosen is not None:
+            rows = module.compressor, record.sequences, record.rows, torch.device("cpu")
+            start = compressed.seen_rows(*rows)["key_start"][:, None]
+            choice = torch.where(record.chosen < 0, -1, record.chosen - start)
+            found.append(choice.unflatten(0, (2, -1)))
+        elif isinstance(record, layer.Record) and record.indices is not None:
+            found.append(record.indices)
     return found
 
 
 def results(model, given, pieces=False, **_):
     """What one step gives, and gradients by name."""
-    from winnow.transformers import absorbed
-
     whole = absorbed.WHOLE_BYTES, absorbed.PIECE_BYTES
     if pieces:
         absorbed.WHOLE_BYTES = absorbed.PIECE_BYTES = 1
@@ -123,7 +123,7 @@ def step(group, family, variant, placement, keys, by_caller, path):
         given = {n: tokens.shard(v, 1) if n != "use_cache" else v for n, v in given.items()}
     got = results(model, given, **options)
     columns = tokens.columns()
-    for one, want in zip(choices_of(model, tokens.own), choices, strict=True):
+    for one, want in zip(choices_of(model), choices, strict=True):
         assert torch.equal(one, want[:, columns]), "choices"
     assert bool(choices) != bool(options.get("dense"))
     near(got[0], logits[:, columns], "logits")

@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from winnow.context_parallel import ContextParallel, Tokens
 from winnow.context_parallel import context_parallel as make_context
 from winnow.transformers import inside, masks
-from winnow.transformers.families import DeepseekV4, Dots3Note
+from winnow.transformers.families import DeepseekV4, Dots3Note, Family
 from winnow.transformers.placed import Placed
 from winnow.transformers.refusal import refuse
 from winnow.transformers.registry import check, family_of
@@ -72,16 +72,17 @@ def enable_context_parallel(
             refuse("mesh", "one dimension, as of mesh['cp']", f"{mesh.ndim} dimensions")
         mesh = mesh.get_group()
     context = make_context(mesh, placement=placement, keys=keys)
-    parts = _Inputs(context, isinstance(family, DeepseekV4), shard_inputs)
-    return model.register_forward_pre_hook(parts, with_kwargs=True)
+    inputs = _Inputs(context, family, shard_inputs)
+    return model.register_forward_pre_hook(inputs, with_kwargs=True)
 
 
 class _Inputs:
     """What a rank's forward pass gets for what the caller gave."""
 
-    def __init__(self, context: ContextParallel, compresses: bool, whole: bool):
-        self.context, self.compresses = context, compresses
+    def __init__(self, context: ContextParallel, family: Family, whole: bool):
+        self.context, self.family = context, family
         self.whole = whole  # whether the caller gives all tokens
+        self.compresses = isinstance(family, DeepseekV4)
 
     def __call__(self, model: nn.Module, arguments: tuple, options: dict) -> Tuple[tuple, dict]:
         if inside.is_instead(model):
@@ -155,7 +156,7 @@ class _Inputs:
     ) -> Tensor:
         """What the tokens of all ranks see, [batch, count, 2]: as one rank has it."""
         found = masks.ranges(batch, count, count, attention_mask=mask, device=device)
-        if mask is None and not self.compresses:
+        if mask is None and self.family.restarts and not self.compresses:
             restarts = torch.nn.functional.pad(positions.diff(dim=-1) != 1, (1, 0))
             column = torch.arange(count, device=device)
             start = torch.where(restarts, column, 0).cummax(-1).values.to(torch.int32)
