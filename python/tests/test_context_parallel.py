@@ -35,3 +35,28 @@ def test_a_step_of_a_model_is_that_of_one_rank(
     deep_ep_pool.run(
         ranks, models.step, family, variant, placement, keys, by_caller, tmp_path / "expected"
     )
+
+
+def test_ranks_go_on_while_rows_and_gradients_are_on_their_way(deep_ep_pool, tmp_path):
+    deep_ep_pool.run(2, checks.overlaps, tmp_path)
+
+
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_what_autograd_keeps_does_not_grow_with_the_ranks(deep_ep_pool, keys):
+    kept = [set(deep_ep_pool.run(ranks, checks.memory, keys)) for ranks in (1, 2, 4)]
+    assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 1
+
+
+def test_a_backward_pass_that_does_not_reach_the_rows(deep_ep_pool):
+    deep_ep_pool.run(2, checks.backward_of_a_part)
+
+
+def test_what_is_refused(deep_ep_pool):
+    deep_ep_pool.run(2, checks.refusals)
+    wanted = "group: want torch.distributed, initialised, got none"
+    with pytest.raises(ValueError, match=wanted):
+        checks.context_parallel()
+
+
+def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
+    torch.multiprocessing.spawn(checks.rank_that_goes_on, (tmp_path,), nprocs=3)

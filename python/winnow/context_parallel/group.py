@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 PLACEMENTS = ("contiguous", "balanced")
 KEYS = ("gathered", "sharded")
-_NUMBERS = 6  # that a message of an agreement has room for, beside what it is about
+_VALUES = 4  # that the message of an agreement has room for, beside what it is about
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
@@ -63,8 +67,7 @@ def context_parallel(
         got = "a group without this process" if isinstance(group, int) else type(group).__name__
         refuse("group", "a ProcessGroup of torch.distributed that this process is in", got)
     made = ContextParallel(group, placement, keys)
-    of_all = {"placement": PLACEMENTS.index(placement), "keys": KEYS.index(keys)}
-    made.agree("context_parallel", **of_all)
+    made.agree("context_parallel", placement=placement, keys=keys)
     return made
 
 
@@ -76,7 +79,7 @@ class ContextParallel:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sharded = keys == "sharded" and self.size > 1
         self.chunks = 2 if placement == "balanced" else 1  # of a rank
-        self._agreed: Set[Tuple[Any, ...]] = set()
+        self._agreed: Set[Tuple[str, ...]] = set()
         cpu = "cpu" in dist.get_backend_config(group)
         self._device = "cpu" if cpu else f"cuda:{torch.cuda.current_device()}"
 
@@ -101,38 +104,36 @@ class ContextParallel:
         Raises:
             ValueError: an argument is not as described, or the ranks gave different ones.
         """
-        from winnow.context_parallel.tokens import Tokens, checked_lengths, digest
+        from winnow.context_parallel.tokens import Tokens, checked_lengths
 
-        lengths, padding = checked_lengths(self, count, batch, cu_seqlens)
-        sequences = digest(lengths, padding)
-        self.agree("tokens", count=count, batch=batch, cu_seqlens=sequences)
-        return Tokens(self, count, batch, lengths, padding)
+        starts = None if cu_seqlens is None else [int(start) for start in cu_seqlens]
+        # First of all, so that what is refused of one rank is refused on all.
+        self.agree("tokens", count=str(count), batch=str(batch), cu_seqlens=str(starts))
+        return Tokens(self, count, batch, *checked_lengths(self, count, batch, starts))
 
-    def agree(self, call: str, **numbers: int) -> None:
-        """An error on all ranks where they do not give the same numbers in the same call."""
-        names = [*numbers, *[""] * (_NUMBERS - len(numbers))]
-        about = zlib.crc32(" ".join((call, *names)).encode())
-        own = [about, *numbers.values(), *[0] * (_NUMBERS - len(numbers))]
+    def agree(self, call: str, **values: str) -> None:
+        """An error on all ranks where they do not give the same values in the same call."""
+        texts = [" ".join((call, *values)), *values.values()]
+        own = [zlib.crc32(text.encode()) for text in texts]
+        own += [0] * (_VALUES + 1 - len(own))
         message = torch.tensor(own, dtype=torch.int64, device=self._device)
         of_all = message.new_empty(self.size * len(own))
         dist.all_gather_into_tensor(of_all, message, group=self.group)
         table = of_all.view(self.size, -1).tolist()
-        for rank, theirs in enumerate(table):
-            if theirs[0] != about:
-                wanted = f"the same call on all ranks, {call}() as on rank {self.rank}"
-                refuse("order of calls", wanted, f"another one on rank {rank}")
-        for at, name in enumerate(numbers, 1):
-            values = [row[at] for row in table]
-            if len(set(values)) > 1:
-                other = next(r for r, value in enumerate(values) if value != values[0])
-                got = f"{values[0]} on rank 0, {values[other]} on rank {other}"
-                refuse(f"{call}: {name}", "the same on all ranks", got)
+        for at, text in enumerate(texts):
+            for rank, theirs in enumerate(table):
+                if theirs[at] == own[at]:
+                    continue
+                if at == 0:
+                    refuse("order of calls", f"{call}() on all ranks", f"another on rank {rank}")
+                got = f"{_short(text)} on rank {self.rank}, another on rank {rank}"
+                refuse(f"{call}: {list(values)[at - 1]}", "the same on all ranks", got)
 
-    def agree_once(self, call: str, **numbers: int) -> None:
-        """agree(), the first time that a call has these numbers."""
-        key = (call, *numbers.values())
+    def agree_once(self, call: str, **values: str) -> None:
+        """agree(), the first time that a call has these values."""
+        key = (call, *values.values())
         if key not in self._agreed:
-            self.agree(call, **numbers)
+            self.agree(call, **values)
             self._agreed.add(key)
 
     def sum(self, value: Tensor) -> Tensor:

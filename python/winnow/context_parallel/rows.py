@@ -176,7 +176,7 @@ class _Reading(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, local, source):
-        ctx.source, ctx.shape, ctx.like = source, local.shape, local.new_empty(0)
+        ctx.source, ctx.shape, ctx.dtype = source, local.shape, local.dtype
         return local.new_zeros((), dtype=torch.float32)
 
     @staticmethod
@@ -185,7 +185,7 @@ class _Reading(torch.autograd.Function):
         gradient = ctx.source.gradient()
         if gradient is None:
             return None, None
-        return gradient.view(ctx.shape).to(ctx.like.dtype), None
+        return gradient.view(ctx.shape).to(ctx.dtype), None
 
 
 class _BeginsAgain(torch.autograd.Function):

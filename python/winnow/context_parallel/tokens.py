@@ -1,6 +1,5 @@
 """The tokens of a call, and what a rank computes of its own and of all others' rows."""
 
-import zlib
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -19,7 +18,7 @@ Attention = Tuple[Tensor, Rows, Tensor, Optional[float], Optional[Tensor]]
 
 
 def checked_lengths(
-    context: ContextParallel, count: Any, batch: Any, cu_seqlens: Any
+    context: ContextParallel, count: Any, batch: Any, cu_seqlens: Optional[List[int]]
 ) -> Tuple[List[int], List[bool]]:
     """(the lengths of the sequences, which fill the batch; which of them are padding)"""
     step = context.size * context.chunks
@@ -30,7 +29,7 @@ def checked_lengths(
         refuse("batch", "1 or more", batch)
     if cu_seqlens is None:
         return [count] * batch, [False] * batch
-    starts = [int(start) for start in cu_seqlens]
+    starts = cu_seqlens
     every = batch * count
     lengths = [b - a for a, b in zip(starts[:-1], starts[1:], strict=True)]
     fits = len(starts) > 1 and starts[0] == 0 and min(lengths) >= 0 and starts[-1] <= every
@@ -43,11 +42,6 @@ def checked_lengths(
     if starts[-1] == every:
         return lengths, [False] * len(lengths)
     return [*lengths, every - starts[-1]], [*[False] * len(lengths), True]
-
-
-def digest(lengths: List[int], padding: List[bool]) -> int:
-    """A number by which ranks see that they have the same."""
-    return zlib.crc32(repr((lengths, padding)).encode())
 
 
 class _Numbers(NamedTuple):
@@ -127,7 +121,7 @@ class Tokens:
     def of_sequences(self, lengths: List[int], padding: List[bool]) -> "Tokens":
         """The same tokens in other sequences, of these lengths, which fill the batch; some of them
         may be padding. A collective call."""
-        self.context.agree("of_sequences", cu_seqlens=digest(lengths, padding))
+        self.context.agree("of_sequences", lengths=str(lengths), padding=str(padding))
         return Tokens(self.context, self.count, self.batch, lengths, padding)
 
     # ---- rows
@@ -157,12 +151,18 @@ class Tokens:
                 rows = rows.to(torch.get_autocast_dtype(rows.device.type))
         placement = self.numbers(rows.device).placement if of is None else of.placement
         own = self.batch * self.own if of is None else of.own
-        if rows.dim() < 1 or rows.shape[0] != own:
-            what = "tokens" if of is None else "windows"
-            refuse("rows", f"those of {own} {what}", f"shape {list(rows.shape)}")
-        columns = rows[0:1].numel() if own else rows.new_empty(1, *rows.shape[1:]).numel()
-        self.context.agree_once("gather", columns=columns, bytes=rows.element_size())
+        self._agree_on("gather", "rows", rows, own)
         return Rows(self.context, placement, rows)
+
+    def _agree_on(self, call: str, argument: str, rows: Tensor, own: int, **others: str) -> None:
+        """Refuses other than `own` rows, on all ranks alike when they are first given."""
+        shape, dtype = list(rows.shape), str(rows.dtype)
+        surplus = str(shape[0] - own) if shape else "none"
+        self.context.agree_once(
+            call, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype, **others
+        )
+        if surplus != "0":
+            refuse(f"{call}: {argument}", f"{own} rows", f"shape {shape}")
 
     def history(self, x: Tensor, width: int) -> Tensor:
         """This rank's tokens, and up to `width` before each of its chunks. A collective call.
@@ -175,11 +175,7 @@ class Tokens:
             own, in the chunk's place; before the first token of all there are zeros. It takes what
             attends to a window of neighbours, without gathering all rows.
         """
-        if x.dim() < 1 or x.shape[0] != self.batch * self.own:
-            refuse("x", f"{self.batch * self.own} tokens", f"shape {list(x.shape)}")
-        self.context.agree_once(
-            "history", columns=x[0:1].numel(), bytes=x.element_size(), width=width
-        )
+        self._agree_on("history", "x", x, self.batch * self.own, width=str(width))
         return history(self, x, width)
 
     def window(self, width: int, device: torch.device) -> Dict[str, Tensor]:
