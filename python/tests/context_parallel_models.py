@@ -4,9 +4,11 @@ test_context_parallel.py."""
 import functools
 
 import dsa_models
+import pytest
 import torch
 import torch.distributed as dist
 import v4_models
+from transformers import DynamicCache
 from winnow.torch import context_parallel
 from winnow.transformers import (
     absorbed,
@@ -133,3 +135,39 @@ def step(group, family, variant, placement, keys, by_caller, path):
         for name, want in of_one.items():
             dist.all_reduce(mine[name], group=group)
             near(mine[name] / group.size(), want, name)
+
+
+def refusals(group):
+    def refused(text, function, *arguments, **options):
+        with pytest.raises(ValueError) as error:
+            function(*arguments, **options)
+        assert str(error.value) == f"transformers: {text}"
+
+    another = dsa_models.make("dots3_note", "winnow")
+    refused("model: want one all of whose layers run on Winnow, got dots3_note_text, whose layers "
+            "with a sliding window do not", enable_context_parallel, another, group)  # fmt: skip
+    refused("model: want a model of transformers, got Linear", enable_context_parallel,
+            torch.nn.Linear(1, 1), group)  # fmt: skip
+    model = model_of("deepseek_v32")
+    handle = enable_context_parallel(model, group)
+    ids = dsa_models.tokens(batch=2, length=4)
+    none = "with context parallelism, got"
+    for name, value, wanted, got in (
+        ("use_cache", True, "False", "True"),
+        ("past_key_values", DynamicCache(), "None", "DynamicCache"),
+        ("pixel_values", ids, "None", "Tensor"),
+        ("logits_to_keep", 1, "0", "1"),
+        ("output_router_logits", True, "False", "True"),
+        ("attention_mask", torch.ones(2, 1, 4, 4), "shape [batch, rows]", "[2, 1, 4, 4]"),
+    ):
+        text = f"{name}: want {wanted} {none} {got}"
+        refused(text, model, input_ids=ids, **{name: value})
+    refused("input_ids: want a tensor, or inputs_embeds, got NoneType", model)
+    refused("position_ids: want shape [batch, 4], got [2, 3]", model, input_ids=ids,
+            position_ids=ids[:, :3])  # fmt: skip
+    handle.remove()
+    assert model(ids).logits.shape[:2] == ids.shape
+    handle = enable_context_parallel(model, group, shard_inputs=False)
+    refused("attention_mask: want shape [batch, 4], got [2, 3]", model, input_ids=ids,
+            attention_mask=torch.ones(2, 3))  # fmt: skip
+    refused("labels: want shape [batch, 4], got [2, 2]", model, input_ids=ids, labels=ids[:, :2])

@@ -37,6 +37,21 @@ def test_a_step_of_a_model_is_that_of_one_rank(
     )
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")  # another name from 5.24 on
+@pytest.mark.parametrize("variant", ["f8", "checkpointing", "pieces"])
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_ways_to_run_a_model(deep_ep_pool, variant, keys, tmp_path):
+    models = pytest.importorskip("context_parallel_models")
+    torch.save(models.of_one_rank("hy_v4", variant), tmp_path / "expected")
+    how = "hy_v4", variant, "balanced", keys, False, tmp_path / "expected"
+    deep_ep_pool.run(2, models.step, *how)
+
+
+def test_what_a_model_refuses(deep_ep_pool):
+    models = pytest.importorskip("context_parallel_models")
+    deep_ep_pool.run(1, models.refusals)
+
+
 def test_ranks_go_on_while_rows_and_gradients_are_on_their_way(deep_ep_pool, tmp_path):
     deep_ep_pool.run(2, checks.overlaps, tmp_path)
 
