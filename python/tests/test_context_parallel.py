@@ -1,7 +1,8 @@
 """One sequence over several ranks gives what one rank gives. The ranks run the functions of
-context_parallel_checks.py and context_parallel_models.py."""
+context_parallel_checks.py, context_parallel_ranks.py and context_parallel_models.py."""
 
 import context_parallel_checks as checks
+import context_parallel_ranks as ranks_of
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -53,25 +54,25 @@ def test_what_a_model_refuses(deep_ep_pool):
 
 
 def test_ranks_go_on_while_rows_and_gradients_are_on_their_way(deep_ep_pool, tmp_path):
-    deep_ep_pool.run(2, checks.overlaps, tmp_path)
+    deep_ep_pool.run(2, ranks_of.overlaps, tmp_path)
 
 
 @pytest.mark.parametrize("keys", checks.KEYS)
 def test_what_autograd_keeps_does_not_grow_with_the_ranks(deep_ep_pool, keys):
-    kept = [set(deep_ep_pool.run(ranks, checks.memory, keys)) for ranks in (1, 2, 4)]
+    kept = [set(deep_ep_pool.run(ranks, ranks_of.memory, keys)) for ranks in (1, 2, 4)]
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 1
 
 
 def test_a_backward_pass_that_does_not_reach_the_rows(deep_ep_pool):
-    deep_ep_pool.run(2, checks.backward_of_a_part)
+    deep_ep_pool.run(2, ranks_of.backward_of_a_part)
 
 
 def test_what_is_refused(deep_ep_pool):
-    deep_ep_pool.run(2, checks.refusals)
+    deep_ep_pool.run(2, ranks_of.refusals)
     wanted = "group: want torch.distributed, initialised, got none"
     with pytest.raises(ValueError, match=wanted):
-        checks.context_parallel()
+        ranks_of.context_parallel()
 
 
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
-    torch.multiprocessing.spawn(checks.rank_that_goes_on, (tmp_path,), nprocs=3)
+    torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
