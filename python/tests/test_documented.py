@@ -53,6 +53,7 @@ def test_the_expert_parallel_stub_has_what_the_module_has():
         ("docs/python.md", 5),
         ("docs/transformers.md", 4),
         ("docs/same_bits.md", 1),
+        ("docs/context_parallel.md", 1),
         ("README.md", 1),
         ("docs/getting_started.md", 2),
         ("docs/migrate.md", 2),

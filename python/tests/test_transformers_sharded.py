@@ -7,7 +7,12 @@ import functools
 import pytest
 import torch
 from dsa_models import make, tokens
-from winnow.transformers import attend_densely, attention_share, indexer_loss
+from winnow.transformers import (
+    attend_densely,
+    attention_share,
+    enable_context_parallel,
+    indexer_loss,
+)
 
 FAMILY = "hy_v4"  # its sinks are parameters of the attention itself
 TOLERANCE = 2e-4  # of the largest value of a tensor, in f32
@@ -222,7 +227,24 @@ def rank_of_two(rank, folder):
             except Exception as error:
                 raise AssertionError(f"{kind}, {dense=}") from error
     refusals(ids)
+    shared_sequences(folder, torch.distributed.init_device_mesh("cpu", (2,)))
     torch.distributed.destroy_process_group()
+
+
+def shared_sequences(folder, mesh, prepare=lambda model: model, only=""):
+    """The ranks of FSDP share sequences: losses and gradients are the mean of theirs."""
+    losses, gradients = torch.load(folder / "expected-one")
+    for keys in ("gathered", "sharded"):
+        model = prepare(prepared(False))
+        enable_context_parallel(model, mesh, keys=keys)
+        found = losses_of(fully_shard(model, model.model.layers, mesh=mesh), batches(1)[0])
+        together(found)
+        found = detached(found)
+        for value in found.values():
+            torch.distributed.all_reduce(value, group=mesh.get_group())
+        check({name: value / mesh.size() for name, value in found.items()}, losses[0])
+        of_both = (gradients_of(model), gradients)
+        check(*({name: g for name, g in one.items() if only in name} for one in of_both))
 
 
 def start(rank, world, folder):
@@ -255,6 +277,12 @@ def rank_of_four(rank, folder):
             for one in (gradients_of(model), gradients)
         ]
         check(*of_attention)
+
+    def divided(model):
+        apply_tensor_parallelism(model, mesh["tp"], plan)
+        return model
+
+    shared_sequences(folder, mesh["fsdp"], divided, only="self_attn")
     torch.distributed.destroy_process_group()
 
 
@@ -262,6 +290,7 @@ def rank_of_four(rank, folder):
 def test_processes_train_as_one_does(run, world, tmp_path):
     for dense in (False, True):
         torch.save(alone(dense, 2), tmp_path / f"expected-{dense}")
+    torch.save(alone(False, 1), tmp_path / "expected-one")
     torch.multiprocessing.spawn(run, (tmp_path,), nprocs=world)
 
 

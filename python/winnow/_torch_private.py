@@ -85,8 +85,8 @@ tracing_mode = _part(
     "torch.fx.experimental.proxy_tensor", "get_proxy_mode", "to keep the calls of ranks in order"
 )
 count_modes = _part("torch._C", "_len_torch_dispatch_stack", "to see that a compiler traces")
-_graph_task = _part(
-    "torch._C", "_current_graph_task_id", "to tell forward from backward where it traces"
+graph_task = _part(
+    "torch._C", "_current_graph_task_id", "to tell forward from backward, and backward passes"
 )
 
 
@@ -95,7 +95,7 @@ assert_async = _part("torch", "_assert_async", "to check masks in compiled code"
 
 
 def in_backward() -> bool:
-    return _graph_task() != -1
+    return graph_task() != -1
 
 
 def keep_calls(operator: Any) -> None:

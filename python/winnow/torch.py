@@ -28,6 +28,7 @@ from winnow.compressor_operators import (
     compressor_step_pages,
     compressor_step_store,
 )
+from winnow.context_parallel import context_parallel
 from winnow.decode_operators import sparse_mla_decode, sparse_mla_store
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
@@ -51,6 +52,7 @@ __all__ = [
     "compressor_step",
     "compressor_step_pages",
     "compressor_step_store",
+    "context_parallel",
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",

@@ -5,6 +5,7 @@ import typing
 import torch
 from torch import Tensor
 
+from winnow.context_parallel.group import context_parallel as context_parallel
 from winnow.expert_parallel.autograd import combine as expert_parallel_combine
 from winnow.expert_parallel.autograd import dispatch_traced as expert_parallel_dispatch
 from winnow.expert_parallel.autograd import notify as expert_parallel_notify
@@ -16,6 +17,7 @@ __all__ = [
     "compressor_step",
     "compressor_step_pages",
     "compressor_step_store",
+    "context_parallel",
     "expert_parallel_combine",
     "expert_parallel_dispatch",
     "expert_parallel_layout",

@@ -17,6 +17,7 @@ DistributedConfig(fsdp_size=N, ep_size=N, ep_implementation="winnow"), for any m
 from winnow.transformers import experts
 from winnow.transformers.choices import Choices
 from winnow.transformers.choosing import record, replay
+from winnow.transformers.context_parallel import enable_context_parallel
 from winnow.transformers.loss import (
     attend_densely,
     attention_share,
@@ -32,6 +33,7 @@ __all__ = [
     "attend_densely",
     "attention_share",
     "choose_in_f8",
+    "enable_context_parallel",
     "indexer_loss",
     "record",
     "replay",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from winnow import torch as operators
+from winnow.context_parallel import Rows, attention
 
 # Absorbed queries of up to WHOLE_BYTES are one piece; more are made in pieces of PIECE_BYTES, but
 # of at least 64 queries. In several pieces, or without indices, they are not kept for the backward
@@ -24,7 +25,7 @@ class Problem(NamedTuple):
 
     q_pass: Tensor  # [queries, heads, d]
     q_rope: Tensor  # [queries, heads, 64 or 0]
-    rows: Tensor  # [rows, 1, 512 + 64 or 0]
+    rows: Tensor  # [rows, 1, 512 + 64 or 0]; of this rank, where others have more
     w_k: Tensor  # [512, heads, d]
     w_v: Tensor  # [512, heads, d_v]
     sink: Optional[Tensor]  # [heads]
@@ -47,13 +48,14 @@ def _deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
-def piece_of(problem: Problem) -> int:
+def piece_of(problem: Problem, gathered: Optional[Rows] = None) -> int:
     """How many queries are worked on at a time."""
     queries, heads, _ = problem.q_pass.shape
     rows = problem.rows
+    count = rows.shape[0] if gathered is None else gathered.shape[0]
     bytes_of_one = heads * rows.shape[-1] * rows.element_size()
     if problem.indices is None:
-        bytes_of_one += rows.shape[0] * 4  # the indices that the backward pass makes
+        bytes_of_one += count * 4  # the indices that the backward pass makes
     if queries * bytes_of_one <= WHOLE_BYTES:
         return max(1, queries)
     return max(64, PIECE_BYTES // bytes_of_one // 64 * 64)
@@ -66,14 +68,16 @@ class _InPieces(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, scale, piece, *tensors):
+    def forward(ctx, scale, piece, gathered, carrier, *tensors):
         problem = Problem(*tensors)
+        ctx.source = None if gathered is None else gathered.source
         count, heads, _ = problem.q_pass.shape
         values = problem.rows.new_empty(count, heads, problem.w_v.shape[-1])
         wide = torch.promote_types(values.dtype, torch.float32)
         lse = torch.empty((count, heads), dtype=wide, device=values.device)
         for queries in _pieces(problem, piece):
-            _, out, lse[queries] = _forward(problem, queries, scale)
+            parts = iter([(None, problem.rows)]) if gathered is None else gathered.parts()
+            _, out, lse[queries] = _forward(problem, queries, scale, ctx.source, parts)
             values[queries] = _values(out, problem.w_v)
         ctx.save_for_backward(*tensors)
         ctx.scale, ctx.piece = scale, piece
@@ -89,22 +93,26 @@ class _InPieces(torch.autograd.Function):
         d_rows, d_w_k, d_w_v = (torch.zeros_like(t, dtype=wide) for t in (rows, w_k, w_v))
         d_sink = None if sink is None else torch.zeros_like(sink)
         for queries in _pieces(problem, ctx.piece):
-            q, out, lse = _forward(problem, queries, ctx.scale)
+            sources, read = [ctx.source], _read(problem, queries)
+            (parts,) = attention.parts_again([read], sources)
+            q, out, lse = _forward(problem, queries, ctx.scale, ctx.source, parts)
             d_piece = d_values[queries].to(rows.dtype)
             d_out = torch.einsum("shd,chd->shc", d_piece, w_v)
             d_w_v += torch.einsum("shc,shd->chd", out, d_piece)
-            gradients = operators.sparse_mla_backward(
-                q, rows, _indices(problem, queries), out, lse, d_out.contiguous(),
-                scale=ctx.scale, attn_sink=sink, deterministic=_deterministic(),
-            )  # fmt: skip
-            d_latent, d_q_rope[queries] = gradients[0].split([512, q_rope.shape[-1]], -1)
-            d_rows += gradients[1]
+            read = read._replace(indices=_indices(problem, queries), start=None, end=None)
+            dq, of_sink, (of_rows,) = attention.backward(
+                q, sink, ctx.scale, [read], sources, out, lse, d_out.contiguous(), _deterministic()
+            )
+            d_latent, d_q_rope[queries] = dq.split([512, q_rope.shape[-1]], -1)
+            if of_rows is not None:
+                d_rows += of_rows
             if sink is not None:
-                d_sink += gradients[2]
+                d_sink += of_sink
             d_q_pass[queries] = torch.einsum("shc,chd->shd", d_latent, w_k)
             d_w_k += torch.einsum("shc,shd->chd", d_latent, q_pass[queries])
         shared = (d_rows.to(rows.dtype), d_w_k.to(w_k.dtype), d_w_v.to(w_v.dtype), d_sink)
-        return None, None, d_q_pass, d_q_rope, *shared, None, None, None
+        carrier = None if ctx.source is None else ctx.source.leave()
+        return None, None, None, carrier, d_q_pass, d_q_rope, *shared, None, None, None
 
 
 def _pieces(problem, piece):
@@ -113,18 +121,18 @@ def _pieces(problem, piece):
         yield slice(begin, min(queries, begin + piece))
 
 
-def _forward(problem: Problem, queries: slice, scale: float):
-    """(q, out, lse) of some queries."""
-    q = absorbed_queries(problem.q_pass[queries], problem.q_rope[queries], problem.w_k)
+def _read(problem: Problem, queries: slice) -> attention.Read:
     if problem.indices is None:
-        chosen = None
-        limits = {"key_start": problem.key_start[queries], "key_end": problem.key_end[queries]}
-    else:
-        chosen, limits = problem.indices[queries], {}
-    out, _, lse = operators.sparse_mla_forward(
-        q, problem.rows, chosen, scale=scale, attn_sink=problem.sink, **limits
-    )
-    return q, out, lse
+        start, end = problem.key_start[queries], problem.key_end[queries]
+        return attention.Read(problem.rows, None, None, start, end)
+    return attention.Read(problem.rows, problem.indices[queries], None, None, None)
+
+
+def _forward(problem: Problem, queries: slice, scale: float, source, parts):
+    """(q, out, lse) of some queries; source and parts: as in attention.forward()."""
+    q = absorbed_queries(problem.q_pass[queries], problem.q_rope[queries], problem.w_k)
+    read = _read(problem, queries)
+    return q, *attention.forward(q, problem.sink, scale, [read], [source], [parts])
 
 
 def _indices(problem: Problem, queries: slice) -> Tensor:
@@ -137,13 +145,24 @@ def _indices(problem: Problem, queries: slice) -> Tensor:
     return torch.where(rows < end, rows, -1)
 
 
-def attend(problem: Problem, scale: float) -> Tuple[Tensor, Tensor]:
+def attend(
+    problem: Problem, scale: float, gathered: Optional[Rows] = None
+) -> Tuple[Tensor, Tensor]:
     """The values that each head reads, [queries, heads, d_v], and the lse without the sink,
-    [queries, heads]. Differentiable in all floating-point tensors, through the values."""
-    piece = piece_of(problem)
+    [queries, heads]. Differentiable in all floating-point tensors, through the values. gathered:
+    the rows of all ranks, which indices, key_start and key_end then count."""
+    piece = piece_of(problem, gathered)
     if piece < problem.q_pass.shape[0] or problem.indices is None:
-        return _InPieces.apply(scale, piece, *problem)
+        carrier = None
+        if gathered is not None:
+            problem = problem._replace(rows=gathered.local)
+            carrier = gathered.read()
+        return _InPieces.apply(scale, piece, gathered, carrier, *problem)
     q = absorbed_queries(problem.q_pass, problem.q_rope, problem.w_k)
+    if gathered is not None:
+        choice = problem.indices, None, None, None
+        out, lse = attention.attend(q, problem.sink, scale, [gathered], [choice], _deterministic())
+        return gathered.begin_again_with(_values(out, problem.w_v)), lse
     out, lse = operators.sparse_mla_attention(
         q, problem.rows, problem.indices, scale=scale, attn_sink=problem.sink,
         deterministic=_deterministic(), return_lse=True,

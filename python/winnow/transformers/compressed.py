@@ -5,7 +5,7 @@ that of sparse MLA over the tokens and, behind them, the compressed rows.
 """
 
 import functools
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from winnow.transformers.families import DeepseekV4
 from winnow.transformers.layer import (
     check_given,
     check_options,
+    choose,
     quantized,
     ranges_of,
     recording,
     replace_forward,
     working_dtype,
 )
+from winnow.transformers.placed import Placed
 from winnow.transformers.refusal import refuse
 from winnow.transformers.sequences import Mask, Sequences
 
@@ -44,7 +46,7 @@ class Record(NamedTuple):
 
     hidden: Tensor
     embeddings: Tuple[Tensor, Tensor]
-    sequences: Sequences
+    sequences: Union[Sequences, Placed]
     rows: Compressed
     chosen: Optional[Tensor]  # [batch * queries, topk]; None where all rows were attended to
     lse: Tensor  # [batch * queries, heads], over the window and the compressed rows
@@ -54,6 +56,8 @@ class Record(NamedTuple):
     @property
     def tokens(self) -> int:
         """Those of earlier calls among them."""
+        if isinstance(self.sequences, Placed):
+            return self.sequences.tokens.own
         return self.sequences.seen + self.sequences.queries
 
 
@@ -74,25 +78,51 @@ def _compress(
     counts = [length // ratio for length in lengths]
     if not sum(counts):
         return kv.new_zeros(0, module.head_dim)
-    exact = torch.empty(0, dtype=torch.float32, device=device)  # the dtype of the angles
+    starts = _cumulative(lengths, device)
+    return operators.compressor_forward(
+        kv, gate, module.position_bias.float(), starts, _cumulative(counts, device),
+        first_position=starts[:-1].contiguous(), num_rows=sum(counts),
+        **_options(module, positions),
+    )  # fmt: skip
+
+
+def _options(module: nn.Module, positions: Tensor) -> Dict[str, Any]:
+    """What the compressor does with a row: norm, and rotation by one of these positions."""
+    exact = torch.empty(0, dtype=torch.float32, device=positions.device)  # the dtype of the angles
     cos, sin = module.rotary_emb(
         exact, position_ids=positions[None], layer_type=module.rope_layer_type
     )
-    starts = _cumulative(lengths, device)
     norm = module.kv_norm
-    return operators.compressor_forward(
-        kv, gate, module.position_bias.float(), starts, _cumulative(counts, device),
-        overlap=_overlaps(module), norm_weight=norm.weight.float(), eps=norm.variance_epsilon,
-        cos=cos[0].contiguous(), sin=sin[0].contiguous(), first_position=starts[:-1].contiguous(),
-        num_rows=sum(counts),
+    return {
+        "overlap": _overlaps(module), "norm_weight": norm.weight.float(),
+        "eps": norm.variance_epsilon, "cos": cos[0].contiguous(), "sin": sin[0].contiguous(),
+    }  # fmt: skip
+
+
+def _compress_part(module: nn.Module, kv: Tensor, gate: Tensor, placed: Placed) -> Tensor:
+    """The rows of the windows that end in this rank's tokens."""
+    pieces = placed.sequences.pieces
+    first = min(piece.position for piece in pieces)
+    last = max(piece.position + piece.length for piece in pieces)
+    return placed.tokens.compressor_forward(
+        kv, gate, module.position_bias.float(),
+        first_position=[piece.position - first for piece in pieces],
+        **_options(module, torch.arange(first, last, device=kv.device)),
     )  # fmt: skip
 
 
 def compressed_rows(
-    module: nn.Module, hidden: Tensor, sequences: Sequences, state=None, name: str = ""
+    module: nn.Module,
+    hidden: Tensor,
+    sequences: Union[Sequences, Placed],
+    state=None,
+    name: str = "",
 ) -> Compressed:
     """state: the layer of a cache, in which the module has this name."""
     kv, gate = module.kv_proj(hidden), module.gate_proj(hidden)
+    if isinstance(sequences, Placed):
+        rows = _compress_part(module, kv.flatten(0, 1), gate.flatten(0, 1), sequences)
+        return Compressed(rows, None)
     if state is None:
         lengths = [piece.length for piece in sequences.pieces]
         positions = sequences.position_ids.flatten()
@@ -236,6 +266,12 @@ def _attention(
     ):
         wanted = f"shape [batch, queries] = [{batch}, {queries}]"
         refuse("position_ids", wanted, list(position_ids.shape))
+    given = options.get(OPTION)
+    if isinstance(attention_mask, Placed):
+        check_given(self, given, cache, 0, attention_mask)
+        return _attention_of_part(
+            family, self, hidden_states, position_embeddings, attention_mask, dtype
+        )
     if isinstance(attention_mask, Tensor):
         wanted = "shape [batch, rows]: windows begin at the first token that is no padding"
         refuse("attention_mask", wanted, list(attention_mask.shape))
@@ -244,7 +280,6 @@ def _attention(
     mask = Mask(None, packed=True) if attention_mask is None else attention_mask
     ranges = functools.partial(ranges_of, mask.ranges, hidden_states, seen + queries, options)
     sequences = mask.sequences(ranges, position_ids, seen)
-    given = options.get(OPTION)
     check_given(self, given, cache, seen)
 
     cos, sin = position_embeddings[self.rope_layer_type]
@@ -311,6 +346,68 @@ def _given_rows(
     return chosen
 
 
+def seen_rows(
+    module: nn.Module, sequences: Union[Sequences, Placed], rows: Compressed, device: torch.device
+) -> Dict[str, Any]:
+    """key_start and key_end of each query in the rows of a compressor or an indexer."""
+    if isinstance(sequences, Placed):
+        windows = windows_of(sequences, module, device)
+        return {"key_start": windows.key_start, "key_end": windows.key_end}
+    return dict(sequences.seen_rows(module.compress_rate, rows.stride, device))
+
+
+def windows_of(placed: Placed, module: nn.Module, device: torch.device):
+    """Those of a compressor or an indexer, or None where one rank has all tokens."""
+    if not isinstance(placed, Placed):
+        return None
+    return placed.tokens.windows(module.compress_rate, device, _overlaps(module))
+
+
+def _attention_of_part(
+    family: DeepseekV4,
+    self: nn.Module,
+    hidden: Tensor,
+    position_embeddings: dict,
+    placed: Placed,
+    dtype: torch.dtype,
+):
+    """Of the tokens of one of several ranks. The window comes with the tokens before its chunks,
+    compressed rows from all ranks, while the queries are computed."""
+    batch, queries, _ = hidden.shape
+    tokens, device = placed.tokens, hidden.device
+    cos, sin = position_embeddings[self.rope_layer_type]
+    q_resid = family.query_latent(self, hidden)
+    extra, compressed, chosen = {}, None, None
+    if self.compressor is not None:
+        compressed, chosen = self.compressor(
+            hidden, q_resid, sequences=placed, state=None,
+            dense=getattr(self, "_winnow_dense", False),
+        )  # fmt: skip
+        windows = windows_of(placed, self.compressor, device)
+        extra["extra_kv"] = tokens.gather(compressed.rows.to(dtype)[:, None], windows)
+        if chosen is None:
+            extra.update(extra_key_start=windows.key_start, extra_key_end=windows.key_end)
+        else:
+            extra["extra_indices"] = chosen
+    rows = family.row(self, hidden, cos, sin).flatten(0, 2).to(dtype)
+    rows = tokens.history(rows, self.sliding_window - 1).flatten(0, 2)
+    q = family.attention_query(self, q_resid, cos, sin)
+    values, lse = tokens.sparse_mla_attention(
+        q.flatten(0, 1).to(dtype), rows[:, None], scale=self.scaling, attn_sink=self.sinks.float(),
+        deterministic=torch.are_deterministic_algorithms_enabled(), return_lse=True,
+        **tokens.window(self.sliding_window, device), **extra,
+    )  # fmt: skip
+    if compressed is not None:
+        values = extra["extra_kv"].begin_again_with(values)
+    indexer = family.indexer_of(self)
+    if indexer is not None and recording(self, indexer):
+        self._winnow_record = Record(
+            hidden.detach(), (cos.detach(), sin.detach()), placed,
+            compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
+        )  # fmt: skip
+    return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
+
+
 def _compressor(
     self: nn.Module, hidden_states: Tensor, q_resid: Tensor, *, sequences: Sequences, state,
     dense: bool,
@@ -338,10 +435,12 @@ def _indexer(
     if topk == 0:
         return torch.empty((q.shape[:2].numel(), 0), dtype=torch.int32, device=q.device)
     scored = (q.flatten(0, 1).to(dtype), keys.rows.to(dtype), weights.flatten(0, 1))
-    limits = dict(sequences.seen_rows(self.compress_rate, keys.stride, q.device))
+    limits = seen_rows(self, sequences, keys, q.device)
     if getattr(self, "_winnow_f8", False):
         scored, limits["k_scale"] = quantized(*scored)
-    return operators.indexer_topk(*scored, topk, **limits)[0]
+    placed = sequences if isinstance(sequences, Placed) else None
+    of = windows_of(placed, self, q.device)
+    return choose(placed, *scored, topk, of, **limits)
 
 
 def replace_forwards(family: DeepseekV4, attention: type, *others: type) -> None:

@@ -42,6 +42,7 @@ class Family:
     rotation = "apply_rotary_pos_emb_interleave"
     indexer_rotation = "apply_rotary_pos_emb_interleave"
     rope_first = True  # of the indexer's columns, the rotary ones
+    restarts = True  # position_ids that restart begin another sequence
 
     def _rotate(self, name: str, q: Tensor, k: Optional[Tensor], embeddings) -> Tuple[Any, Any]:
         rotate = getattr(sys.modules[self.module], name)
@@ -149,6 +150,10 @@ class HYV4(Family):
     def indexer_key(self, indexer, hidden) -> Tensor:
         key = indexer.wk(hidden).to(indexer.k_norm.weight.dtype)  # which stays float32
         return indexer.k_norm(key).to(hidden.dtype)
+
+
+class HYV4VL(HYV4):
+    restarts = False  # it takes positions of three kinds, and asks for a mask without them
 
 
 class Dots3Note(Family):

@@ -20,6 +20,15 @@ OPTION = "winnow_inside"
 """With this option the forward pass of an attention or indexer module is the function given."""
 
 
+_INSTEAD = "_winnow_instead"
+"""The attribute of a module in whose forward pass another function runs."""
+
+
+def is_instead(module: nn.Module) -> bool:
+    """Whether the forward pass that runs is none of the module's own: for hooks."""
+    return hasattr(module, _INSTEAD)
+
+
 def call(module: nn.Module, function: Callable[[Tensor], Any], carrier: Tensor) -> Any:
     """function(carrier) as the forward pass of an attention or indexer module.
 
@@ -38,9 +47,11 @@ def _call_instead(
     name = "_old_forward" if "_old_forward" in vars(inner) else "forward"
     own = vars(inner).get(name)
     setattr(inner, name, function)
+    setattr(inner, _INSTEAD, True)
     try:
         return module(carrier)
     finally:
+        delattr(inner, _INSTEAD)
         if own is None:
             delattr(inner, name)
         else:

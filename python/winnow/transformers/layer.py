@@ -1,7 +1,7 @@
 """The forward passes of attention and indexer modules under "winnow"."""
 
 import functools
-from typing import Callable, Iterator, NamedTuple, Optional
+from typing import Callable, Iterator, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from winnow._torch_private import in_backward
 from winnow.transformers import absorbed, inside, masks, tensor_parallel
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import Family, Projected
+from winnow.transformers.placed import Placed
 from winnow.transformers.refusal import refuse
 
 
@@ -26,6 +27,7 @@ class Record(NamedTuple):
     rows: Tensor  # [batch, rows, 576 or 512]
     lse: Tensor  # [batch, queries, heads of this process]
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
+    placed: Optional[Placed] = None  # where several ranks share the sequences
 
     @property
     def tokens(self) -> int:
@@ -104,7 +106,7 @@ def heads_matrices(attention: nn.Module, dtype: torch.dtype, device) -> "tuple[T
     return matrices.to(dtype).split(sizes, -1)
 
 
-def _flat_indices(indices: Tensor, rows: int, sign: int = 1) -> Tensor:
+def flat_indices(indices: Tensor, rows: int, sign: int = 1) -> Tensor:
     """[batch, queries, topk] row numbers within a sequence as numbers within the rows of the whole
     batch; with sign=-1 the other way. Negative ones stay as they are."""
     if indices.shape[0] == 1:
@@ -164,12 +166,18 @@ def _attention(
     # output of kv_a_proj_with_mqa.
     latent = tensor_parallel.read_by_heads(projected.latent, group)
     rows = torch.cat((latent, projected.k_rope), -1).to(dtype)
-    count = rows.shape[1]
-    ranges = ranges_of(attention_mask, hidden_states, count, options)
+    placed = attention_mask if isinstance(attention_mask, Placed) else None
+    gathered = None
+    if placed is None:
+        count = rows.shape[1]
+        ranges = ranges_of(attention_mask, hidden_states, count, options)
+    else:  # the rows of other ranks come while the indexer chooses
+        count, ranges = placed.tokens.count, placed.ranges
+        gathered = placed.tokens.gather(rows.flatten(0, 1)[:, None])
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
     given = options.get(OPTION)
-    check_given(self, given, cache, count - queries)
+    check_given(self, given, cache, count - queries, placed)
     if dense and cache is None:
         indices = None
     elif self.indexer is not None:
@@ -178,7 +186,8 @@ def _attention(
             resid = {} if projected.q_resid is None else {"q_resid": projected.q_resid}
             indices = self.indexer(
                 hidden_states=hidden_states, position_embeddings=position_embeddings,
-                attention_mask=ranges, position_ids=position_ids, cache=cache, **resid,
+                attention_mask=ranges if placed is None else placed, position_ids=position_ids,
+                cache=cache, **resid,
             )  # fmt: skip
         if given is not None:
             tokens, first = _tokens(ranges, count), ranges[..., :1]
@@ -193,25 +202,31 @@ def _attention(
     if dense:
         which = flat_ranges(ranges, count)
     else:
-        which = {"indices": _flat_indices(indices, count).flatten(0, 1)}
+        which = {"indices": flat_indices(indices, count).flatten(0, 1)}
     problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
-    values, lse = absorbed.attend(problem, self.scaling)
+    values, lse = absorbed.attend(problem, self.scaling, gathered)
+    if gathered is not None:
+        gathered.release()
     if self.indexer is not None and recording(self, self.indexer):
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
-            position_ids, _without_padding(ranges, count), None if dense else indices,
-            rows.detach(), lse.view(batch, queries, -1), group,
+            position_ids, _without_padding(ranges, count, placed), None if dense else indices,
+            rows.detach(), lse.view(batch, queries, -1), group, placed,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
     return (out, None, indices) if family.shares_indices else (out, None)
 
 
-def check_given(attention: nn.Module, given, cache, seen: int) -> None:
+def check_given(
+    attention: nn.Module, given, cache, seen: int, placed: Optional[Placed] = None
+) -> None:
     """Refuses what has no choice, or does not say of which tokens it is. seen: tokens of earlier
     calls."""
     if given is None:
         return
+    if placed is not None:
+        refuse("model", "one whose ranks do not share sequences", "one with context parallel")
     if getattr(attention, "_winnow_dense", False):
         refuse("model", "one that attends to chosen rows", "one that attends densely")
     if isinstance(given, Replaying) and seen > 0:
@@ -231,11 +246,15 @@ def _tokens(ranges: Tensor, rows: int) -> Tokens:
     return Tokens((number * MOST_COLUMNS + ranges[..., 0]).flatten(), place.flatten())
 
 
-def _without_padding(ranges: Tensor, rows: int) -> Tensor:
+def _without_padding(ranges: Tensor, rows: int, placed: Optional[Placed] = None) -> Tensor:
     """The ranges, empty for queries that are padding, so that the indexer learns nothing from them.
     A query is padding if its range does not contain its own row."""
     queries = ranges.shape[1]
-    own = torch.arange(rows - queries, rows, device=ranges.device)[None, :, None]
+    if placed is None:
+        own = torch.arange(rows - queries, rows, device=ranges.device)
+    else:
+        own = placed.tokens.columns(ranges.device)
+    own = own[None, :, None]
     return ranges * ((ranges[..., :1] <= own) & (own < ranges[..., 1:]))
 
 
@@ -261,7 +280,7 @@ def _indexer(
     *,
     hidden_states: Tensor,
     position_embeddings: tuple,
-    attention_mask: Tensor,
+    attention_mask: Union[Tensor, Placed],
     position_ids: Optional[Tensor] = None,
     cache=None,
     q_resid: Optional[Tensor] = None,
@@ -272,14 +291,26 @@ def _indexer(
     if cache is not None:
         k = cache.update_indexer(k, self.layer_idx)
     batch, queries = hidden_states.shape[:2]
-    rows = k.shape[1]
+    placed = attention_mask if isinstance(attention_mask, Placed) else None
+    rows = k.shape[1] if placed is None else placed.tokens.count
     scored = (q.flatten(0, 1).to(dtype), k.flatten(0, 1).to(dtype), weights.flatten(0, 1))
-    limits = flat_ranges(attention_mask, rows)
+    limits = flat_ranges(attention_mask if placed is None else placed.ranges, rows)
     if getattr(self, "_winnow_f8", False):
         scored, limits["k_scale"] = quantized(*scored)
-    topk = max(1, min(self.index_topk, rows))
-    indices, _ = operators.indexer_topk(*scored, topk, **limits)
-    return _flat_indices(indices.view(batch, queries, -1), rows, sign=-1)
+    indices = choose(placed, *scored, max(1, min(self.index_topk, rows)), **limits)
+    return flat_indices(indices.view(batch, queries, -1), rows, sign=-1)
+
+
+def choose(
+    placed: Optional[Placed], q: Tensor, k: Tensor, weights: Tensor, topk: int, of=None, **options
+) -> Tensor:
+    """indexer_topk()'s indices; with `placed`, over the keys of all ranks. of: their windows."""
+    if placed is None:
+        return operators.indexer_topk(q, k, weights, topk, **options)[0]
+    gather = placed.tokens.gather
+    if options.get("k_scale") is not None:
+        options["k_scale"] = gather(options["k_scale"], of)
+    return placed.tokens.indexer_topk(q, gather(k, of), weights, topk, **options)[0]
 
 
 def quantized(q: Tensor, k: Tensor, weights: Tensor) -> "tuple[tuple, Tensor]":
@@ -315,7 +346,7 @@ def replace_forwards(family: Family, attention: type, indexer: type) -> None:
 
     def chooses(self, options):
         mask = options.get("attention_mask")
-        return mask is not None and mask.dtype == torch.int32
+        return isinstance(mask, Placed) or (mask is not None and mask.dtype == torch.int32)
 
     replace_forward(attention, functools.partial(_attention, family), attends)
     replace_forward(indexer, functools.partial(_indexer, family), chooses)

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from winnow import torch as operators
+from winnow.context_parallel import Rows, Tokens
 from winnow.indexer_loss import attention_of_heads
 from winnow.transformers import absorbed, compressed, inside, tensor_parallel
 from winnow.transformers.families import DeepseekV4, Family
-from winnow.transformers.layer import Record, heads_matrices
+from winnow.transformers.layer import Record, flat_indices, flat_ranges, heads_matrices
+from winnow.transformers.placed import Placed
 from winnow.transformers.refusal import refuse
 from winnow.transformers.registry import family_of
 
@@ -69,14 +71,15 @@ def choose_in_f8(model: nn.Module, mode: bool = True) -> None:
 
 class _Sequence(NamedTuple):
     """One sequence of the last forward pass of a layer, or several with ranges of their own. Of the
-    indexer: q [queries, h, d], k [rows, d], weights [queries, h]."""
+    indexer: q [queries, h, d], k [rows, d], weights [queries, h]. If several ranks share them,
+    queries are this rank's, and k and rows those of all."""
 
     q: Tensor
-    k: Tensor
+    k: Union[Tensor, Rows]
     weights: Tensor
     attending: Callable[[slice], Tensor]  # the attention's queries, [queries, heads, 576 or 512]
     piece: int  # how many queries are worked on at a time
-    rows: Tensor  # [rows, 1, 576 or 512]
+    rows: Union[Tensor, Rows]  # [rows, 1, 576 or 512]
     sink: Optional[Tensor]  # [heads]
     indices: Optional[Tensor]  # [queries, topk]; None where all rows were attended to
     key_start: Tensor  # [queries]
@@ -87,6 +90,7 @@ class _Sequence(NamedTuple):
     heads: int  # in all processes
     group: Optional["torch.distributed.ProcessGroup"] = None  # whose processes share them
     others: bool = False  # whether lse is over other rows, too
+    tokens: Optional[Tokens] = None  # of several ranks
 
     def pieces(self) -> Iterator[slice]:
         queries = self.q.shape[0]
@@ -95,6 +99,18 @@ class _Sequence(NamedTuple):
 
     def limits(self, queries: slice) -> dict:
         return {"key_start": self.key_start[queries], "key_end": self.key_end[queries]}
+
+    def lse_of(self, attending: Tensor, indices: Optional[Tensor], **ranges: Tensor) -> Tensor:
+        """Of some queries over chosen rows, or over ranges of rows."""
+        options = {"scale": self.scale, "return_lse": True, **ranges}
+        of = operators if self.tokens is None else self.tokens
+        return of.sparse_mla_attention(attending, self.rows, indices, **options)[1]
+
+    def choice_of(self, queries: slice) -> Tensor:
+        """What the indexer chooses, where all rows were attended to."""
+        of = operators if self.tokens is None else self.tokens
+        scored = self.q[queries], self.k, self.weights[queries]
+        return of.indexer_topk(*scored, self.topk, **self.limits(queries))[0]
 
 
 def _sequences(
@@ -106,7 +122,7 @@ def _sequences(
         yield _of_compressed_rows(family, attention, record, carrier)
         return
     batch, queries, _ = record.hidden.shape
-    dtype = record.rows.dtype
+    dtype, placed = record.rows.dtype, record.placed
     with torch.no_grad():
         sizes = [512, record.rows.shape[-1] - 512]
         rows = tuple(part[:, None] for part in record.rows.split(sizes, -1))
@@ -126,6 +142,9 @@ def _sequences(
         return q, k, weights + carrier
 
     q, k, weights = inside.call(indexer, score, carrier)
+    if placed is not None:
+        yield _of_part(attention, record, projected, matrices, sink, q, k, weights)
+        return
     for b in range(batch):
         start, end = (limit.contiguous() for limit in record.ranges[b].unbind(-1))
         indices = None if record.indices is None else record.indices[b]
@@ -139,6 +158,27 @@ def _sequences(
             attention.scaling, max(1, min(indexer.index_topk, queries)), attention.num_heads,
             record.group,
         )  # fmt: skip
+
+
+def _of_part(attention, record, projected, matrices, sink, q, k, weights) -> _Sequence:
+    """All sequences of a batch of which this rank has some tokens."""
+    tokens, dtype = record.placed.tokens, record.rows.dtype
+    rows = tokens.gather(record.rows.flatten(0, 1)[:, None])
+    indices = record.indices
+    if indices is not None:
+        indices = flat_indices(indices, tokens.count).flatten(0, 1)
+    ranges = flat_ranges(record.ranges, tokens.count)
+    problem = absorbed.Problem(
+        projected.q_pass.flatten(0, 1).to(dtype), projected.q_rope.flatten(0, 1).to(dtype),
+        rows.local, *matrices, sink, indices, **ranges,
+    )  # fmt: skip
+    return _Sequence(
+        q.flatten(0, 1).to(dtype), tokens.gather(k.flatten(0, 1).to(dtype)), weights.flatten(0, 1),
+        partial(_absorbed, problem), absorbed.piece_of(problem, rows), rows, sink, indices,
+        **ranges, lse=record.lse.flatten(0, 1), scale=attention.scaling,
+        topk=max(1, min(attention.indexer.index_topk, tokens.count)), heads=attention.num_heads,
+        group=record.group, tokens=tokens,
+    )  # fmt: skip
 
 
 def _absorbed(problem: absorbed.Problem, queries: slice) -> Tensor:
@@ -167,12 +207,21 @@ def _of_compressed_rows(
         return q.flatten(0, 1).to(dtype), keys.rows.to(dtype), weights.flatten(0, 1)
 
     within = partial(inside.call, indexer, score)
-    scored = inside.call(attention.compressor, within, carrier)
+    q, k, weights = inside.call(attention.compressor, within, carrier)
+    attended, tokens = rows.rows[:, None].to(dtype), None
+    if isinstance(sequences, Placed):
+        tokens = sequences.tokens
+        of_rows, of_keys = (
+            compressed.windows_of(sequences, module, hidden.device)
+            for module in (attention.compressor, indexer)
+        )
+        attended, k = tokens.gather(attended, of_rows), tokens.gather(k, of_keys)
+    seen = compressed.seen_rows(attention.compressor, sequences, rows, hidden.device)
     return _Sequence(
-        *scored, attending.__getitem__, max(1, len(attending)), rows.rows[:, None].to(dtype), sink,
-        record.chosen, **sequences.seen_rows(ratio, rows.stride, hidden.device), lse=record.lse,
-        scale=attention.scaling, topk=max(1, min(indexer.index_topk, sequences.longest // ratio)),
-        heads=attention.num_heads, others=True,
+        q, k, weights, attending.__getitem__, max(1, len(attending)), attended, sink,
+        record.chosen, **seen, lse=record.lse, scale=attention.scaling,
+        topk=max(1, min(indexer.index_topk, sequences.longest // ratio)),
+        heads=attention.num_heads, others=True, tokens=tokens,
     )  # fmt: skip
 
 
@@ -183,14 +232,17 @@ def _losses(sequence: _Sequence, queries: slice, q: Tensor, k: Tensor, weights: 
     with torch.no_grad():
         attending = sequence.attending(queries)
         others = (sequence.lse[queries], sequence.scale, sequence.sink)
-        if sequence.group is None:
+        if sequence.group is None or sequence.tokens is not None:
             teacher = {"attention": (attending, sequence.rows, *others)}
         else:
             ranges = limits if chosen is None else {}
             own = attention_of_heads(attending, sequence.rows, chosen, *others, **ranges)
             teacher = {"target": tensor_parallel.sum_over_heads(own, sequence.group)}
-    return operators.indexer_loss(
-        q[queries], k, weights[queries], indices=chosen, reduction="sum", **teacher, **limits
+    options = {"indices": chosen, "reduction": "sum", **teacher, **limits}
+    if sequence.tokens is None:
+        return operators.indexer_loss(q[queries], k, weights[queries], **options)
+    return sequence.tokens.indexer_loss(
+        q[queries], k, weights[queries], heads_group=sequence.group, **options
     )
 
 
@@ -208,6 +260,14 @@ def _loss_of_layer(
                 part = checkpoint(_losses, sequence, queries, *leaves, use_reentrant=False)
                 total = total + part
         count = count + (sequence.key_end > sequence.key_start).sum()
+        tokens = sequence.tokens
+    return _mean(total, count, tokens)
+
+
+def _mean(total: Tensor, count: Tensor, tokens: Optional[Tokens]) -> Tensor:
+    """With `tokens`, a share of the mean over all ranks: so that the ranks' mean is that mean."""
+    if tokens is not None:
+        total, count = total * tokens.context.size, tokens.context.sum(count)
     return total / count.clamp(min=1)
 
 
@@ -223,7 +283,10 @@ def _share_of_layer(
             share = tensor_parallel.sum_over_heads(own, sequence.group) / sequence.heads
             total = total + torch.where(sees, share, 0).sum()
             count = count + sees.sum()
-    return total / count.clamp(min=1)
+        tokens = sequence.tokens
+    if tokens is not None:
+        total = tokens.context.sum(total) / tokens.context.size
+    return _mean(total, count, tokens)
 
 
 def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, AnyRecord]]:
@@ -295,16 +358,11 @@ def _logs(sequence: _Sequence, queries: slice) -> Tuple[Tensor, Tensor]:
     limits = sequence.limits(queries)
     attending, known = sequence.attending(queries), sequence.lse[queries]
 
-    def lse(indices: Optional[Tensor], **ranges: Tensor) -> Tensor:
-        return operators.sparse_mla_forward(
-            attending, sequence.rows, indices, scale=sequence.scale, **ranges
-        )[2]
-
+    lse = partial(sequence.lse_of, attending)
     chosen = None if sequence.indices is None else sequence.indices[queries]
     if chosen is not None and not sequence.others:
         return known, lse(None, **limits)
     of_all = known if chosen is None and not sequence.others else lse(None, **limits)
     if chosen is None:
-        leaves = (sequence.q[queries], sequence.k, sequence.weights[queries])
-        chosen, _ = operators.indexer_topk(*leaves, sequence.topk, **limits)
+        chosen = sequence.choice_of(queries)
     return lse(chosen), of_all

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from winnow.transformers import compressed, layer, masks, sequences
 from winnow.transformers.families import (
     HYV4,
+    HYV4VL,
     DeepseekV4,
     DeepseekV32,
     Dots3Note,
@@ -35,7 +36,7 @@ _FAMILIES: Dict[str, Family] = {
         "mistral_large4", "MistralLarge4Text", shares_indices=True, towers=("pixtral",)
     ),
 }
-_HYV4_VL = HYV4("hy_v4_vl", "HYV4VL", shares_indices=True, towers=("hy_v4_vl_vision",))
+_HYV4_VL = HYV4VL("hy_v4_vl", "HYV4VL", shares_indices=True, towers=("hy_v4_vl_vision",))
 VERSIONS: Dict[str, Dict[str, Family]] = {
     "5.23": _FAMILIES,
     "5.24": {

@@ -139,7 +139,7 @@ class Mask:
     def sequences(self, ranges: Callable[[], Tensor], position_ids: Tensor, seen: int) -> Sequences:
         """ranges: what self.ranges is within a layer's call."""
         if self._found is None or self._found[0] is not position_ids or self._found[1] != seen:
-            sequences = _find(ranges(), position_ids, seen, self.packed)
+            sequences = find(ranges(), position_ids, seen, self.packed)
             self._found = position_ids, seen, sequences
         return self._found[2]
 
@@ -160,7 +160,7 @@ def mask(
     return Mask(ranges, packed=attention_mask is None)
 
 
-def _find(ranges: Tensor, position_ids: Tensor, seen: int, packed: bool) -> Sequences:
+def find(ranges: Tensor, position_ids: Tensor, seen: int, packed: bool) -> Sequences:
     """ranges: [batch, queries, 2], from the first token of each query's sequence on."""
     batch, queries, _ = ranges.shape
     position_ids = position_ids.expand(batch, queries)

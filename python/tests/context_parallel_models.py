@@ -1,0 +1,173 @@
+"""Models of transformers whose sequences several ranks share, beside one rank: run by the ranks of
+test_context_parallel.py."""
+
+import functools
+
+import dsa_models
+import pytest
+import torch
+import torch.distributed as dist
+import v4_models
+from transformers import DynamicCache
+from winnow.torch import context_parallel
+from winnow.transformers import (
+    absorbed,
+    attend_densely,
+    attention_share,
+    choose_in_f8,
+    compressed,
+    enable_context_parallel,
+    indexer_loss,
+    layer,
+)
+
+LENGTH = 48
+TOLERANCE = 2e-4  # of the largest value of a tensor, in f32
+FAMILIES = [family for family in (*dsa_models.FAMILIES, "deepseek_v4") if family != "dots3_note"]
+# How the model runs, and what it gets.
+VARIANTS = {
+    "plain": {},
+    "padding": {"padding": True},
+    "packed": {"packed": True},
+    "dense": {"dense": True, "packed": True},
+    "f8": {"f8": True},
+    "checkpointing": {"checkpointing": True},
+    "pieces": {"pieces": True, "padding": True},
+}
+
+
+def model_of(family, dense=False, f8=False, checkpointing=False, **_):
+    if family == "deepseek_v4":
+        model = v4_models.make("short", "winnow", index_topk=4)
+    else:
+        model = dsa_models.make(family, "winnow")
+    model.train()
+    attend_densely(model, dense)
+    choose_in_f8(model, f8)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def inputs_of(padding=False, packed=False, **_):
+    ids = dsa_models.tokens(batch=2, length=LENGTH)
+    given = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
+    given["labels"][0, 3:9] = -100
+    if padding:  # on the left of one row, on the right of the other
+        mask = torch.ones_like(ids)
+        mask[0, :7] = 0
+        mask[1, -5:] = 0
+        given["attention_mask"] = mask
+    if packed:  # a sequence that lies on several ranks, and one of a token
+        lengths = [19, 1, LENGTH - 20]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        given["position_ids"] = positions[None].expand(2, LENGTH)
+    return given
+
+
+def choices_of(model):
+    """Of the indexers, [batch, tokens, topk]: rows of the sequence, or its compressed rows."""
+    found = []
+    for module in model.modules():
+        record = getattr(module, "_winnow_record", None)
+        if isinstance(record, compressed.Record) and record.chosen is not None:
+            rows = module.compressor, record.sequences, record.rows, torch.device("cpu")
+            start = compressed.seen_rows(*rows)["key_start"][:, None]
+            choice = torch.where(record.chosen < 0, -1, record.chosen - start)
+            found.append(choice.unflatten(0, (2, -1)))
+        elif isinstance(record, layer.Record) and record.indices is not None:
+            found.append(record.indices)
+    return found
+
+
+def results(model, given, pieces=False, **_):
+    """What one step gives, and gradients by name."""
+    whole = absorbed.WHOLE_BYTES, absorbed.PIECE_BYTES
+    if pieces:
+        absorbed.WHOLE_BYTES = absorbed.PIECE_BYTES = 1
+    try:
+        out = model(**given)
+        share = attention_share(model)
+        chosen = indexer_loss(model)
+        (out.loss + chosen).backward()
+    finally:
+        absorbed.WHOLE_BYTES, absorbed.PIECE_BYTES = whole
+    named = model.named_parameters()
+    gradients = {name: one.grad for name, one in named if one.grad is not None}
+    losses = {"loss": out.loss.detach(), "indexer_loss": chosen.detach()}
+    return out.logits.detach(), share, losses, gradients
+
+
+@functools.cache
+def of_one_rank(family, variant):
+    options = VARIANTS[variant]
+    model = model_of(family, **options)
+    found = results(model, inputs_of(**options), **options)
+    return *found, choices_of(model)
+
+
+def near(got, want, name):
+    error = (got - want).abs().max()
+    assert error <= TOLERANCE * want.abs().max(), f"{name}: {error} of {want.abs().max()}"
+
+
+def step(group, family, variant, placement, keys, by_caller, path):
+    """A step of the ranks is that of one rank."""
+    options = VARIANTS[variant]
+    logits, share, losses, gradients, choices = torch.load(path)
+    model = model_of(family, **options)
+    enable_context_parallel(
+        model, group, placement=placement, keys=keys, shard_inputs=not by_caller
+    )
+    given = inputs_of(**options)
+    tokens = context_parallel(group, placement=placement).tokens(LENGTH, batch=2)
+    if by_caller:
+        given = {n: tokens.shard(v, 1) if n != "use_cache" else v for n, v in given.items()}
+    got = results(model, given, **options)
+    columns = tokens.columns()
+    for one, want in zip(choices_of(model), choices, strict=True):
+        assert torch.equal(one, want[:, columns]), "choices"
+    assert bool(choices) != bool(options.get("dense"))
+    near(got[0], logits[:, columns], "logits")
+    near(got[1], share, "share")
+    for mine, of_one in ((got[2], losses), (got[3], gradients)):
+        assert mine.keys() == of_one.keys()
+        for name, want in of_one.items():
+            dist.all_reduce(mine[name], group=group)
+            near(mine[name] / group.size(), want, name)
+
+
+def refusals(group):
+    def refused(text, function, *arguments, **options):
+        with pytest.raises(ValueError) as error:
+            function(*arguments, **options)
+        assert str(error.value) == f"transformers: {text}"
+
+    another = dsa_models.make("dots3_note", "winnow")
+    refused("model: want one all of whose layers run on Winnow, got dots3_note_text, whose layers "
+            "with a sliding window do not", enable_context_parallel, another, group)  # fmt: skip
+    refused("model: want a model of transformers, got Linear", enable_context_parallel,
+            torch.nn.Linear(1, 1), group)  # fmt: skip
+    model = model_of("deepseek_v32")
+    handle = enable_context_parallel(model, group)
+    ids = dsa_models.tokens(batch=2, length=4)
+    none = "with context parallelism, got"
+    for name, value, wanted, got in (
+        ("use_cache", True, "False", "True"),
+        ("past_key_values", DynamicCache(), "None", "DynamicCache"),
+        ("pixel_values", ids, "None", "Tensor"),
+        ("logits_to_keep", 1, "0", "1"),
+        ("output_router_logits", True, "False", "True"),
+        ("attention_mask", torch.ones(2, 1, 4, 4), "shape [batch, rows]", "[2, 1, 4, 4]"),
+    ):
+        text = f"{name}: want {wanted} {none} {got}"
+        refused(text, model, input_ids=ids, **{name: value})
+    refused("input_ids: want a tensor, or inputs_embeds, got NoneType", model)
+    refused("position_ids: want shape [batch, 4], got [2, 3]", model, input_ids=ids,
+            position_ids=ids[:, :3])  # fmt: skip
+    handle.remove()
+    assert model(ids).logits.shape[:2] == ids.shape
+    handle = enable_context_parallel(model, group, shard_inputs=False)
+    refused("attention_mask: want shape [batch, 4], got [2, 3]", model, input_ids=ids,
+            attention_mask=torch.ones(2, 3))  # fmt: skip
+    refused("labels: want shape [batch, 4], got [2, 2]", model, input_ids=ids, labels=ids[:, :2])

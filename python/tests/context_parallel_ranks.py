@@ -1,0 +1,219 @@
+"""What goes on while rows are on their way, what is kept, what is refused, and ranks that are gone:
+run by the ranks of test_context_parallel.py."""
+
+import datetime
+import os
+import time
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from context_parallel_checks import HEADS, KEYS
+from torch.multiprocessing.reductions import StorageWeakRef
+from winnow.context_parallel.placement import Placement
+from winnow.torch import context_parallel
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}: a rank waits where it should go on"
+        time.sleep(0.01)
+
+
+def overlaps(group, folder):
+    """Rank 0 goes on where rank 1 has not begun."""
+    first = dist.get_rank(group) == 0
+    tokens = context_parallel(group).tokens(8)
+    x, kv, w_q, w_v = (
+        torch.ones(*shape, requires_grad=True)
+        for shape in ((4, 6), (4, 1, 576), (6, HEADS * 576), (512, 3))
+    )
+    list(tokens.gather(kv).parts())  # for the first time ranks agree on it
+    if not first:
+        wait_for(folder / "gathers")
+    rows = tokens.gather(kv)
+    (folder / "gathers").touch()
+    q = (x @ w_q).view(4, HEADS, 576)
+    out = rows.begin_again_with(tokens.sparse_mla_attention(q, rows) @ w_v)
+    seen = []
+    w_v.register_hook(lambda _: seen.append("product"))
+    gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+    def begin(*arguments, **options):
+        seen.append("gather")
+        return gather(*arguments, **options)
+
+    def late(*arguments, **options):
+        seen.append("scatter")
+        if not first:
+            wait_for(folder / "products")
+        return scatter(*arguments, **options)
+
+    def of_queries(_):
+        seen.append("dq")
+        if first:
+            (folder / "products").touch()
+
+    x.register_hook(of_queries)
+    with mock.patch.multiple(dist, all_gather_into_tensor=begin, reduce_scatter_tensor=late):
+        out.sum().backward()
+    assert seen == ["gather", "product", "scatter", "dq"]
+
+
+def memory(group, keys):
+    """The bytes that autograd keeps of three layers, with as many tokens on each rank; of all rows
+    nothing is left behind a layer, nor behind a backward pass."""
+    context = context_parallel(group, placement="balanced", keys=keys)
+    tokens = context.tokens(4 * context.size)
+    x = torch.randn(4, 512, requires_grad=True)
+    index = [torch.randn(4, 8, 64), torch.randn(4, 64), torch.randn(4, 8)]
+    kept, storages = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def layer(x):
+        rows = tokens.gather(x[:, None])
+        k = tokens.gather(index[1].requires_grad_())
+        chosen, _ = tokens.indexer_topk(index[0], k, index[2], 3)
+        q = x[:, None].repeat(1, HEADS, 1)
+        out, lse = tokens.sparse_mla_attention(q, rows, chosen, return_lse=True)
+        teacher = q.detach(), rows, lse, None, None
+        loss = tokens.indexer_loss(index[0], k, index[2], indices=chosen, attention=teacher)
+        return out.sum(1) + loss
+
+    gather, in_order = dist.all_gather_into_tensor, Placement.in_order
+
+    def gathered(whole, *others, **options):
+        storages.append(StorageWeakRef(whole.untyped_storage()))
+        return gather(whole, *others, **options)
+
+    def ordered(*arguments):
+        whole = in_order(*arguments)
+        storages.append(StorageWeakRef(whole.untyped_storage()))
+        return whole
+
+    def alive():
+        return sum(not storage.expired() for storage in storages)
+
+    with (
+        mock.patch.object(dist, "all_gather_into_tensor", gathered),
+        mock.patch.object(Placement, "in_order", ordered),
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            for _ in range(3):
+                x = layer(x)
+        assert len(storages) >= 6 * (not context.sharded) and alive() == 0
+        x.sum().backward()
+        assert alive() == 0
+    return sum(kept.values())
+
+
+def refusals(group):
+    rank = dist.get_rank(group)
+
+    def refused(text, function, *arguments, **options):
+        with pytest.raises(ValueError) as error:
+            function(*arguments, **options)
+        assert str(error.value) == f"context_parallel: {text}"
+
+    context = context_parallel(group, placement="balanced")
+    refused("placement: want contiguous or balanced, got zigzag", context_parallel, group,
+            placement="zigzag")  # fmt: skip
+    refused("keys: want gathered or sharded, got ring", context_parallel, group, keys="ring")
+    refused("group: want a ProcessGroup of torch.distributed that this process is in, got str",
+            context_parallel, "world")  # fmt: skip
+    outside = dist.GroupMember.NON_GROUP_MEMBER
+    refused("group: want a ProcessGroup of torch.distributed that this process is in, got a group "
+            "without this process", context_parallel, outside)  # fmt: skip
+    own, other = ("contiguous", "balanced")[rank], 1 - rank
+    refused(f"context_parallel: placement: want the same on all ranks, got {own} on rank {rank}, "
+            f"another on rank {other}", context_parallel, group, placement=own)  # fmt: skip
+    refused("tokens: want a multiple of 4, twice the ranks, got 10", context.tokens, 10)
+    refused("tokens: want a multiple of 4, twice the ranks, got 0", context.tokens, 0)
+    refused("batch: want 1 or more, got 0", context.tokens, 8, batch=0)
+    refused(f"tokens: count: want the same on all ranks, got {8 + 4 * rank} on rank {rank}, "
+            f"another on rank {other}", context.tokens, 8 + 4 * rank)  # fmt: skip
+    refused(f"tokens: cu_seqlens: want the same on all ranks, got [0, {rank}, 8] on rank {rank}, "
+            f"another on rank {other}", context.tokens, 8, cu_seqlens=[0, rank, 8])  # fmt: skip
+    for bad in ([0, 9], [1, 8], [0, 5, 3], [0]):
+        refused(f"cu_seqlens: want numbers that ascend from 0 to at most 8, got {bad}",
+                context.tokens, 8, cu_seqlens=torch.tensor(bad))  # fmt: skip
+    refused("cu_seqlens: want sequences within the batch's rows of 8 tokens, got one from 3 to 9",
+            context.tokens, 8, batch=2, cu_seqlens=[0, 3, 9])  # fmt: skip
+    call = "tokens" if rank == 0 else "context_parallel"
+    calls = (lambda: context.tokens(8)), (lambda: context_parallel(group))
+    refused(f"order of calls: want {call}() on all ranks, got another on rank {other}", calls[rank])
+    tokens = context.tokens(8)
+    surplus = torch.zeros(4 + rank, 1, 512)
+    refused(f"gather: surplus_rows: want the same on all ranks, got {rank} on rank {rank}, another "
+            f"on rank {other}", tokens.gather, surplus)  # fmt: skip
+    refused("gather: rows: want 4 rows, got shape [5, 512]", tokens.gather, torch.zeros(5, 512))
+    dtype = (torch.float32, torch.bfloat16)[rank]
+    refused(f"gather: dtype: want the same on all ranks, got {dtype} on rank {rank}, another on "
+            f"rank {other}", tokens.gather, torch.zeros(4, 512, dtype=dtype))  # fmt: skip
+    refused("history: x: want 4 rows, got shape [3, 2]", tokens.history, torch.zeros(3, 2), 1)
+    refused("shard: want 8 tokens in dimension 0, got [4, 2]", tokens.shard, torch.zeros(4, 2))
+    rows, q = tokens.gather(torch.ones(4, 1, 512)), torch.zeros(3, 2, 512)
+    refused("q: want 3 dimensions and 4 tokens, got shape [3, 2, 512]",
+            tokens.sparse_mla_attention, q, rows)  # fmt: skip
+    keys, w = tokens.gather(torch.ones(4, 64)), torch.ones(4, 8)
+    q = torch.ones(4, 8, 64)
+    refused("target: want it or attention, got neither", tokens.indexer_loss, q, keys, w)
+    refused("reduction: want mean, sum or none, got max", tokens.indexer_loss, q, keys, w,
+            torch.ones(4, 8), reduction="max")  # fmt: skip
+    refused("key_start: want key_end with it, got one of them", tokens.indexer_topk, q, keys, w, 2,
+            key_start=torch.zeros(4, dtype=torch.int32))  # fmt: skip
+    # All that was refused on all ranks alike, and they go on.
+    assert torch.equal(torch.cat([part for _, part in rows.parts()]), torch.ones(8, 1, 512))
+    assert torch.equal(torch.cat([part for _, part in keys.parts()]), torch.ones(8, 64))
+    assert tokens.whole(torch.full((4,), rank)).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def backward_of_a_part(group):
+    """A backward pass that does not reach the rows leaves nothing for the next one."""
+    for keys in KEYS:
+        tokens = context_parallel(group, keys=keys).tokens(8)
+        q, kv = torch.randn(4, HEADS, 576), torch.randn(4, 1, 576)
+        q.requires_grad_(), kv.requires_grad_()
+        out = tokens.sparse_mla_attention(q, tokens.gather(kv))
+        again = tokens.sparse_mla_attention(q, tokens.gather(kv))
+        (want,) = torch.autograd.grad(again.sum(), kv)
+        torch.autograd.grad(out.sum(), q, retain_graph=True)
+        for _ in range(2):
+            (got,) = torch.autograd.grad(out.sum(), kv, retain_graph=True)
+            assert torch.equal(got, want)
+
+
+# ---- faults
+
+
+def rank_that_goes_on(rank, folder):
+    """Rank 2 stays away from a call, then ends: the others have an error each time."""
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=5)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
+    for fault in ("absent", "gone"):
+        group = dist.new_group([0, 1, 2], timeout=timeout)
+        tokens = context_parallel(group).tokens(6)
+        kv = torch.ones(2, 1, 512, requires_grad=True)
+        out = tokens.sparse_mla_attention(torch.ones(2, HEADS, 512), tokens.gather(kv))
+        if rank == 2:
+            if fault == "gone":
+                os._exit(0)
+            for other in (0, 1):
+                wait_for(folder / f"absent-{other}")
+            continue
+        begun = time.monotonic()
+        try:
+            out.sum().backward()
+        except RuntimeError:
+            assert time.monotonic() - begun < 60
+        else:
+            raise AssertionError(f"rank {rank} did not see that another is {fault}")
+        (folder / f"{fault}-{rank}").touch()
+    os._exit(0)

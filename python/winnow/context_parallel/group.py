@@ -1,0 +1,142 @@
+"""The ranks that share sequences, and what they agree on."""
+
+import zlib
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Sequence, Set, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from winnow import _refusal
+
+if TYPE_CHECKING:
+    from winnow.context_parallel.tokens import Tokens
+
+PLACEMENTS = ("contiguous", "balanced")
+KEYS = ("gathered", "sharded")
+_VALUES = 4  # that the message of an agreement has room for, beside what it is about
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
+    _refusal.refuse("context_parallel", argument, wanted, got)
+
+
+def context_parallel(
+    group: Optional[dist.ProcessGroup] = None,
+    *,
+    placement: str = "contiguous",
+    keys: str = "gathered",
+) -> "ContextParallel":
+    """Has the ranks of a group share sequences: each has some of the tokens.
+
+    A collective call.
+
+    Args:
+        group: of torch.distributed; None: the default group. NCCL for CUDA tensors, gloo on the
+            CPU.
+        placement: which tokens of n * s a rank has. "contiguous": rank i has those from i * s on.
+            "balanced": the tokens are 2 n chunks, of which rank i has chunks i and 2 n - 1 - i, so
+            that under a causal mask all ranks have the same work.
+        keys: "gathered": a rank has the rows of all ranks while a layer runs, and again in the
+            layer's backward pass. "sharded": it has those of two ranks at a time, for very long
+            sequences: choices are the same, and results equal up to rounding. Rows then come anew
+            for each call.
+
+    Returns:
+        A ContextParallel, whose tokens() describes the tokens of a call.
+
+    Raises:
+        ValueError: an argument is not as described, torch.distributed is not initialised, this
+            process is not in the group, or the ranks gave different arguments.
+    """
+    if placement not in PLACEMENTS:
+        refuse("placement", " or ".join(PLACEMENTS), placement)
+    if keys not in KEYS:
+        refuse("keys", " or ".join(KEYS), keys)
+    if not dist.is_available() or not dist.is_initialized():
+        refuse(
+            "group", "torch.distributed, initialised", "none: init_process_group() was not called"
+        )
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        got = "a group without this process" if isinstance(group, int) else type(group).__name__
+        refuse("group", "a ProcessGroup of torch.distributed that this process is in", got)
+    made = ContextParallel(group, placement, keys)
+    made.agree("context_parallel", placement=placement, keys=keys)
+    return made
+
+
+class ContextParallel:
+    """The ranks of a group, and how sequences lie on them. context_parallel() makes it."""
+
+    def __init__(self, group: dist.ProcessGroup, placement: str, keys: str):
+        self.group, self.placement, self.keys = group, placement, keys
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.sharded = keys == "sharded" and self.size > 1
+        self.chunks = 2 if placement == "balanced" else 1  # of a rank
+        self._agreed: Set[Tuple[str, ...]] = set()
+        cpu = "cpu" in dist.get_backend_config(group)
+        self._device = "cpu" if cpu else f"cuda:{torch.cuda.current_device()}"
+
+    def tokens(
+        self,
+        count: int,
+        *,
+        batch: int = 1,
+        cu_seqlens: Union[Tensor, Sequence[int], None] = None,
+    ) -> "Tokens":
+        """The tokens of a call, of which this rank has its part. A collective call.
+
+        Args:
+            count: of all ranks, in each row of the batch: a multiple of the ranks (balanced: of
+                twice the ranks). Pad sequences that are not.
+            batch: rows of the batch, each with `count` tokens on all ranks, and placed alike.
+            cu_seqlens: where each of several packed sequences begins, and where the last one ends:
+                from 0 to at most batch * count, ascending. They may cross the borders of ranks, but
+                not those of the batch's rows. Tokens behind the last sequence are padding. None:
+                each row of the batch is one sequence.
+
+        Raises:
+            ValueError: an argument is not as described, or the ranks gave different ones.
+        """
+        from winnow.context_parallel.tokens import Tokens, checked_lengths
+
+        starts = None if cu_seqlens is None else [int(start) for start in cu_seqlens]
+        # First of all, so that what is refused of one rank is refused on all.
+        self.agree("tokens", count=str(count), batch=str(batch), cu_seqlens=str(starts))
+        return Tokens(self, count, batch, *checked_lengths(self, count, batch, starts))
+
+    def agree(self, call: str, **values: str) -> None:
+        """An error on all ranks where they do not give the same values in the same call."""
+        texts = [" ".join((call, *values)), *values.values()]
+        own = [zlib.crc32(text.encode()) for text in texts]
+        own += [0] * (_VALUES + 1 - len(own))
+        message = torch.tensor(own, dtype=torch.int64, device=self._device)
+        of_all = message.new_empty(self.size * len(own))
+        dist.all_gather_into_tensor(of_all, message, group=self.group)
+        table = of_all.view(self.size, -1).tolist()
+        for at, text in enumerate(texts):
+            for rank, theirs in enumerate(table):
+                if theirs[at] == own[at]:
+                    continue
+                if at == 0:
+                    refuse("order of calls", f"{call}() on all ranks", f"another on rank {rank}")
+                got = f"{_short(text)} on rank {self.rank}, another on rank {rank}"
+                refuse(f"{call}: {list(values)[at - 1]}", "the same on all ranks", got)
+
+    def agree_once(self, call: str, **values: str) -> None:
+        """agree(), the first time that a call has these values."""
+        key = (call, *values.values())
+        if key not in self._agreed:
+            self.agree(call, **values)
+            self._agreed.add(key)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
+        dist.all_reduce(value, group=self.group)
+        return value

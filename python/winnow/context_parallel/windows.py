@@ -1,0 +1,163 @@
+"""The compressor's windows, which cross the borders of ranks."""
+
+import itertools
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from winnow.context_parallel.group import refuse
+from winnow.context_parallel.placement import Placement, chunk_owners
+
+if TYPE_CHECKING:
+    from winnow.context_parallel.tokens import Tokens
+
+
+class Windows(NamedTuple):
+    """Of a call's tokens: `own` of this rank, whose rows are numbered sequence by sequence."""
+
+    ratio: int
+    total: int  # of all ranks
+    own: int
+    key_start: Tensor  # int32 [batch * own tokens]: the windows that are complete at each query
+    key_end: Tensor
+    placement: Placement
+    # What the compressor gets: this rank's chunks with the tokens before them, cut into sequences.
+    before: int  # tokens before a chunk
+    cu_seqlens: Tensor
+    cu_rows: Tensor
+    pieces: List[Tuple[int, int]]  # of each: its sequence, or -1, and its first token in it
+    rows: int  # that it gives
+    kept: Tensor  # int64 [own]: those of them that are this rank's
+
+
+class _Run(NamedTuple):
+    """Neighbouring windows of a sequence that one rank has."""
+
+    sequence: int
+    block: int  # of the tensor with the tokens before: chunk of the rank, row of the batch
+    at: int  # the first token that they need, within the block
+    first: int  # window of the sequence that begins there
+    lead: int  # windows at the beginning that another rank has
+    count: int  # with the lead
+    number: int  # of the first own window, of all
+
+
+def _runs(tokens: "Tokens", ratio: int, before: int, overlap: bool) -> List[List[_Run]]:
+    """Of each rank, by the numbers of their windows."""
+    context, chunk = tokens.context, tokens.chunk
+    owners = chunk_owners(context.size, context.chunks)
+    found: List[List[_Run]] = [[] for _ in range(context.size)]
+    number = begin = 0
+    for sequence, length in enumerate(tokens.lengths):
+        row, column = divmod(begin, tokens.count)
+        begin += length
+        if tokens.padding[sequence] or length < ratio:
+            continue
+        for c in range(column // chunk, (column + length - 1) // chunk + 1):
+            low = max(c * chunk - column, 0)
+            high = min((c + 1) * chunk - column, length)
+            first, last = low // ratio, high // ratio
+            if last <= first:
+                continue
+            rank, second = owners[c]
+            lead = int(overlap and first > 0)
+            at = before + column + (first - lead) * ratio - c * chunk
+            block = second * tokens.batch + row
+            count = last - first + lead
+            found[rank].append(_Run(sequence, block, at, first - lead, lead, count, number + first))
+        number += length // ratio
+    return found
+
+
+def _pieces(
+    runs: Sequence[_Run], blocks: int, width: int, ratio: int
+) -> Iterator[Tuple[int, int, Optional[_Run]]]:
+    """(tokens, rows, the run that they are) in their order. Tokens of no run are pieces with a row
+    at most, so that no row has a distant position."""
+
+    def between(count: int) -> Iterator[Tuple[int, int, Optional[_Run]]]:
+        while count:
+            length = min(count, 2 * ratio - 1)
+            yield length, length // ratio, None
+            count -= length
+
+    at = 0
+    for run in sorted(runs, key=lambda run: (run.block, run.at)):
+        begin = run.block * width + run.at
+        yield from between(begin - at)
+        yield run.count * ratio, run.count, run
+        at = begin + run.count * ratio
+    yield from between(blocks * width - at)
+
+
+def find(tokens: "Tokens", ratio: int, overlap: bool, device: torch.device) -> Windows:
+    if not 1 <= ratio <= 128:
+        refuse("ratio", "1 to 128", ratio)
+    before = (1 + overlap) * ratio - 1
+    runs = _runs(tokens, ratio, before, overlap)
+    own_of = [sum(run.count - run.lead for run in of_rank) for of_rank in runs]
+    capacity, total = max(own_of), sum(own_of)
+    order = torch.zeros(total, dtype=torch.int64)
+    for rank, of_rank in enumerate(runs):
+        place = rank * capacity
+        for run in of_rank:
+            count = run.count - run.lead
+            order[run.number : run.number + count] = torch.arange(place, place + count)
+            place += count
+    placement = Placement(tokens.context.size, capacity, total, order.to(device))
+
+    own = runs[tokens.context.rank]
+    blocks, width = tokens.context.chunks * tokens.batch, before + tokens.chunk
+    pieces = list(_pieces(own, blocks, width, ratio))
+    lengths, rows = [piece[0] for piece in pieces], [piece[1] for piece in pieces]
+    first_rows = list(itertools.accumulate(rows, initial=0))
+    place_of = {id(run): first for (_, _, run), first in zip(pieces, first_rows, strict=False)}
+    kept = [
+        torch.arange(place_of[id(run)] + run.lead, place_of[id(run)] + run.count) for run in own
+    ]
+    listed = [(-1, 0) if run is None else (run.sequence, run.first * ratio) for *_, run in pieces]
+
+    def cumulative(counts: Sequence[int]) -> Tensor:
+        return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
+
+    # Of the queries: the windows of their sequences, as far as they are complete.
+    numbers = tokens.numbers(device)
+    real = zip(tokens.lengths, tokens.padding, strict=True)
+    firsts = [0, *itertools.accumulate(0 if hidden else n // ratio for n, hidden in real)]
+    ends = torch.tensor(tokens.lengths, device=device).cumsum(0)
+    sequence = torch.searchsorted(ends, numbers.number, right=True)
+    start = torch.tensor(firsts, dtype=torch.int32, device=device)[sequence]
+    end = start + (numbers.place + 1) // ratio
+    return Windows(
+        ratio, total, own_of[tokens.context.rank], start, end, placement, before,
+        cumulative(lengths), cumulative(rows), listed, sum(rows),
+        (torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64)).to(device),
+    )  # fmt: skip
+
+
+def compress(
+    tokens: "Tokens",
+    windows: Windows,
+    kv: Tensor,
+    gate: Tensor,
+    position_bias: Tensor,
+    first_position: Optional[Sequence[int]],
+    **options: Any,
+) -> Tensor:
+    """The rows of this rank's windows, [windows.own, d]."""
+    if kv.shape != gate.shape or kv.dim() != 2:
+        refuse("gate", f"shape {list(kv.shape)} as kv, of 2 dimensions", list(gate.shape))
+    both = tokens.history(torch.cat((kv, gate), 1), windows.before).flatten(0, 2)
+    fed = both.split(kv.shape[1], 1)
+    if windows.rows == 0:  # the gradient goes back to other ranks all the same
+        return fed[0][:0, : kv.shape[1] // (2 if options["overlap"] else 1)]
+    positions = [
+        offset if first_position is None or at < 0 else first_position[at] + offset
+        for at, offset in windows.pieces
+    ]
+    rows = torch.ops.winnow.compressor_forward(
+        *fed, position_bias, windows.cu_seqlens, windows.cu_rows, num_rows=windows.rows,
+        first_position=torch.tensor(positions, dtype=torch.int32, device=kv.device), **options,
+    )  # fmt: skip
+    return rows.index_select(0, windows.kept)
