@@ -92,7 +92,7 @@ __device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_
 }
 
 // Adds to memory without waiting, each element atomically, in no particular order. `address` is
-// aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
+// aligned to the value's size; `policy` is an L2 eviction policy (device/common/copy.cuh).
 template <std::uint32_t kValue>
 __device__ __forceinline__ void reduce_add(std::uint32_t* address) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "n"(kValue) : "memory");
