@@ -29,6 +29,7 @@ struct Settings {
   Schedule schedule;
   int multiprocessors = 2;
   std::int64_t l2_bytes = 50 << 20;
+  int shared_bytes = 232448;         // that a block can have
   int compute_capability = 90;       // before the library first asks for it
   std::string driver = "simulated";  // the same
 };

@@ -25,7 +25,11 @@ enum cudaFuncAttribute {
   cudaFuncAttributePreferredSharedMemoryCarveout
 };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrL2CacheSize };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin
+};
 enum cudaMemcpyKind { cudaMemcpyDefault };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 enum cudaLaunchAttributeID {
@@ -60,8 +64,9 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   const winnow::simulator::Settings& all = winnow::simulator::settings();
-  *value = which == cudaDevAttrMultiProcessorCount ? all.multiprocessors
-                                                   : static_cast<int>(all.l2_bytes);
+  *value = which == cudaDevAttrMultiProcessorCount            ? all.multiprocessors
+           : which == cudaDevAttrMaxSharedMemoryPerBlockOptin ? all.shared_bytes
+                                                              : static_cast<int>(all.l2_bytes);
   return cudaSuccess;
 }
 template <class T>
@@ -111,7 +116,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute which, int bytes) {
   if (which == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-  if (bytes < 0 || bytes > 232448) return cudaErrorInvalidValue;
+  if (bytes < 0 || bytes > winnow::simulator::settings().shared_bytes) return cudaErrorInvalidValue;
   winnow::simulator::allow_shared_bytes(reinterpret_cast<const void*>(kernel),
                                         static_cast<std::size_t>(bytes));
   return cudaSuccess;

@@ -65,7 +65,7 @@ void check_sizes_of_sources(const Check& check, Problem problem) {
   }
   problem.topk = problem.all_entries();
   problem.extra = {};
-  check_sizes_for_sm90(check, problem);
+  check_sizes_for_gpu(check, Backend::sm90, problem);
 }
 
 // Both GPU backends want the same, but sm90 alone takes ranges and a second source.
@@ -78,14 +78,14 @@ void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, 
                         ": want the rows of each query as indices, got a range");
     }
   }
-  check_for_sm90(check, "q", args.q);
-  check_for_sm90(check, "kv", args.kv);
-  if (!args.delta.present()) check_for_sm90(check, "out", args.out);
-  check_for_sm90(check, "d_out", args.d_out);
+  check_for_gpu(check, "q", args.q);
+  check_for_gpu(check, "kv", args.kv);
+  if (!args.delta.present()) check_for_gpu(check, "out", args.out);
+  check_for_gpu(check, "d_out", args.d_out);
   check.aligned("dq", args.dq, 16);
   check.aligned("dkv", args.dkv, 16);
   if (args.extra_kv.present()) {
-    check_for_sm90(check, "extra_kv", args.extra_kv);
+    check_for_gpu(check, "extra_kv", args.extra_kv);
     check.aligned("dextra_kv", args.dextra_kv, 16);
   }
   check_sizes_of_sources(check, params.problem);

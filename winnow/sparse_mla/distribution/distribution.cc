@@ -23,10 +23,10 @@ DistributionParams check_args(const DistributionArgs& args) {
 
 void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
   const Check check(kOperation);
-  check_for_sm90(check, "q", args.q);
-  check_for_sm90(check, "kv", args.kv);
-  check_for_sm90(check, "extra_kv", args.extra_kv);
-  check_sizes_for_sm90(check, problem);
+  check_for_gpu(check, "q", args.q);
+  check_for_gpu(check, "kv", args.kv);
+  check_for_gpu(check, "extra_kv", args.extra_kv);
+  check_sizes_for_gpu(check, Backend::sm90, problem);
 }
 
 Backend run(const DistributionArgs& args, const RunOptions& options) {

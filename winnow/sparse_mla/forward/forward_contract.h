@@ -13,7 +13,7 @@ struct ForwardTable {
   static constexpr const char* kOperation = "sparse_mla::forward";
   static consteval auto entries() {
     using namespace contract;
-    return std::tuple_cat(queries_and_rows<Args>(), choice<Args>(), scale_and_limit<Args>(),
+    return std::tuple_cat(queries_and_rows<Args, true>(), choice<Args>(), scale_and_limit<Args>(),
                           extra_rows<Args>(),
                           std::tuple(optional_input<&Args::attn_sink>(
                                          "[h_q]", sums_of("q"), "a logit per head without a value"),
