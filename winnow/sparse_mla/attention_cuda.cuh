@@ -62,22 +62,26 @@ inline constexpr float kNoReference = -1e30f;
 // half of a row of the first part.
 using Sums = Tile<kHeads, 64>;
 
-template <int kDim, int kParts>
+template <int kDim, int kParts, int kSlots>
 struct Memory {
-  Tile<kRows, kDim> rows[2];
+  Tile<kRows, kDim> rows[kSlots];
   Sums sums[kParts];
   float factors[kHeads];  // of a tile, where a reference was raised
   float ends[kHeads];     // of the item
+  // What bounds the item's entries. It is read once, so that whatever is written to it meanwhile,
+  // all warps go by the same tiles.
+  std::int32_t limits[4];
 };
 
 // kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
-template <DType kType_, int kDim_, int kParts_>
-struct Plan : Shared<Memory<kDim_, kParts_>> {
-  using Memory = attention_cuda::Memory<kDim_, kParts_>;
+template <DType kType_, int kDim_, int kParts_, int kSlots = 2>
+struct Plan : Shared<Memory<kDim_, kParts_, kSlots>> {
+  using Memory = attention_cuda::Memory<kDim_, kParts_, kSlots>;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(sums)
   WINNOW_PLACE(factors)
   WINNOW_PLACE(ends)
+  WINNOW_PLACE(limits)
 
   static constexpr DType kType = kType_;
   static constexpr int kDim = kDim_, kParts = kParts_;
@@ -309,6 +313,12 @@ __device__ __forceinline__ void attend(P shared, int slot, float scale, std::uin
   const bool raised = weigh(shared, scale, mask, warp, lane, state);
   if (__syncthreads_or(raised)) rescale(shared, lane, o);
   multiply_values(shared, slot, warp, lane, o);
+}
+
+// What the output of a row is multiplied by, with a sink in base 2.
+__device__ __forceinline__ float output_factor(float sum, float reference, float sink) {
+  // Nothing visible: the sum is 0 and the output too, whatever the sink.
+  return sum == 0.0f || sink == infinity() ? 0.0f : 1.0f / (sum + ex2(sink - reference));
 }
 
 // Writes the output of the first `count` heads, each times its factor in `ends`. `heads` is where

@@ -97,10 +97,14 @@ __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
   return selected;
 }
 
-// The products of two pairs of bf16, rounded to nearest even. sm_90 and newer.
+// The products of two pairs of bf16, rounded to nearest even.
 __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product;
+#if __CUDA_ARCH__ >= 900
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else  // which has no multiplication but with an addition, here of -0
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
   return product;
 }
 

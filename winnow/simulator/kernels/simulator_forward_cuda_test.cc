@@ -65,14 +65,14 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoBarrierBehindSums", "// the sums are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindP", "if (__syncthreads_or(raised))", Action::drop)),
     saying("race: ", bug("POverLogits", "__syncwarp();  // all lanes have", Action::drop)),
-    saying("race: ", bug("LateSums", "st_shared(sums.pair(head", Action::delay)),
+    bug("LateSums", "st_shared(sums.pair(head", Action::delay),
     bug("SumsElsewhere", "st_shared(sums.pair(head", Action::add, 16),
     bug("WeightsElsewhere", "st_shared(shared.sums()[0].pair(row, 4 * unit)", Action::add, 8),
     saying("result: ", bug("NoFactors", "shared.factors()[row].store(factor);", Action::drop)),
-    saying("result: ", bug("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16)),
+    bug("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
     saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
     saying("result: ", bug("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
-    saying("result: ", bug("RowsElsewhere", "cp_async_zfill<128>(to + chunk", Action::add, 128)),
+    bug("RowsElsewhere", "cp_async_zfill<128>(to + chunk", Action::add, 128),
 };
 
 // Where a block may have more, the queries are in four parts.

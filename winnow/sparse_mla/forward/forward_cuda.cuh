@@ -28,17 +28,19 @@ template <class P>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   const P shared{shared_address(dynamic_shared<128>())};
-  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t query = blockIdx.x / params.head_blocks;
   const int first = static_cast<int>(blockIdx.x % params.head_blocks) * kHeads;
   const int heads = min(params.h_q - first, kHeads);
-  const std::uint64_t policy = policy_evict_last();
 
-  const QueryTiles<kRows> entries(params.sources, query, load_limits(params.sources, query, lane));
+  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
+  __syncthreads();  // the limits are there
+  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
   const int tiles = entries.tiles();
   // A tile ahead of the products, its entries one more.
   std::int32_t entry = entries.load(0, lane);
   const auto copy = [&](int tile) {
+    const std::uint64_t policy = policy_evict_last();
     const std::uint32_t mask =
         __ballot_sync(kFullWarp, static_cast<std::uint32_t>(entry) < entries.visible(tile));
     const GatherView& rows = entries.rows(tile);
@@ -71,10 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (params.attn_sink.present() && row < heads) {
       sink = __ldg(params.attn_sink.data + params.attn_sink.offset(head)) * kLog2e;
     }
-    // Nothing visible: the sum is 0 and the output too, whatever the sink.
-    shared.ends()[row].store(state.sum == 0.0f || sink == infinity()
-                                 ? 0.0f
-                                 : 1.0f / (state.sum + ex2(sink - state.reference)));
+    shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
     if (row < heads && params.lse.present()) {
       params.lse.data[params.lse.offset(query, head)] =
           (state.reference + log2f(state.sum)) * kLn2;  // log2(0) is -inf
