@@ -74,7 +74,8 @@ winnow_room(sparse_mla/backward
   SM100 backward_sm100.cu)
 winnow_room(sparse_mla/decode  decode.cc  CPU decode_cpu.cc
   CUDA80 decode_cuda.cu  SM90 decode_sm90.cu)
-winnow_room(sparse_mla/distribution  distribution.cc  CPU distribution_cpu.cc  SM90 distribution_sm90.cu)
+winnow_room(sparse_mla/distribution  distribution.cc  CPU distribution_cpu.cc
+  CUDA80 distribution_cuda.cu  SM90 distribution_sm90.cu)
 winnow_room(sparse_mla/forward  forward.cc  CPU forward_cpu.cc
   CUDA80 forward_cuda.cu  SM90 forward_sm90.cu)
 winnow_room(sparse_mla/store  store.cc  CPU store_cpu.cc  CUDA store_cuda.cu)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "winnow/core/backend.h"
@@ -101,6 +102,9 @@ void check_extra(const Check& check, const SourceArgs& args);
 // An output that belongs to extra_kv.
 void check_beside_extra(const Check& check, std::string_view name, const ConstTensorView& output,
                         const ConstTensorView& extra_kv);
+
+// The backends that take queries of the dtype: sm90 has bf16 alone.
+std::span<const Backend> backends_for(DType dtype);
 
 // What the kernels of GPUs require beyond the contract: the rows of q, kv and what is shaped like
 // them begin at multiples of 16 bytes, and the sizes fit into 32 bits.

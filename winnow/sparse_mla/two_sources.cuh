@@ -107,12 +107,17 @@ class QueryTiles {
     return sources_.source[source(tile)].rows;
   }
 
-  // Entry `n` of a tile; -1 if it is absent.
+  // Where entry `n` of a tile stands among the entries of its source, which for a range are the
+  // rows of its cache; -1 past the end.
+  __device__ __forceinline__ int column(int tile, int n) const {
+    const int at = first_of(tile) + n;
+    return at < end_of(tile) ? at : -1;
+  }
+  // That entry; -1 if it is absent.
   __device__ __forceinline__ std::int32_t load(int tile, int n) const {
     const GatherView& view = rows(tile);
-    const int at = first_of(tile) + n;
-    if (at >= end_of(tile)) return -1;
-    return view.indices == nullptr ? at : __ldg(row_of(view) + at);
+    const int at = column(tile, n);
+    return at < 0 || view.indices == nullptr ? at : __ldg(row_of(view) + at);
   }
 
  protected:

@@ -1,7 +1,5 @@
 #include "winnow/sparse_mla/forward/forward.h"
 
-#include <span>
-
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/core/record.h"
@@ -34,11 +32,7 @@ void check_args_for_gpu(const ForwardArgs& args, Backend backend, const Problem&
 }
 
 Backend backend_of(const ForwardArgs& args, const RunOptions& options) {
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
-  const std::span<const Backend> all(kImplemented);
-  return choose_backend(
-      kOperation, args.q.device(), options,
-      args.q.dtype() == DType::f16 ? all.subspan(1) : all);  // sm90 has bf16 alone
+  return choose_backend(kOperation, args.q.device(), options, backends_for(args.q.dtype()));
 }
 
 // What `workspace` must hold. The backend's other wants have been checked.

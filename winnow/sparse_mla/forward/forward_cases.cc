@@ -78,8 +78,6 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
   return shapes;
 }
 
-bool on_any_gpu(const CaseShape& shape) { return on_gpu(shape) || shape.dtype == DType::f16; }
-
 }  // namespace
 
 testing::Operation forward_operation() {
@@ -88,9 +86,7 @@ testing::Operation forward_operation() {
   testing::Operation operation = {"sparse_mla::forward", "top-k sparse MLA attention",
                                   testing::cases_of(shapes, run, on_any_gpu), forward_benchmarks(),
                                   testing::repeated(kForward, forward)};
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    if (!on_gpu(shapes[i])) operation.cases[i].only_gpu = Backend::cuda;
-  }
+  note_only_gpu(operation, shapes);
   return operation;
 }
 
