@@ -70,6 +70,7 @@ winnow_room(sparse_mla  problem.cc)
 winnow_room(sparse_mla/backward
   backward.cc
   CPU backward_cpu.cc
+  CUDA80 backward_cuda.cu
   SM90 backward_fused_fixed_sm90.cu backward_fused_sm90.cu backward_sm90.cu backward_split_sm90.cu
   SM100 backward_sm100.cu)
 winnow_room(sparse_mla/decode  decode.cc  CPU decode_cpu.cc

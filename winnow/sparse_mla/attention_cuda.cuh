@@ -113,9 +113,10 @@ __device__ __forceinline__ int first_head(int warp) {
 
 // Loads the queries. `heads` is where the item's first head begins, `count` (up to 64) those that
 // exist; stride counts bytes.
-template <class P>
+template <class P, int kSteps>
 __device__ __forceinline__ void load_queries(const char* heads, std::int64_t stride, int count,
-                                             int warp, int lane, Queries<P>& q) {
+                                             int warp, int lane,
+                                             std::uint32_t (&q)[P::kBlocks][kSteps][4]) {
   const char* const first = heads + (warp % P::kParts * 16 + lane % 4 * 2) * 2;
 #pragma unroll
   for (int m = 0; m < P::kBlocks; ++m) {
@@ -124,7 +125,7 @@ __device__ __forceinline__ void load_queries(const char* heads, std::int64_t str
       const int head = first_head<P>(warp) + 16 * m + lane / 4 + 8 * r;
       const char* const from = first + (head < count ? head : 0) * stride;
 #pragma unroll
-      for (int s = 0; s < P::kSteps; ++s) {
+      for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const auto* const at =
@@ -155,10 +156,10 @@ __device__ __forceinline__ void copy_rows(Place<Tile<kRows, P::kDim>> slot, std:
   }
 }
 
-// The warp's part of the logits of a tile, to shared memory.
-template <class P>
+// The warp's part of the logits of a tile, to shared memory. `q` may have fewer columns than K.
+template <class P, int kSteps>
 __device__ __forceinline__ void multiply_scores(P shared, int slot, int warp, int lane,
-                                                const Queries<P>& q) {
+                                                const std::uint32_t (&q)[P::kBlocks][kSteps][4]) {
   const int part = warp % P::kParts;
   auto k = shared.rows()[slot].squares(lane);
   k.lane ^= part * 2 * kUnitBytes;
@@ -167,7 +168,7 @@ __device__ __forceinline__ void multiply_scores(P shared, int slot, int warp, in
   for (int half = 0; half < kRows / 16; ++half) {
     float s[P::kBlocks][2][4] = {};
 #pragma unroll
-    for (int step = 0; step < P::kSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       std::uint32_t b[4];
       ldmatrix_x4(k.at(half, P::kParts * step), b[0], b[2], b[1], b[3]);
 #pragma unroll

@@ -29,7 +29,7 @@ consteval auto queries_and_rows() {
   return std::tuple(
       ranks<&Args::q, &Args::kv>, rule<check_width, &Args::q>,
       input<&Args::q>("[s_q, h_q=64, d_qk=576]",
-                      (kHalfOnGpu ? kAll.on_gpu(f16, bf16) : kAll.on_gpu(bf16)).asked(),
+                      (kHalfOnGpu ? kAll.on_gpu(bf16, f16) : kAll.on_gpu(bf16)).asked(),
                       "d_qk is 576 or 512. With float64 every float32 tensor here "
                       "is float64"),
       input<&Args::kv>("[s_kv, 1, d_qk]", as("q"),

@@ -99,6 +99,7 @@ class QueryTiles {
   }
 
   __device__ __forceinline__ int tiles() const { return first_tiles() + tiles_of(1); }
+  __device__ __forceinline__ bool is_second(int tile) const { return source(tile) == 1; }
   // Below it the rows of the tile's entries are visible.
   __device__ __forceinline__ std::uint32_t visible(int tile) const {
     return source(tile) == 0 ? visible_[0] : visible_[1];

@@ -53,7 +53,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("result: ", bug("NoSums", "sums[4 * logit_unit(lane, i) + e].store", Action::drop)),
     bug("LateSums", "sums[4 * logit_unit(lane, i) + e].store", Action::delay),
     bug("SumsElsewhere", "sums[4 * logit_unit(lane, i) + e].store", Action::add, 4),
-    saying("race: ", bug("LimitsLate", "if (thread < 4) shared.limits()", Action::delay)),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,

@@ -77,7 +77,8 @@ struct ForwardArgs {
 // interleaves with it is not. The CPU backend allocates scratch memory that grows with
 // num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
 // dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results (on the
-// CPU with the same number of threads). On sm90 q, kv, extra_kv and out are bf16 with rows
+// CPU with the same number of threads). On GPUs q, kv, extra_kv and out are bf16, or f16 on the
+// backend cuda, with rows
 // aligned to 16 bytes, and topk (dense: s_kv), with extra_topk (s_extra) added, and s_q * h_q are
 // up to 2^30; heads are padded to a multiple of 64 internally. The call allocates nothing and does
 // not wait, so the stream may be in capture. Streams: see Stream. Thread-safe. Returns the backend
