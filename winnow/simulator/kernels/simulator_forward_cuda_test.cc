@@ -19,24 +19,11 @@ const bool kSet = [] {  // before the library asks
   return true;
 }();
 
-const std::vector<std::string> kFew = schedules(1, {3});
-const std::vector<std::string> kMany = schedules(5, {0, 3, 7});
-
 const std::vector<PassingCase> kQuickCases = {
-    {"bf16-h64", kFew},
-    {"bf16-h128", {"random:2"}},
-    {"f16-h64-k512", {"late", "random:3"}},
-    {"bf16-d512-h64-k512", {"random:3"}},
-    {"f16-d512-h16-k100", {"late"}},
-    {"bf16-length-ragged", {"random:4", "starved:2"}},
-    {"f16-all-rules", kFew},
-    {"bf16-some-nothing", {"random:5"}},
-    {"bf16-large-logits", {"late"}},
-    {"bf16-later-maxima", {"late"}},
-    {"bf16-dense-ragged", {"late", "random:1"}},
-    {"f16-extra-list-list", kFew},
-    {"bf16-extra-range-range-all-rules", {"random:5"}},
-    {"bf16-extra-strides-among", {"eager"}},
+    {"bf16-h64", {"late", "random:1"}},   {"bf16-d512-h64-k512", {"random:3"}},
+    {"f16-d512-h16-k100", {"starved:3"}}, {"bf16-length-ragged", {"random:4"}},
+    {"bf16-some-nothing", {"random:5"}},  {"bf16-later-maxima", {"late"}},
+    {"bf16-dense-empty", {"random:1"}},   {"f16-extra-list-list", {"late"}},
 };
 std::vector<PassingCase> thorough_cases() {
   std::vector<PassingCase> list;
@@ -78,9 +65,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
 // Where a block may have more, the queries are in four parts.
 TEST(SimulatorForwardCudaLarge, Passes) {
   simulator::settings().shared_bytes = kLarge;
-  for (const char* name : {"bf16-h64", "f16-h64-k512", "bf16-all-rules"}) {
-    simulator::expect_passes(forward_operation(), {name, kFew});
-  }
+  simulator::expect_passes(forward_operation(), "bf16-h64", "random:2");
   simulator::settings().shared_bytes = kLeast;
 }
 
