@@ -198,28 +198,27 @@ __device__ __forceinline__ int logit_unit(int lane, int i) {
   return lane % 4 + 4 * ((lane / 4 + i) & 1);
 }
 
-// The lane's 8 logits of its row, x[i][e] that of entry 4 * logit_unit(lane, i) + e, times `scale`;
-// -inf where the mask has no bit. `raw` is without the scale.
+// The lane's 8 logits of its row, without the scale: x[i][e] is that of entry
+// 4 * logit_unit(lane, i) + e.
 template <class P>
-__device__ __forceinline__ void load_logits(P shared, float scale, std::uint32_t mask, int warp,
-                                            int lane, float (&raw)[2][4], float (&x)[2][4]) {
+__device__ __forceinline__ void load_logits(P shared, int warp, int lane, float (&x)[2][4]) {
   const int row = 8 * warp + lane / 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int unit = logit_unit(lane, i);
 #pragma unroll
     for (int part = 0; part < P::kParts; ++part) {
-      const uint4 words = ld_shared_words(shared.sums()[part].unit(row, unit));
+      const uint4 words = ld_shared_words(shared.sums()[part].unit(row, logit_unit(lane, i)));
       const float sums[4] = {__uint_as_float(words.x), __uint_as_float(words.y),
                              __uint_as_float(words.z), __uint_as_float(words.w)};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) raw[i][e] = part == 0 ? sums[e] : raw[i][e] + sums[e];
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      x[i][e] = mask >> (4 * unit + e) & 1 ? raw[i][e] * scale : negative_infinity();
+      for (int e = 0; e < 4; ++e) x[i][e] = part == 0 ? sums[e] : x[i][e] + sums[e];
     }
   }
+}
+
+// Whether the entry of x[i][e] is visible.
+__device__ __forceinline__ bool sees(std::uint32_t mask, int lane, int i, int e) {
+  return mask >> (4 * logit_unit(lane, i) + e) & 1;
 }
 
 // Turns the logits of the warp's rows to P, in the place of the first part of their sums. Returns
@@ -227,11 +226,16 @@ __device__ __forceinline__ void load_logits(P shared, float scale, std::uint32_t
 template <class P>
 __device__ __forceinline__ bool weigh(P shared, float scale, std::uint32_t mask, int warp, int lane,
                                       RowState& state) {
-  float raw[2][4], x[2][4];
-  load_logits(shared, scale, mask, warp, lane, raw, x);
+  float x[2][4];
+  load_logits(shared, warp, lane, x);
   float top = negative_infinity();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) top = fmaxf(top, x[i / 4][i % 4]);
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (sees(mask, lane, i, e)) top = fmaxf(top, x[i][e] * scale);
+    }
+  }
   top = quad_max(top);
   state.top = fmaxf(state.top, top);
   const bool raised = top > state.reference + kLazy;
@@ -249,7 +253,7 @@ __device__ __forceinline__ bool weigh(P shared, float scale, std::uint32_t mask,
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       // Of large logits a product that is not rounded before the difference.
-      p[e] = mask >> (4 * unit + e) & 1 ? ex2(fmaf(raw[i][e], scale, -reference)) : 0.0f;
+      p[e] = sees(mask, lane, i, e) ? ex2(fmaf(x[i][e], scale, -reference)) : 0.0f;
       sum += p[e];
     }
     const std::uint64_t high = pack_pair<P::kType>(p[2], p[3]);

@@ -244,21 +244,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     cp_async_wait<0>();  // of the rows
     __syncthreads();     // the tile is there, and the tile before is done with
     if (tile + 1 < tiles) next_mask = copy(tile + 1);
-    float logits[2][4], d_p[2][4], unused[2][4];
+    float logits[2][4], d_p[2][4];
     multiply_scores(shared, tile & 1, warp, lane, q);
     __syncthreads();  // the logits are there
-    load_logits(shared, 1.0f, mask, warp, lane, logits, unused);
+    load_logits(shared, warp, lane, logits);
     __syncthreads();  // they are loaded
     multiply_scores(shared, tile & 1, warp, lane, d_out);
     __syncthreads();  // dP is there
-    load_logits(shared, 1.0f, mask, warp, lane, d_p, unused);
+    load_logits(shared, warp, lane, d_p);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int unit = logit_unit(lane, i);
       float p[4], d_s[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const bool counts = !dead && mask >> (4 * unit + e) & 1;
+        const bool counts = !dead && sees(mask, lane, i, e);
         p[e] = counts ? ex2(fmaf(logits[i][e], scale2, -lse2)) : 0.0f;
         d_s[e] = counts ? p[e] * (d_p[i][e] - delta) * params.scale : 0.0f;
       }

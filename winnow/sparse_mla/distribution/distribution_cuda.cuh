@@ -42,16 +42,16 @@ template <class P>
 __device__ __forceinline__ void sum_heads(P shared, Place<float[kRows]> sums, float scale,
                                           std::uint32_t mask, bool exists, float lse, int warp,
                                           int lane) {
-  float raw[2][4], x[2][4];
-  load_logits(shared, scale, mask, warp, lane, raw, x);
+  float x[2][4];
+  load_logits(shared, warp, lane, x);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool counts = exists && mask >> (4 * logit_unit(lane, i) + e) & 1;
+      const bool counts = exists && sees(mask, lane, i, e);
       // Not a product: the logit of a head that does not exist is 0 * inf where a row holds an
       // infinity.
-      x[i][e] = counts ? ex2(fmaf(raw[i][e], scale, -lse)) : 0.0f;
+      x[i][e] = counts ? ex2(fmaf(x[i][e], scale, -lse)) : 0.0f;
       x[i][e] += __shfl_xor_sync(kFullWarp, x[i][e], 8);
       x[i][e] += __shfl_xor_sync(kFullWarp, x[i][e], 16);
     }
