@@ -1,4 +1,5 @@
-// ldmatrix and stmatrix, .m8n8.x4.b16, and ldmatrix with .trans, on the addresses and registers of a warp.
+// ldmatrix and stmatrix, .m8n8.x4.b16, and ldmatrix with .trans, on the addresses and registers of
+// a warp.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ constexpr std::uint32_t matrix_word(MatrixRows rows, int matrix, int lane) {
          4 * static_cast<std::uint32_t>(lane % 4);
 }
 
-// Address of the half of that word, the lower one or the upper one, that the lane holds with .trans:
-// of column lane / 4, row 2 (lane % 4) + `upper`.
+// Address of the half of that word, the lower one or the upper one, that the lane holds with
+// .trans: of column lane / 4, row 2 (lane % 4) + `upper`.
 constexpr std::uint32_t transposed_half(MatrixRows rows, int matrix, int lane, int upper) {
   return rows[static_cast<std::size_t>(8 * matrix + 2 * (lane % 4) + upper)] +
          2 * static_cast<std::uint32_t>(lane / 4);
