@@ -137,6 +137,8 @@ test-gpu-cpp:
 	  $(compressor_gpu_tests) $(indexer_gpu_tests) \
 	  $(paged_gpu_tests) $(expert_parallel_gpu_tests) $(tests_on_each_device) all_to_all_soak
 	build/bin/winnow verify --device cuda
+	for operation in forward distribution backward decode; do \
+	  build/bin/winnow verify sparse_mla::$$operation --device cuda --backend cuda || exit 1; done
 	build/bin/conformance_gpu_test
 	build/bin/gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'
 	build/bin/gpu_test

@@ -22,7 +22,7 @@ file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/static)
 set_source_files_properties(${modules} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 
 set(kernels "")
-foreach(target IN ITEMS winnow_cuda winnow_expert_parallel winnow_sm90 winnow_sm100)
+foreach(target IN ITEMS winnow_cuda winnow_cuda80 winnow_expert_parallel winnow_sm90 winnow_sm100)
   if(TARGET ${target})
     list(APPEND kernels $<TARGET_OBJECTS:${target}>)
   endif()

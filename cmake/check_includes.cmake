@@ -9,7 +9,7 @@ set(shared cache core cpu device)
 set(levels
   "core"
   "cpu device/common"
-  "cache device/sm90 simulator/instructions"
+  "cache device/sm80 device/sm90 simulator/instructions"
   "device/sm100"
   "compressor expert_parallel indexer paged_xl simulator sparse_mla"
   "expert_parallel/queue_buffers expert_parallel/routing"

@@ -23,7 +23,7 @@ foreach(file IN LISTS files)
 endforeach()
 if(found)
   message(FATAL_ERROR "PTX instructions and shared memory outside winnow/device:\n${found}"
-    "A PTX instruction gets a wrapper in winnow/device/{common,sm90,sm100}; dynamic shared memory comes "
+    "A PTX instruction gets a wrapper in winnow/device/{common,sm80,sm90,sm100}; dynamic shared memory comes "
     "from dynamic_shared(), and WINNOW_BLOCK_SHARED declares static shared objects.")
 endif()
 

@@ -3,8 +3,9 @@
 #
 #   no word    C++, in every build           CPU     C++, once per instruction set, in a module of its own
 #   CUDA_HOST  C++, in builds with CUDA      CUDA    kernels for compute capability 8.0 and newer
+#   CUDA80     the same, large ones
 #   CUDA90     kernels for 9.0 and newer     SM90, SM100  kernels for these architectures alone
-set(kinds CPU CUDA_HOST CUDA CUDA90 SM90 SM100)
+set(kinds CPU CUDA_HOST CUDA CUDA80 CUDA90 SM90 SM100)
 macro(winnow_room room)
   cmake_parse_arguments(given "" "" "${kinds}" ${ARGN})
   foreach(kind IN ITEMS UNPARSED_ARGUMENTS ${kinds})
@@ -69,11 +70,15 @@ winnow_room(sparse_mla  problem.cc)
 winnow_room(sparse_mla/backward
   backward.cc
   CPU backward_cpu.cc
+  CUDA80 backward_cuda.cu
   SM90 backward_fused_fixed_sm90.cu backward_fused_sm90.cu backward_sm90.cu backward_split_sm90.cu
   SM100 backward_sm100.cu)
-winnow_room(sparse_mla/decode  decode.cc  CPU decode_cpu.cc  SM90 decode_sm90.cu)
-winnow_room(sparse_mla/distribution  distribution.cc  CPU distribution_cpu.cc  SM90 distribution_sm90.cu)
-winnow_room(sparse_mla/forward  forward.cc  CPU forward_cpu.cc  SM90 forward_sm90.cu)
+winnow_room(sparse_mla/decode  decode.cc  CPU decode_cpu.cc
+  CUDA80 decode_cuda.cu  SM90 decode_sm90.cu)
+winnow_room(sparse_mla/distribution  distribution.cc  CPU distribution_cpu.cc
+  CUDA80 distribution_cuda.cu  SM90 distribution_sm90.cu)
+winnow_room(sparse_mla/forward  forward.cc  CPU forward_cpu.cc
+  CUDA80 forward_cuda.cu  SM90 forward_sm90.cu)
 winnow_room(sparse_mla/store  store.cc  CPU store_cpu.cc  CUDA store_cuda.cu)
 
 # A file that no room lists would silently not be built.

@@ -162,8 +162,8 @@ def test_what_may_have_been_meant_is_no_part_of_what_was_given():
         winnow.supports("sparse_mla.foward")
     assert str(caught.value).endswith("; did you mean sparse_mla.forward?")
     assert caught.value.got == "sparse_mla.foward"
-    assert winnow.supports("sparse_mla.forward", backend="cuda").reason.endswith(
-        "(sm90, cpu), got cuda; did you mean sm90?"
+    assert winnow.supports("indexer.quantize", backend="sm90").reason.endswith(
+        "(cuda, cpu), got sm90; did you mean cuda?"
     )
 
 
@@ -236,8 +236,8 @@ def test_what_numpy_cannot_have_and_which_backend_serves_gpus():
         every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
     )
     with pytest.raises(winnow.Error) as caught:
-        sparse_mla.forward(q, kv, indices, backend="cuda")
+        sparse_mla.forward(q, kv, indices, backend="sm100")
     assert str(caught.value) == (
-        "sparse_mla::forward: backend: want one that implements this operation (sm90, cpu), "
-        "got cuda; did you mean sm90?"
+        "sparse_mla::forward: backend: want one that implements this operation (sm90, cuda, cpu), "
+        "got sm100; did you mean sm90?"
     )

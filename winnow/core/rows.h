@@ -15,7 +15,7 @@ struct Rows {
   std::int64_t stride1 = 0;
   // Whether there is a tensor, with elements or without: the data of every view is not null.
   WINNOW_HOST_DEVICE constexpr bool present() const { return data != nullptr; }
-  std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
+  WINNOW_HOST_DEVICE constexpr std::int64_t offset(std::int64_t i0, std::int64_t i1 = 0) const {
     return i0 * stride0 + i1 * stride1;
   }
   // The same rows of void with their elements' type.

@@ -3,10 +3,12 @@ winnow_kernels(winnow_conformance 90a-real
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_barrier.cu
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_basic.cu
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_copy.cu
-  ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_matrix.cu)
+  ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_matrix.cu
+  ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_mma.cu)
 add_executable(conformance_gpu_test
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_basic_test.cc
   ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_copy_test.cc
+  ${PROJECT_SOURCE_DIR}/winnow/simulator/conformance_mma_test.cc
   $<TARGET_OBJECTS:winnow_conformance>)
 winnow_gtest(conformance_gpu_test device gpu kernels)
 target_link_libraries(conformance_gpu_test PRIVATE winnow::winnow CUDA::cudart_static)

@@ -58,4 +58,14 @@ struct ProductLaunch {
 inline constexpr int kProductLaunches = 26;
 extern const ProductLaunch kProducts[kProductLaunches];
 
+// conformance_mma.cu
+inline constexpr int kMmaRows = 64, kMmaColumns = 128;
+// The squares of 16 x 16 that are multiplied: a row of them from the column kFirst on, or where the
+// operand is transposed a column of them.
+struct MmaSquares {
+  static constexpr int kRow = 2, kFirst = 2, kColumn = 5;
+};
+void launch_mma_f16(const std::uint32_t* in, std::uint32_t* out);
+void launch_mma_bf16(const std::uint32_t* in, std::uint32_t* out);
+
 }  // namespace winnow::conformance

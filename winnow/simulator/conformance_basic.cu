@@ -40,14 +40,14 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
 }
 
 // in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.
-// out: [128][12].
+// out: [128][15].
 __global__ void narrow_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   float x[4], wide[4];
   for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(in[4 * t + i]);
   const std::uint32_t packed = in[4 * kThreads + t];
   device::unpack_f8(packed, wide);
-  std::uint32_t* const to = out + 12 * t;
+  std::uint32_t* const to = out + 15 * t;
   to[0] = device::pack_f8(x);
   for (int i = 0; i < 4; ++i) to[1 + i] = __float_as_uint(wide[i]);
   to[5] = device::multiply_bf16x2(in[5 * kThreads + t], in[6 * kThreads + t]);
@@ -57,6 +57,9 @@ __global__ void narrow_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[9] = device::pack_f16(x[0], x[1]);
   const float2 halves = device::unpack_f16(packed);
   to[10] = __float_as_uint(halves.x), to[11] = __float_as_uint(halves.y);
+  const uint2 widened = device::widen_f8(packed);
+  to[12] = widened.x, to[13] = widened.y;
+  to[14] = device::multiply_f16x2(packed & 0x7bff7bffu, in[5 * kThreads + t] & 0x7bff7bffu);
 }
 
 // in: [128][4]. out: [128][20], loads in every way; [128][4] by a streaming store; [4] words of the
@@ -89,13 +92,15 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
+// in: [128][4] f32. out: [1] count, [1] sum, [2] unused, [4] sums, [4] sums, [2] 64-bit sums of
+// bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   if (t < 16) out[t] = 0;
   __syncthreads();
   const float4 value = reinterpret_cast<const float4*>(in)[t];
   device::reduce_add<3>(out);
+  device::reduce_add(reinterpret_cast<float*>(out + 1), value.x);
   device::reduce_add(reinterpret_cast<float*>(out + 4), value);
   device::reduce_add(reinterpret_cast<float*>(out + 8), value, device::policy_evict_last());
   const unsigned long long bits = (static_cast<unsigned long long>(t) << 30) + in[4 * t];

@@ -128,10 +128,10 @@ TEST_F(Conformance, NarrowFormats) {
     in[5 * kThreads + i] = odd[i % 4];
     in[6 * kThreads + i] = odd[i / 4];
   }
-  const Words out = run(launch_narrow, in, 12 * kThreads);
+  const Words out = run(launch_narrow, in, 15 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t* const got = out.data() + 12 * t;
+    const std::uint32_t* const got = out.data() + 15 * t;
     std::uint32_t f8 = 0;
     const std::uint32_t word = in[4 * kThreads + t];
     for (std::size_t i = 0; i < 4; ++i) {
@@ -144,6 +144,13 @@ TEST_F(Conformance, NarrowFormats) {
         EXPECT_TRUE(std::isnan(number(got[1 + i])));
       } else {
         EXPECT_EQ(got[1 + i], bits(wide));
+      }
+      Half widened;
+      widened.bits = static_cast<std::uint16_t>(got[12 + i / 2] >> 16 * (i % 2));
+      if (std::isnan(wide)) {
+        EXPECT_TRUE(std::isnan(static_cast<float>(widened)));
+      } else {
+        EXPECT_EQ(widened.bits, Half(wide).bits);
       }
     }
     EXPECT_EQ(got[0], f8);
@@ -168,6 +175,12 @@ TEST_F(Conformance, NarrowFormats) {
       } else {
         EXPECT_EQ(got[10 + i], bits(wide));
       }
+      const auto finite = [i](std::uint32_t from) {
+        Half number_of;
+        number_of.bits = static_cast<std::uint16_t>(from >> 16 * i & 0x7bffu);
+        return static_cast<float>(number_of);
+      };
+      EXPECT_EQ(got[14] >> 16 * i & 0xffffu, Half(finite(word) * finite(a)).bits);
     }
   }
 }
@@ -207,6 +220,7 @@ TEST_F(Conformance, Reductions) {
   for (std::size_t t = 0; t < kThreads; ++t) total += (std::uint64_t{t} << 30) + in[4 * t];
   const Words out = run(launch_reductions, in, 16);
   EXPECT_EQ(out[0], 3 * kThreads);
+  EXPECT_EQ(number(out[1]), sums[0]);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(number(out[4 + i]), sums[i]);
     EXPECT_EQ(number(out[8 + i]), sums[i]);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 
+#include "winnow/core/dtype.h"
 #include "winnow/simulator/instructions/matrix_descriptor.h"
 #include "winnow/simulator/instructions/misuse.h"
 #include "winnow/simulator/instructions/wgmma.h"
@@ -161,9 +162,14 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
 
 // ---- Matrix fragments --------------------------------------------------------------------------
 
-// stmatrix and ldmatrix of four matrices, by a whole warp: the lane's address and its registers.
+// stmatrix and ldmatrix (`transposed`: .trans) of four matrices, by a whole warp: the lane's
+// address and its registers.
 void stmatrix_x4(std::uint32_t address, const std::uint32_t (&registers)[4], const Where& where);
-void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], const Where& where);
+void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], bool transposed,
+                 const Where& where);
+// mma.sync of a whole warp: the lane's registers. `type` is f16 or bf16.
+void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],
+                  std::array<std::uint32_t, 2> b, const Where& where);
 
 // ---- Fences ------------------------------------------------------------------------------------
 

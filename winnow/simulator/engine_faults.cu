@@ -1,11 +1,14 @@
 // Each lambda is a kernel, of which `smem` is the first of kSharedBytes of shared memory.
 #include <cuda_runtime.h>
 
+#include "winnow/device/common/copy.cuh"
+#include "winnow/device/common/matrix.cuh"
 #include "winnow/device/common/memory.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/sm100/operand.cuh"
 #include "winnow/device/sm100/tcgen05.cuh"
+#include "winnow/device/sm80/mma.cuh"
 #include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/cluster.cuh"
 #include "winnow/device/sm90/copy.cuh"
@@ -335,6 +338,55 @@ std::vector<Fault> product_faults() {
   };
 }
 
+// Each lane's 16 of 512 bytes.
+void load_squares(Address smem) {
+  std::uint32_t r[4];
+  ldmatrix_x4(smem + 16 * (thread() % 32), r[0], r[1], r[2], r[3]);
+}
+
+std::vector<Fault> warp_product_faults() {
+  return {
+      fault("FragmentsOfACopyUnderWay", "race", "for which nobody has waited",
+            [](Address smem, Words words) {
+              cp_async(smem + 16 * thread(), words);
+              cp_async_commit();
+              __syncwarp();
+              load_squares(smem);
+            }),
+      fault("FragmentsOfWhatAnotherThreadCopied", "race", "ldmatrix",
+            [](Address smem, Words words) {
+              cp_async(smem + 16 * thread(), words);
+              cp_async_commit();
+              cp_async_wait<0>();
+              load_squares(smem);
+            }),
+      fault("CopyOverFragmentsOfAnotherWarp", "race", "cp.async",
+            [](Address smem, Words words) {
+              if (thread() < 32) {
+                for (int i = 0; i < 4; ++i) st_shared(smem + 16 * thread() + 4 * i, 0u);
+              }
+              __syncthreads();
+              if (thread() >= 32) return load_squares(smem);
+              cp_async(smem + 16 * thread(), words);
+              cp_async_commit();
+              cp_async_wait<0>();
+            },
+            {.threads = 64}),
+      fault("FragmentsAtAnOddAddress", "ldmatrix", "is not a multiple of 16",
+            [](Address smem, Words) { load_squares(smem + 8); }),
+      fault("ProductsOfOtherTypes", "warp", "while other lanes are at",
+            [](Address, Words) {
+              float d[4] = {};
+              const std::uint32_t a[4] = {};
+              if (thread() == 5) {
+                mma_m16n8k16<DType::f16>(d, a, 0, 0);
+              } else {
+                mma_m16n8k16<DType::bf16>(d, a, 0, 0);
+              }
+            }),
+  };
+}
+
 // 32 columns of one block's tensor memory; all threads know of them.
 std::uint32_t allocate(Address smem) {
   if (thread() < 32) tcgen05_alloc<1>(smem, 32), tcgen05_fence_before();
@@ -400,8 +452,8 @@ std::vector<Fault> tensor_faults() {
 
 std::vector<Fault> faults() {
   std::vector<Fault> list = memory_faults();
-  for (const auto& more :
-       {barrier_faults(), exit_faults(), address_faults(), product_faults(), tensor_faults()}) {
+  for (const auto& more : {barrier_faults(), warp_product_faults(), exit_faults(), address_faults(),
+                           product_faults(), tensor_faults()}) {
     list.insert(list.end(), more.begin(), more.end());
   }
   return list;

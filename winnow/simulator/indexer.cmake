@@ -3,9 +3,10 @@ winnow_simulated_kernels(simulated_conformance
   simulator/conformance_barrier.cu
   simulator/conformance_basic.cu
   simulator/conformance_copy.cu
-  simulator/conformance_matrix.cu)
+  simulator/conformance_matrix.cu
+  simulator/conformance_mma.cu)
 winnow_simulator_test(conformance_test device simulated_conformance
-  conformance_basic_test.cc conformance_copy_test.cc)
+  conformance_basic_test.cc conformance_copy_test.cc conformance_mma_test.cc)
 
 winnow_simulated_kernels(simulated_conformance_sm100 simulator/conformance_sm100.cu)
 winnow_simulator_test(conformance_sm100_test device simulated_conformance_sm100 conformance_sm100_test.cc)

@@ -35,6 +35,7 @@ struct Settings {
   // Turns in which nothing changes, until that counts as a deadlock.
   int most_idle_turns = 8000;
   std::int64_t l2_bytes = 50 << 20;
+  int shared_bytes = 232448;         // that a block can have
   int compute_capability = 90;       // before the library first asks for it
   std::string driver = "simulated";  // the same
 };

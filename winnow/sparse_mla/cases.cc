@@ -404,4 +404,10 @@ testing::Benchmark make_benchmark(const LayerBenchShape& bench, std::int64_t k) 
   return benchmark;
 }
 
+void note_only_gpu(testing::Operation& operation, const std::vector<CaseShape>& shapes) {
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    if (on_any_gpu(shapes[i]) && !on_gpu(shapes[i])) operation.cases[i].only_gpu = Backend::cuda;
+  }
+}
+
 }  // namespace winnow::sparse_mla

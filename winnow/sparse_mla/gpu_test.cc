@@ -320,7 +320,7 @@ TEST_F(SparseMlaGpu, RefusesAndWorksOn) {
   const CaseInputs wrong = make_inputs(f32).on(kGpu);
   Results f32_results(f32, kGpu);
   expect_refused([&] { f32_results.run(wrong); },
-                 "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
+                 "q: want dtype bf16 or f16 on a GPU (the CPU takes f32), got f32");
   ForwardArgs elsewhere = good;
   elsewhere.q = ConstTensorView(good.q.data(), DType::bf16, good.q.shape(), {DeviceType::cuda, 99});
   expect_refused([&] { forward(elsewhere); }, "kv: want device cuda:99, got cuda:0");
@@ -356,9 +356,9 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
   };
   ask(DType::bf16, 4096, 128, 2048);
   expect_refused([&] { ask(DType::f32, 1, 1, 1); },
-                 "q: want dtype bf16 on a GPU (the CPU takes f32), got f32");
+                 "q: want dtype bf16 or f16 on a GPU (the CPU takes f32), got f32");
   expect_refused([&] { ask(DType::f64, 1, 1, 1); },
-                 "q: want dtype bf16 on a GPU (the CPU takes f64), got f64");
+                 "q: want dtype bf16 or f16 on a GPU (the CPU takes f64), got f64");
   expect_refused([&] { ask(DType::bf16, std::int64_t{1} << 24, 128, 1); },
                  "sm90: want topk and s_q * h_q up to 2^30, got topk 1, s_q 16777216, h_q 128");
 }

@@ -107,7 +107,12 @@ void check_beside_extra(const Check& check, std::string_view name, const ConstTe
   }
 }
 
-void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view) {
+std::span<const Backend> backends_for(DType dtype) {
+  static constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+  return std::span(kAll).subspan(dtype == DType::f16 ? 1 : 0);
+}
+
+void check_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
   check.aligned(argument, view, kAlignment);
 }
@@ -117,7 +122,7 @@ void check_one_source(const Check& check, Backend backend, const Problem& proble
   check.unsupported(std::string(to_string(backend)) + ": want no extra_kv, got a tensor");
 }
 
-void check_sizes_for_sm90(const Check& check, const Problem& problem) {
+void check_sizes_for_gpu(const Check& check, Backend backend, const Problem& problem) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   const std::int64_t heads = std::max<std::int64_t>(problem.h_q, 1);
   const std::int64_t topk = problem.topk, extra_topk = problem.extra.topk;
@@ -126,7 +131,8 @@ void check_sizes_for_sm90(const Check& check, const Problem& problem) {
     return;
   }
   const bool two = problem.extra.kv.present();
-  check.unsupported("sm90: want topk" + std::string(two ? " + extra_topk" : "") +
+  check.unsupported(std::string(to_string(backend)) + ": want topk" +
+                    std::string(two ? " + extra_topk" : "") +
                     " and s_q * h_q up to 2^30, got topk " + std::to_string(topk) +
                     (two ? ", extra_topk " + std::to_string(extra_topk) : "") + ", s_q " +
                     std::to_string(problem.s_q) + ", h_q " + std::to_string(problem.h_q));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "winnow/core/backend.h"
@@ -102,11 +103,14 @@ void check_extra(const Check& check, const SourceArgs& args);
 void check_beside_extra(const Check& check, std::string_view name, const ConstTensorView& output,
                         const ConstTensorView& extra_kv);
 
-// What the sm90 kernels require beyond the contract: q, kv and what is shaped like them are bf16
-// with rows that begin at multiples of 16 bytes, and the sizes fit into 32 bits.
-void check_for_sm90(const Check& check, std::string_view argument, const ConstTensorView& view);
+// The backends that take queries of the dtype: sm90 has bf16 alone.
+std::span<const Backend> backends_for(DType dtype);
+
+// What the kernels of GPUs require beyond the contract: the rows of q, kv and what is shaped like
+// them begin at multiples of 16 bytes, and the sizes fit into 32 bits.
+void check_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view);
 // The kernels of that backend read one source.
 WINNOW_EXPORT void check_one_source(const Check& check, Backend backend, const Problem& problem);
-WINNOW_EXPORT void check_sizes_for_sm90(const Check& check, const Problem& problem);
+WINNOW_EXPORT void check_sizes_for_gpu(const Check& check, Backend backend, const Problem& problem);
 
 }  // namespace winnow::sparse_mla

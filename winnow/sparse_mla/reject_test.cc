@@ -284,11 +284,12 @@ Problem of_sizes(std::int64_t s_q, std::int64_t h_q, std::int64_t topk) {
 TEST(SizesForSm90, UpToTwoToTheThirty) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   const Check check("op");
-  check_sizes_for_sm90(check, of_sizes(kLimit / 128, 128, kLimit));
-  check_sizes_for_sm90(check, of_sizes(1, kLimit, 0));
-  check_sizes_for_sm90(check, of_sizes(kLimit, 0, 0));
+  check_sizes_for_gpu(check, Backend::sm90, of_sizes(kLimit / 128, 128, kLimit));
+  check_sizes_for_gpu(check, Backend::sm90, of_sizes(1, kLimit, 0));
+  check_sizes_for_gpu(check, Backend::sm90, of_sizes(kLimit, 0, 0));
   const auto refused = [&](const Problem& problem, const std::string& sizes) {
-    expect_error([&] { check_sizes_for_sm90(check, problem); }, ErrorCode::unsupported,
+    expect_error([&] { check_sizes_for_gpu(check, Backend::sm90, problem); },
+                 ErrorCode::unsupported,
                  "op: sm90: want topk and s_q * h_q up to 2^30, got " + sizes);
   };
   refused(of_sizes(0, 0, kLimit + 1), "topk 1073741825, s_q 0, h_q 0");
@@ -301,9 +302,9 @@ TEST(SizesForSm90, UpToTwoToTheThirty) {
   Problem two = of_sizes(1, 1, kLimit - 5);
   two.extra.kv.data = &row;
   two.extra.topk = 5;
-  check_sizes_for_sm90(check, two);
+  check_sizes_for_gpu(check, Backend::sm90, two);
   two.extra.topk = 6;
-  expect_error([&] { check_sizes_for_sm90(check, two); }, ErrorCode::unsupported,
+  expect_error([&] { check_sizes_for_gpu(check, Backend::sm90, two); }, ErrorCode::unsupported,
                "op: sm90: want topk + extra_topk and s_q * h_q up to 2^30, got topk 1073741819, "
                "extra_topk 6, s_q 1, h_q 1");
 }

@@ -46,8 +46,15 @@ __device__ __forceinline__ float2 unpack_f16(std::uint32_t packed) {
   return x;
 }
 
+// The products of two pairs of f16, rounded to nearest even.
+__device__ __forceinline__ std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 // Four f32 rounded to nearest even as f8_e4m3, the first in the lowest byte; values beyond +-448
-// become +-448, NaN stays NaN.
+// become +-448, NaN stays NaN. sm_89 and newer.
 __device__ __forceinline__ std::uint32_t pack_f8(const float (&x)[4]) {
   std::uint32_t packed;
   asm("{\n"
@@ -61,7 +68,8 @@ __device__ __forceinline__ std::uint32_t pack_f8(const float (&x)[4]) {
   return packed;
 }
 
-// The four f8_e4m3 of a word as f32, the one in the lowest byte first.
+// The four f8_e4m3 of a word as f32, the one in the lowest byte first. sm_89 and
+// newer; widen_f8() (math.cuh) serves others.
 __device__ __forceinline__ void unpack_f8(std::uint32_t packed, float (&x)[4]) {
   asm("{\n"
       ".reg .b16 low, high, a, b;\n"
@@ -89,10 +97,14 @@ __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
   return selected;
 }
 
-// The elementwise products of two bf16x2, rounded to nearest even. sm_90 and newer.
+// The elementwise products of two bf16x2, rounded to nearest even.
 __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product;
+#if __CUDA_ARCH__ >= 900
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else  // which has no multiplication but with an addition, here of -0
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
   return product;
 }
 

@@ -14,6 +14,23 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
 
+// The four f8_e4m3 of a word as f16, the two lower ones in x, the lowest in its lower half. Exact;
+// NaN stays NaN.
+__device__ __forceinline__ uint2 widen_f8(std::uint32_t packed) {
+  // Each in the upper byte of a half: shifted right by one, exponent and mantissa are those of an
+  // f16 of 2^-8 times the value, subnormal ones too.
+  const std::uint32_t halves[2] = {select_bytes<0x1404>(packed), select_bytes<0x3424>(packed)};
+  std::uint32_t wide[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::uint32_t bits = (halves[i] & 0x7f007f00u) >> 1;
+    const std::uint32_t nan = (bits + 0x00800080u) >> 14 & 0x00010001u;
+    bits |= nan * 0x7c00u | (halves[i] & 0x80008000u);
+    wide[i] = multiply_f16x2(bits, 0x5c005c00u);  // 256
+  }
+  return make_uint2(wide[0], wide[1]);
+}
+
 // The dot product of 8 bf16 with 8 others, in f32, in their order.
 __device__ __forceinline__ float dot_bf16x8(uint4 a, uint4 b) {
   const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};

@@ -92,11 +92,15 @@ __device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_
 }
 
 // Adds to memory without waiting, each element atomically, in no particular order. `address` is
-// aligned to the value's size; `policy` is an L2 eviction policy (device/sm90/copy.cuh).
+// aligned to the value's size; `policy` is an L2 eviction policy (device/common/copy.cuh).
 template <std::uint32_t kValue>
 __device__ __forceinline__ void reduce_add(std::uint32_t* address) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "n"(kValue) : "memory");
 }
+__device__ __forceinline__ void reduce_add(float* address, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+// sm_90 and newer, as all with four f32.
 __device__ __forceinline__ void reduce_add(float* address, float4 value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)

@@ -1,55 +1,11 @@
-// Copies between global and shared memory: cp.async with zero fill, bulk copies, L2 policies.
+// Bulk copies between global and shared memory.
 #pragma once
 
 #include <cstdint>
 
+#include "winnow/device/common/copy.cuh"
+
 namespace winnow::device {
-
-// L2 eviction policies, passed to the copies below.
-__device__ __forceinline__ std::uint64_t policy_evict_last() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ std::uint64_t policy_evict_first() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ std::uint64_t policy_evict_normal() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Copies 16 bytes, or with valid == false writes 16 zero bytes and reads nothing (`source` must
-// still be an address within an allocation). L2 fetches the kFetched bytes around the source.
-template <int kFetched = 256>
-__device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const void* source,
-                                               bool valid, std::uint64_t policy) {
-  static_assert(kFetched == 256 || kFetched == 128);
-  if constexpr (kFetched == 256) {
-    asm volatile(
-        "cp.async.cg.shared::cta.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(
-            destination),
-        "l"(source), "r"(valid ? 16 : 0), "l"(policy)
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.cg.shared::cta.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
-            destination),
-        "l"(source), "r"(valid ? 16 : 0), "l"(policy)
-        : "memory");
-  }
-}
-
-// The same of 4 bytes at a multiple of 4, which go through L1.
-__device__ __forceinline__ void cp_async_word_zfill(std::uint32_t destination, const void* source,
-                                                    bool valid) {
-  asm volatile("cp.async.ca.shared::cta.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
 
 // Asks L2 to fetch `bytes` (a multiple of 16) from `source` (aligned to 16). One thread.
 __device__ __forceinline__ void bulk_prefetch_l2(const void* source, std::uint32_t bytes) {

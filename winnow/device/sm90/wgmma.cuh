@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/matrix.cuh"
 #include "winnow/device/sm90/chunk.cuh"
 
 namespace winnow::device {
@@ -250,16 +251,6 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t address, std::uint32_t
                                             std::uint32_t r1, std::uint32_t r2, std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
-}
-
-// Loads four such matrices.
-__device__ __forceinline__ void ldmatrix_x4(std::uint32_t address, std::uint32_t& r0,
-                                            std::uint32_t& r1, std::uint32_t& r2,
-                                            std::uint32_t& r3) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
-               : "r"(address)
                : "memory");
 }
 

@@ -17,6 +17,7 @@
 #include "winnow/simulator/engine/clock.h"
 #include "winnow/simulator/engine/fiber.h"
 #include "winnow/simulator/engine/shadow.h"
+#include "winnow/simulator/instructions/mma.h"
 #include "winnow/simulator/launch.h"
 
 namespace winnow::simulator {
@@ -53,7 +54,8 @@ struct NamedBarrier {
 // Of the lanes of a mask, one after the other.
 struct WarpMeeting {
   std::array<std::uint64_t, 32> values[2];
-  std::uint32_t arrived = 0;
+  std::array<MmaOperands, 32> operands[2];  // of the product of the meeting
+  std::uint32_t mask = 0, arrived = 0;
   const char* kind = "";
   std::uint64_t generation = 0;
   Knowledge arriving, ended;

@@ -1,4 +1,4 @@
-// ldmatrix and stmatrix.
+// ldmatrix, stmatrix and mma.sync.
 #include <cstring>
 
 #include "winnow/simulator/engine/block.h"
@@ -7,37 +7,58 @@
 namespace winnow::simulator {
 namespace {
 
-// Calls move(register number, address) for the four words of the lane.
+// Calls move(matrix, rows) for the four registers of the lane.
 template <class Move>
-void for_words(const char* what, std::uint32_t address, const Where& where, const Move& move) {
+void for_matrices(const char* what, std::uint32_t address, const Where& where, const Move& move) {
   std::uint32_t rows[32];
   const auto given = warp_meeting(what, 0xffffffffu, address, false, where);
   for (std::size_t i = 0; i < 32; ++i) {
     rows[i] = own_place(static_cast<std::uint32_t>(given[i]), what, where);
   }
   checked(where, [&] { check_matrix_rows(rows, what); });
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    move(matrix, matrix_word(rows, matrix, static_cast<int>(lane())));
-  }
+  for (int matrix = 0; matrix < 4; ++matrix) move(matrix, MatrixRows(rows));
 }
 
 }  // namespace
 
 void stmatrix_x4(std::uint32_t address, const std::uint32_t (&registers)[4], const Where& where) {
   if (is_dropped(where)) return;
-  for_words("stmatrix", altered(address, where), where, [&](int matrix, std::uint32_t word) {
+  for_matrices("stmatrix", altered(address, where), where, [&](int matrix, MatrixRows rows) {
+    const std::uint32_t word = matrix_word(rows, matrix, static_cast<int>(lane()));
     block->shadow(word, 4, "stmatrix", where)
         .write(word, 4, writing_behind_products("stmatrix", where));
     std::memcpy(block->at(word), &registers[matrix], 4);
   });
 }
 
-void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], const Where& where) {
-  for_words("ldmatrix", altered(address, where), where, [&](int matrix, std::uint32_t word) {
-    block->shadow(word, 4, "ldmatrix", where)
-        .read(word, 4, block->access(*current, "ldmatrix", where));
-    std::memcpy(&registers[matrix], block->at(word), 4);
+void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], bool transposed,
+                 const Where& where) {
+  const char* const what = transposed ? "ldmatrix.trans" : "ldmatrix";
+  for_matrices(what, altered(address, where), where, [&](int matrix, MatrixRows rows) {
+    const auto read = [&](std::uint32_t from, void* to, std::size_t bytes) {
+      block->shadow(from, bytes, what, where)
+          .read(from, bytes, block->access(*current, what, where));
+      std::memcpy(to, block->at(from), bytes);
+    };
+    const auto number = static_cast<int>(lane());
+    if (!transposed) return read(matrix_word(rows, matrix, number), &registers[matrix], 4);
+    std::uint16_t halves[2];
+    for (int upper = 0; upper < 2; ++upper) {
+      read(transposed_half(rows, matrix, number, upper), &halves[upper], 2);
+    }
+    std::memcpy(&registers[matrix], halves, 4);
   });
+}
+
+void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],
+                  std::array<std::uint32_t, 2> b, const Where& where) {
+  if (is_dropped(where)) return;
+  // No lane is two meetings ahead, so two places suffice.
+  WarpState& warp = block->warps[warp_number()];
+  auto& operands = warp.operands[warp.generation & 1];
+  operands[lane()] = {{a[0], a[1], a[2], a[3]}, b};
+  warp_meeting(type == DType::f16 ? "mma of f16" : "mma of bf16", 0xffffffffu, 0, false, where);
+  mma_m16n8k16(type, operands, static_cast<int>(lane()), d);
 }
 
 }  // namespace winnow::simulator

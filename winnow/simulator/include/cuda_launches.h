@@ -38,7 +38,8 @@ enum { cudaSharedmemCarveoutMaxShared = 100 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrL2CacheSize,
-  cudaDevAttrComputeCapabilityMajor
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin
 };
 enum cudaMemcpyKind { cudaMemcpyDefault, cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
@@ -82,6 +83,8 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
       return *value = static_cast<int>(all.l2_bytes), cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       return *value = all.compute_capability / 10, cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return *value = all.shared_bytes, cudaSuccess;
   }
   return cudaErrorInvalidValue;
 }
@@ -194,7 +197,7 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute which, int by
                                      bytes != 0 ? winnow::simulator::kMostRanks : 8);
     return cudaSuccess;
   }
-  if (bytes < 0 || bytes > 232448) return cudaErrorInvalidValue;
+  if (bytes < 0 || bytes > winnow::simulator::settings().shared_bytes) return cudaErrorInvalidValue;
   winnow::simulator::allow_shared_bytes(reinterpret_cast<const void*>(kernel),
                                         static_cast<std::size_t>(bytes));
   return cudaSuccess;

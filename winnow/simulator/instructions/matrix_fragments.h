@@ -1,4 +1,5 @@
-// ldmatrix and stmatrix, .m8n8.x4.b16 without .trans, on the addresses and registers of a warp.
+// ldmatrix and stmatrix, .m8n8.x4.b16, and ldmatrix with .trans, on the addresses and registers of
+// a warp.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,13 @@ void check_matrix_rows(MatrixRows rows, const char* check);
 constexpr std::uint32_t matrix_word(MatrixRows rows, int matrix, int lane) {
   return rows[static_cast<std::size_t>(8 * matrix + lane / 4)] +
          4 * static_cast<std::uint32_t>(lane % 4);
+}
+
+// Address of the half of that word, the lower one or the upper one, that the lane holds with
+// .trans: of column lane / 4, row 2 (lane % 4) + `upper`.
+constexpr std::uint32_t transposed_half(MatrixRows rows, int matrix, int lane, int upper) {
+  return rows[static_cast<std::size_t>(8 * matrix + 2 * (lane % 4) + upper)] +
+         2 * static_cast<std::uint32_t>(lane / 4);
 }
 
 // The same for a whole warp: registers [32 lanes][4]. Addresses count from the begin of `shared`;

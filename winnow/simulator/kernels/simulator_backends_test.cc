@@ -112,10 +112,16 @@ TEST(SimulatorBackends, Sm100RunsWhereItIsForced) {
 }
 
 TEST(SimulatorBackends, NobodyGetsSm100Unasked) {
-  expect_answer(100, "13.0", {},
-                {"sm100: it has never run on hardware, and runs only where it is forced",
-                 "sm90: cuda:0 is simulated Blackwell of compute capability 10.0"});
+  expect_answer(100, "13.0", {}, {"gets cuda, workspace some"});
   expect_answer(90, "13.0", {}, {"gets sm90, workspace some"});
+}
+
+TEST(SimulatorBackends, CudaServesEveryGpu) {
+  for (const int capability : {80, 86, 89, 100, 120}) {
+    expect_answer(capability, "13.0", {}, {"gets cuda, workspace some"});
+  }
+  expect_answer(90, "13.0", {}, {"gets cuda, workspace some"}, "cuda");
+  expect_answer(75, "13.0", {}, {"cuda:0 is simulated", "of compute capability 7.5"});
 }
 
 TEST(SimulatorBackends, OtherGpusAreNamedWithWhatWorks) {

@@ -35,7 +35,7 @@ BackwardParams check_args(const BackwardArgs& args) {
   return params;
 }
 
-constexpr Backend kImplemented[] = {Backend::sm100, Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
 
 bool empty(const BackwardArgs& args) {
   return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.dextra_kv.numel() == 0 &&
@@ -51,44 +51,46 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
     if constexpr (kBuiltForSm100) {
       if (backend == Backend::sm100) return backward_sm100_workspace_bytes(params);
     }
-    return backward_sm90_workspace_bytes(params);
+    return backend == Backend::sm90 ? backward_sm90_workspace_bytes(params)
+                                    : backward_cuda_workspace_bytes(params);
   }
   return 0;
 }
 
-// In the sm90 kernels rows and entries of both sources share one sequence of 32-bit numbers.
-void check_sizes_of_sources(const Check& check, Problem problem) {
+// In kernels rows and entries of both sources share one sequence of 32-bit numbers.
+void check_sizes_of_sources(const Check& check, Backend backend, Problem problem) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (problem.extra.kv.present() && problem.all_rows() > kLimit) {
-    check.unsupported("sm90: want kv and extra_kv of up to 2^30 rows together, got " +
+    check.unsupported(std::string(to_string(backend)) +
+                      ": want kv and extra_kv of up to 2^30 rows together, got " +
                       std::to_string(problem.all_rows()));
   }
   problem.topk = problem.all_entries();
   problem.extra = {};
-  check_sizes_for_sm90(check, problem);
+  check_sizes_for_gpu(check, backend, problem);
 }
 
-// Both GPU backends have the same requirements, but only sm90 takes ranges and a second source.
+// The GPU backends have the same requirements, but sm100 takes no ranges and no second source.
 void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
   const Check check(kOperation);
-  if (backend != Backend::sm90) {
+  if (backend == Backend::sm100) {
     check_one_source(check, backend, params.problem);
     if (params.problem.dense) {
       check.unsupported(std::string(to_string(backend)) +
                         ": want the rows of each query as indices, got a range");
     }
   }
-  check_for_sm90(check, "q", args.q);
-  check_for_sm90(check, "kv", args.kv);
-  if (!args.delta.present()) check_for_sm90(check, "out", args.out);
-  check_for_sm90(check, "d_out", args.d_out);
+  check_for_gpu(check, "q", args.q);
+  check_for_gpu(check, "kv", args.kv);
+  if (!args.delta.present()) check_for_gpu(check, "out", args.out);
+  check_for_gpu(check, "d_out", args.d_out);
   check.aligned("dq", args.dq, 16);
   check.aligned("dkv", args.dkv, 16);
   if (args.extra_kv.present()) {
-    check_for_sm90(check, "extra_kv", args.extra_kv);
+    check_for_gpu(check, "extra_kv", args.extra_kv);
     check.aligned("dextra_kv", args.dextra_kv, 16);
   }
-  check_sizes_of_sources(check, params.problem);
+  check_sizes_of_sources(check, backend, params.problem);
 }
 
 Backend run(const BackwardArgs& args, const RunOptions& options) {
@@ -114,7 +116,8 @@ Backend run(const BackwardArgs& args, const RunOptions& options) {
         return backend;
       }
     }
-    backward_sm90(params, args.workspace.data(), options.stream.handle);
+    const auto function = backend == Backend::sm90 ? backward_sm90 : backward_cuda;
+    function(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
 }

@@ -54,8 +54,8 @@ struct BackwardArgs {
 //   d_sink[h] = -sum_i exp(attn_sink[h] - lse'[i,h]) * delta[i,h]
 // `out` and `lse` are used as passed. Every element of the outputs is written. Queries without
 // visible entries and heads with a sink of +inf contribute exactly 0; rows that no query sees get
-// 0. Ranges, and a second source, whose gradient is dextra_kv, are those of forward(): on the CPU
-// and on sm90; sm100 refuses them.
+// 0. Ranges, and a second source, whose gradient is dextra_kv, are those of forward(); sm100
+// refuses them.
 //
 // With f64, which is for the CPU, every tensor that is f32 above is f64.
 //
@@ -63,7 +63,7 @@ struct BackwardArgs {
 // each row of dkv are summed in the order of the queries. CPU scratch memory grows with topk * d_qk
 // (about 64 MiB or one query per thread, whichever is more; topk is s_kv without indices, and
 // extra_topk comes on top), plus s_kv * d_qk floats if dkv is f16 or bf16, and so for dextra_kv.
-// On sm90 q, kv, extra_kv, out and d_out are bf16; their rows and those of dq, dkv and dextra_kv
+// On GPUs q, kv, extra_kv, out and d_out are bf16; their rows and those of dq, dkv and dextra_kv
 // are aligned to 16 bytes; kv and extra_kv have up to 2^30 rows together; other limits are those of
 // forward(). Without `deterministic` the contributions to dkv are added in no fixed order, so that
 // the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that

@@ -32,6 +32,10 @@ void backward_cpu(const BackwardParams& params, const Executor& executor);
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);
 std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params);
 
+// The same on every GPU from compute capability 8.0 on.
+void backward_cuda(const BackwardParams& params, void* workspace, void* stream);
+std::int64_t backward_cuda_workspace_bytes(const BackwardParams& params);
+
 // The same for sm100.
 void backward_sm100(const BackwardParams& params, void* workspace, void* stream);
 std::int64_t backward_sm100_workspace_bytes(const BackwardParams& params);

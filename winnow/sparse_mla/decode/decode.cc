@@ -138,9 +138,10 @@ DecodeParams check_args(const DecodeArgs& args) {
   return params;
 }
 
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
 
-void check_args_for_sm90(const Check& check, const DecodeArgs& args, const DecodeParams& params) {
+void check_args_for_gpu(const Check& check, const DecodeArgs& args, const DecodeParams& params,
+                        Backend backend) {
   constexpr std::int64_t kAlignment = 16;
   check.aligned("q", args.q, kAlignment);
   check.aligned("out", args.out, kAlignment);
@@ -148,7 +149,7 @@ void check_args_for_sm90(const Check& check, const DecodeArgs& args, const Decod
   if (args.extra_cache.present()) {
     check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
   }
-  if (params.chosen.paged && params.d_qk != 576) {
+  if (backend == Backend::sm90 && params.chosen.paged && params.d_qk != 576) {
     check.unsupported("sm90: want rows of 576 columns with block_tables, got " +
                       std::to_string(params.d_qk));
   }
@@ -161,7 +162,8 @@ void check_args_for_sm90(const Check& check, const DecodeArgs& args, const Decod
     return;
   }
   check.unsupported(
-      "sm90: want topk, extra_topk and b * s_q up to 2^23, and b * s_q * h_q up to 2^30, got "
+      std::string(to_string(backend)) +
+      ": want topk, extra_topk and b * s_q up to 2^23, and b * s_q * h_q up to 2^30, got "
       "topk " +
       std::to_string(params.chosen.topk) + ", extra_topk " + std::to_string(params.extra.topk) +
       ", b " + std::to_string(params.b) + ", s_q " + std::to_string(params.s_q) + ", h_q " +
@@ -173,7 +175,8 @@ std::int64_t workspace_bytes(const DecodeArgs& args, const DecodeParams& params,
   if (backend == Backend::cpu || params.b * params.s_q * params.h_q == 0) return 0;
   if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    return decode_sm90_workspace_bytes(params);
+    return backend == Backend::sm90 ? decode_sm90_workspace_bytes(params)
+                                    : decode_cuda_workspace_bytes(params);
   }
   return 0;
 }
@@ -183,8 +186,8 @@ Backend run(const DecodeArgs& args, const RunOptions& options) {
   const DecodeParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
   std::int64_t scratch = 0;
-  if (backend == Backend::sm90) {
-    check_args_for_sm90(check, args, params);
+  if (backend != Backend::cpu) {
+    check_args_for_gpu(check, args, params, backend);
     if (!options.dry_run) scratch = workspace_bytes(args, params, backend);
     if (scratch > 0) check.workspace(args.workspace, scratch, args.q.device());
   }
@@ -196,7 +199,8 @@ Backend run(const DecodeArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    decode_sm90(params, args.workspace.data(), options.stream.handle);
+    const auto function = backend == Backend::sm90 ? decode_sm90 : decode_cuda;
+    function(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
 }
@@ -211,7 +215,7 @@ std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& op
   const Check check(kOperation);
   const DecodeParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(check, args, params);
+  if (backend != Backend::cpu) check_args_for_gpu(check, args, params, backend);
   return workspace_bytes(args, params, backend);
 }
 

@@ -83,8 +83,8 @@ struct DecodeArgs {
 // Memory: all tensors belong to the caller and live on one device; an output that overlaps another
 // tensor is refused. The CPU backend allocates scratch memory that grows with num_threads() and,
 // by 4 bytes per entry, with topk or n * block_size. Repeated calls give bitwise equal results, on
-// the CPU with any number of threads and whatever batch_invariant is. On sm90 topk, extra_topk, n *
-// block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; rows have 576 columns
+// the CPU with any number of threads and whatever batch_invariant is. On GPUs topk, extra_topk, n *
+// block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; on sm90 rows have 576 columns
 // with block_tables; rows of q, out and caches begin at multiples of 16 bytes, as do the blocks of
 // fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so
 // a CUDA graph may capture it and replay it with other contents. Streams: see Stream. Thread-safe.

@@ -67,10 +67,13 @@ struct DecodeParams {
 void decode_cpu(const DecodeParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants b, s_q and h_q of at least 1, the sizes and addresses that decode.h gives for sm90, and
+// Wants b, s_q and h_q of at least 1, the sizes and addresses that decode.h gives for it, and
 // `workspace` of decode_sm90_workspace_bytes(). Allocates nothing and does not wait, so the stream
 // may be in capture.
 void decode_sm90(const DecodeParams& params, void* workspace, void* stream);
 std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params);
+// The same on every GPU from compute capability 8.0 on.
+void decode_cuda(const DecodeParams& params, void* workspace, void* stream);
+std::int64_t decode_cuda_workspace_bytes(const DecodeParams& params);
 
 }  // namespace winnow::sparse_mla

@@ -8,34 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/cache/cache_view.cuh"
 #include "winnow/sparse_mla/attention_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
+#include "winnow/sparse_mla/decode/decode_view.cuh"
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
 using namespace winnow::sparse_mla::attention_sm90;
-
-// A cache, and the rows that the queries chose of it. Strides count elements.
-struct ChosenView {
-  CacheView<const std::uint8_t> cache;
-  FastDivmod of_block;  // divides a slot by the cache's block_size
-  const std::int32_t* indices;
-  std::int64_t indices_stride_b, indices_stride_s;
-  const std::int32_t* topk_length;  // may be null
-  std::int64_t topk_length_stride_b, topk_length_stride_s;
-  std::int32_t topk, tiles;  // of `topk` entries
-};
-
-// A tensor [b, s_q, h_q, columns]. Strides count bytes.
-struct HeadsView {
-  char* data;
-  std::int64_t stride_b, stride_s, stride_h;
-  __device__ bool present() const { return data != nullptr; }
-  __device__ char* at(std::uint32_t i, std::uint32_t s, int h) const {
-    return data + i * stride_b + s * stride_s + h * stride_h;
-  }
-};
 
 // A piece that is no whole query leaves for each head the output before its division by the sum, in
 // f16 over a power of two for each half, which loses an eighth of what bf16 would, and beside it

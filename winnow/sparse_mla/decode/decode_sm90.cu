@@ -23,43 +23,16 @@ std::int64_t head_blocks_of(const DecodeParams& params) {
   return (params.h_q + kHeads - 1) / kHeads;
 }
 
-std::int64_t tiles_of(const ChosenRows& chosen) {
-  return (chosen.topk + kTileRows - 1) / kTileRows;
-}
-
 std::int64_t resident_groups_for(const DecodeParams& params) {
   return resident_groups(head_blocks_of(params), kRuntime.multiprocessors());
 }
 
 Split split_of(const DecodeParams& params) {
-  const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
+  const std::int64_t tiles = tiles_of<kTileRows>(params.chosen) + tiles_of<kTileRows>(params.extra);
   const auto split = params.in_list_order     ? split_of_whole_queries
                      : params.batch_invariant ? batch_invariant_split
                                               : fastest_split;
   return split(tiles, params.b * params.s_q, resident_groups_for(params));
-}
-
-template <class Pointer>
-HeadsView heads_view(const Heads<Pointer>& heads, std::int64_t element) {
-  return {static_cast<char*>(const_cast<void*>(static_cast<const void*>(heads.data))),
-          heads.stride_b * element, heads.stride_s * element, heads.stride_h * element};
-}
-
-ChosenView chosen_view(const DecodeParams& params, const ChosenRows& chosen) {
-  ChosenView view;
-  view.cache = cache_view(chosen.cache);
-  // Copies of absent rows name slot 0 and read nothing; without slots, q stands in for the cache.
-  if (view.cache.slots == 0) view.cache.data = static_cast<const std::uint8_t*>(params.q.data);
-  view.of_block = device::FastDivmod(view.cache.block_size);
-  view.indices = chosen.indices.data;
-  view.indices_stride_b = chosen.indices.stride0;
-  view.indices_stride_s = chosen.indices.stride1;
-  view.topk_length = chosen.topk > 0 ? chosen.topk_length.data : nullptr;
-  view.topk_length_stride_b = chosen.topk_length.stride0;
-  view.topk_length_stride_s = chosen.topk_length.stride1;
-  view.topk = static_cast<std::int32_t>(chosen.topk);
-  view.tiles = static_cast<std::int32_t>(tiles_of(chosen));
-  return view;
 }
 
 constexpr std::int64_t kSumsBytes = kHeads * std::int64_t{sizeof(PartialSums)};  // of a partial
@@ -97,7 +70,7 @@ void launch(const Params& kernel, bool is_short, std::uint32_t groups, cudaStrea
 }  // namespace
 
 std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
-  const std::int64_t tiles = tiles_of(params.chosen) + tiles_of(params.extra);
+  const std::int64_t tiles = tiles_of<kTileRows>(params.chosen) + tiles_of<kTileRows>(params.extra);
   const std::int64_t groups = resident_groups_for(params), queries = params.b * params.s_q;
   const Split split = split_of(params);
   std::int64_t bytes = 0;
@@ -124,8 +97,8 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   const Split split = split_of(params);
   KernelParams kernel;
-  kernel.chosen[0] = chosen_view(params, params.chosen);
-  kernel.chosen[1] = chosen_view(params, params.extra);
+  kernel.chosen[0] = chosen_view<kTileRows>(params, params.chosen);
+  kernel.chosen[1] = chosen_view<kTileRows>(params, params.extra);
   kernel.q = heads_view(params.q, 2);
   kernel.out = heads_view(params.out, 2);
   kernel.lse = heads_view(params.lse, 4);

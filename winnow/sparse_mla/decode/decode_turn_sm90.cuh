@@ -1,69 +1,23 @@
 // Decode, sm90: the warps that turn rows in f8 into bf16.
 //
 // They find them in the place where wgmma reads bf16, as other warps copied them. That takes less
-// time than the products do, since a pair of values costs four instructions: the bits of f8_e4m3,
-// moved into those of bf16, are the value times 2^-120, subnormal numbers included, and one
-// multiplication by scale * 2^120 rounds the result as the format says. Groups with scales that
-// bf16 cannot hold, and those that hold a NaN, go a longer way to the same values.
+// time than the products do (decode_values.cuh).
 #pragma once
 
 #include <cstdint>
 
 #include "winnow/sparse_mla/decode/decode_rows_sm90.cuh"
+#include "winnow/sparse_mla/decode/decode_values.cuh"
 
 namespace winnow::sparse_mla::decode_sm90_detail {
+
+using namespace winnow::sparse_mla::decode_values;
 
 // What two warpgroups have beside the warps that copy. A warp turns a quarter of a group at
 // once; with fewer rows its fixed latencies would count more.
 inline constexpr int kTurnWarps = (256 - kCopyThreads<CacheFormat::fp8_656>) / 32;
 inline constexpr int kQuarters = 4;
 inline constexpr int kTurnedGroupArrivals = kQuarters * kWarpArrival;
-
-inline constexpr float kFormatFactor = 0x1p120f;  // from the bits of f8_e4m3 in those of bf16
-
-// Whether bf16 holds scale * 2^120.
-__device__ __forceinline__ bool is_short(float scale) {
-  const std::uint32_t bits = __float_as_uint(scale);
-  constexpr std::uint32_t k256 = 0x43800000u;
-  return (bits & 0xffffu) == 0 && (bits & 0x7fffffffu) < k256;
-}
-
-// Bit 31, 23, 15 or 7 of the result is set if some byte of the words is NaN, as an f8_e4m3. Where
-// none is, no byte carries into the next. The words are looked at side by side: one behind the
-// other, the sixteen of a group take as long as their conversion.
-__device__ __forceinline__ std::uint32_t find_nan(const uint4& words) {
-  const auto bits = [](std::uint32_t word) { return (word + 0x01010101u) ^ word; };
-  return bits(words.x) | bits(words.y) | (bits(words.z) | bits(words.w));
-}
-inline constexpr std::uint32_t kNanBits = 0x80808080u;
-
-// The bits of two f8_e4m3 in those of bf16: times 2^-120. kPair: bytes 0 and 1 of the word, or 2
-// and 3. Each byte is widened with its sign, so that the sign stands in the highest bit after the
-// shift too.
-template <int kPair>
-__device__ __forceinline__ std::uint32_t widen_f8(std::uint32_t word) {
-  constexpr std::uint32_t kSelector = kPair == 0 ? 0x9180u : 0xb3a2u;
-  return select_bytes<kSelector>(word) << 4 & 0x87f087f0u;
-}
-
-// The values of a word times a factor that bf16 holds, four of them.
-__device__ __forceinline__ uint2 dequantise(std::uint32_t word, std::uint32_t factor) {
-  return make_uint2(multiply_bf16x2(widen_f8<0>(word), factor),
-                    multiply_bf16x2(widen_f8<1>(word), factor));
-}
-
-// The same with any scale and any values.
-__device__ __forceinline__ uint2 dequantise_any(std::uint32_t word, float scale) {
-  const std::uint32_t nan = (word & 0x7f7f7f7fu) + 0x01010101u;
-  const auto value = [&](std::uint32_t pair, int half, int byte) {
-    const float unscaled =
-        __uint_as_float(half == 0 ? pair << 16 : pair & 0xffff0000u) * kFormatFactor;
-    return nan >> (8 * byte + 7) & 1 ? __uint_as_float(0x7fffffffu) : unscaled * scale;
-  };
-  const std::uint32_t low = widen_f8<0>(word), high = widen_f8<1>(word);
-  return make_uint2(pack_bf16(value(low, 0, 0), value(low, 1, 1)),
-                    pack_bf16(value(high, 0, 2), value(high, 1, 3)));
-}
 
 // Turns a quarter of a group of a tile: 16 rows. A thread has two of them, eight apart,
 // and of each chunk 16 columns of them: four lanes have those of a row.
@@ -129,7 +83,7 @@ class RowTurner {
         if (c == chunks) continue;
         const float scale = scale_of(scales[r], c);
         plain = plain && is_short(scale);
-        const std::uint32_t factor = select_bytes<0x3232u>(__float_as_uint(scale * kFormatFactor));
+        const std::uint32_t factor = factor_of(scale);
         store(r, c, words[r][c], [&](std::uint32_t word) { return dequantise(word, factor); });
       }
     }

@@ -21,19 +21,19 @@ DistributionParams check_args(const DistributionArgs& args) {
           .extra_attn_sum = rows_of<void*>(args.extra_attn_sum, 0)};
 }
 
-void check_args_for_sm90(const DistributionArgs& args, const Problem& problem) {
+void check_args_for_gpu(const DistributionArgs& args, Backend backend, const Problem& problem) {
   const Check check(kOperation);
-  check_for_sm90(check, "q", args.q);
-  check_for_sm90(check, "kv", args.kv);
-  check_for_sm90(check, "extra_kv", args.extra_kv);
-  check_sizes_for_sm90(check, problem);
+  check_for_gpu(check, "q", args.q);
+  check_for_gpu(check, "kv", args.kv);
+  check_for_gpu(check, "extra_kv", args.extra_kv);
+  check_sizes_for_gpu(check, backend, problem);
 }
 
 Backend run(const DistributionArgs& args, const RunOptions& options) {
   const DistributionParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  const Backend backend =
+      choose_backend(kOperation, args.q.device(), options, backends_for(args.q.dtype()));
+  if (backend != Backend::cpu) check_args_for_gpu(args, backend, params.problem);
   if (options.dry_run) return backend;
   kDistribution.apart(args);
   if (args.attn_sum.numel() == 0 && args.extra_attn_sum.numel() == 0) return backend;
@@ -41,7 +41,8 @@ Backend run(const DistributionArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    distribution_sm90(params, options.stream.handle);
+    const auto function = backend == Backend::sm90 ? distribution_sm90 : distribution_cuda;
+    function(params, options.stream.handle);
   }
   return backend;
 }

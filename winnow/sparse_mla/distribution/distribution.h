@@ -47,11 +47,11 @@ struct DistributionArgs {
 // the distribution as well.
 //
 // Repeated calls give bitwise equal results, on the CPU with any number of threads.
-// On sm90 q, kv and extra_kv are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv), with
-// extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are padded to 64, beyond 64 to a
-// multiple of 128. The call allocates nothing and does not wait. With f64, which is for the CPU,
-// lse and attn_sum are f64. Shapes, strides, memory, streams and errors: as forward(): an attn_sum
-// that overlaps an input is refused. Returns the backend that ran.
+// On GPUs q, kv and extra_kv are bf16, or f16 on the backend cuda, with rows aligned to 16 bytes,
+// and topk (dense: s_kv), with extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are
+// padded to 64, beyond 64 to a multiple of 128. The call allocates nothing and does not wait. With
+// f64, which is for the CPU, lse and attn_sum are f64. Shapes, strides, memory, streams and errors:
+// as forward(): an attn_sum that overlaps an input is refused. Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2: DeepSeek Sparse Attention trains its indexer by the KL divergence from
 // this distribution.

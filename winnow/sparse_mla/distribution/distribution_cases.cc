@@ -85,10 +85,13 @@ testing::Operation distribution_operation() {
   std::erase_if(shapes, [](const CaseShape& shape) {
     return shape.sink != Sink::absent && shape.choice == Choice::distinct;
   });
-  return {"sparse_mla::distribution",
-          "attention distribution summed over heads, the teacher of the indexer",
-          testing::cases_of(shapes, run, on_gpu), distribution_benchmarks(),
-          testing::repeated(kDistribution, distribution)};
+  testing::Operation operation = {
+      "sparse_mla::distribution",
+      "attention distribution summed over heads, the teacher of the indexer",
+      testing::cases_of(shapes, run, on_any_gpu), distribution_benchmarks(),
+      testing::repeated(kDistribution, distribution)};
+  note_only_gpu(operation, shapes);
+  return operation;
 }
 
 }  // namespace winnow::sparse_mla

@@ -23,21 +23,23 @@ ForwardParams check_args(const ForwardArgs& args) {
           .lse = rows_of<void*>(args.lse, 0, 1)};
 }
 
-void check_args_for_sm90(const ForwardArgs& args, const Problem& problem) {
+void check_args_for_gpu(const ForwardArgs& args, Backend backend, const Problem& problem) {
   const Check check(kOperation);
-  check_for_sm90(check, "q", args.q);
-  check_for_sm90(check, "kv", args.kv);
-  check_for_sm90(check, "extra_kv", args.extra_kv);
-  check_for_sm90(check, "out", args.out);
-  check_sizes_for_sm90(check, problem);
+  check_for_gpu(check, "q", args.q);
+  check_for_gpu(check, "kv", args.kv);
+  check_for_gpu(check, "extra_kv", args.extra_kv);
+  check_for_gpu(check, "out", args.out);
+  check_sizes_for_gpu(check, backend, problem);
 }
 
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+Backend backend_of(const ForwardArgs& args, const RunOptions& options) {
+  return choose_backend(kOperation, args.q.device(), options, backends_for(args.q.dtype()));
+}
 
 // What `workspace` must hold. The backend's other wants have been checked.
 std::int64_t workspace_bytes(const ForwardArgs& args, const ForwardParams& params,
                              Backend backend) {
-  if (backend == Backend::cpu || args.out.numel() == 0) return 0;
+  if (backend != Backend::sm90 || args.out.numel() == 0) return 0;
   if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
     return forward_sm90_workspace_bytes(params);
@@ -47,10 +49,10 @@ std::int64_t workspace_bytes(const ForwardArgs& args, const ForwardParams& param
 
 Backend run(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
+  const Backend backend = backend_of(args, options);
   std::int64_t scratch = 0;
-  if (backend == Backend::sm90) {
-    check_args_for_sm90(args, params.problem);
+  if (backend != Backend::cpu) {
+    check_args_for_gpu(args, backend, params.problem);
     if (args.workspace.present()) scratch = workspace_bytes(args, params, backend);
     if (scratch > 0) Check(kOperation).workspace(args.workspace, scratch, args.q.device());
   }
@@ -62,7 +64,11 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().sparse_mla_forward, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    forward_sm90(params, workspace.data(), options.stream.handle);
+    if (backend == Backend::sm90) {
+      forward_sm90(params, workspace.data(), options.stream.handle);
+    } else {
+      forward_cuda(params, options.stream.handle);
+    }
   }
   return backend;
 }
@@ -75,8 +81,8 @@ Backend forward(const ForwardArgs& args, const RunOptions& options) {
 
 std::int64_t forward_workspace_bytes(const ForwardArgs& args, const RunOptions& options) {
   const ForwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(args, params.problem);
+  const Backend backend = backend_of(args, options);
+  if (backend != Backend::cpu) check_args_for_gpu(args, backend, params.problem);
   return workspace_bytes(args, params, backend);
 }
 

@@ -81,13 +81,13 @@ struct ForwardArgs {
 // interleaves with it is not. The CPU backend allocates scratch memory that grows with
 // num_threads() * (h_q + topk) (8 bytes per entry of topk, which is s_kv where the attention is
 // dense, and of extra_topk), but not with s_q. Repeated calls give bitwise equal results, and those
-// of a query do not depend on the other queries, nor on the CPU on the number of threads. On sm90
-// q, kv, extra_kv and out are bf16 with rows aligned to 16 bytes, and topk (dense: s_kv), with
-// extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are padded to a multiple of 64
-// internally. The call allocates nothing and does not wait, so the stream may be in capture.
-// Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
-// naming the argument, before anything is written; Error (unsupported) if no backend, or not the
-// forced one, can run it.
+// of a query do not depend on the other queries, nor on the CPU on the number of threads. On GPUs
+// q, kv, extra_kv and out are bf16, or f16 on the backend cuda, with rows aligned to 16 bytes, and
+// topk (dense: s_kv), with extra_topk (s_extra) added, and s_q * h_q are up to 2^30; heads are
+// padded to a multiple of 64 internally. The call allocates nothing and does not wait, so the
+// stream may be in capture. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors:
+// Error (invalid_argument) naming the argument, before anything is written; Error (unsupported) if
+// no backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
 // except that the lse of a query without visible entries is -inf here.

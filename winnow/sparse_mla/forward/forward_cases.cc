@@ -83,9 +83,11 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
 testing::Operation forward_operation() {
   const std::vector<CaseShape> shapes =
       with_extra_shapes(with_own_shapes(with_dense_shapes(case_shapes())));
-  return {"sparse_mla::forward", "top-k sparse MLA attention",
-          testing::cases_of(shapes, run, on_gpu), forward_benchmarks(),
-          testing::repeated(kForward, forward)};
+  testing::Operation operation = {"sparse_mla::forward", "top-k sparse MLA attention",
+                                  testing::cases_of(shapes, run, on_any_gpu), forward_benchmarks(),
+                                  testing::repeated(kForward, forward)};
+  note_only_gpu(operation, shapes);
+  return operation;
 }
 
 }  // namespace winnow::sparse_mla

@@ -25,5 +25,7 @@ void forward_cpu(const ForwardParams& params, const Executor& executor);
 void forward_sm90(const ForwardParams& params, void* workspace, void* stream);
 // On the current device.
 std::int64_t forward_sm90_workspace_bytes(const ForwardParams& params);
+// The same on every GPU from compute capability 8.0 on. No workspace.
+void forward_cuda(const ForwardParams& params, void* stream);
 
 }  // namespace winnow::sparse_mla

@@ -22,6 +22,10 @@ inline float2 unpack_f16(std::uint32_t packed) {
   return {winnow::detail::f16_to_f32(static_cast<std::uint16_t>(packed)),
           winnow::detail::f16_to_f32(static_cast<std::uint16_t>(packed >> 16))};
 }
+inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+  const float2 x = unpack_f16(a), y = unpack_f16(b);
+  return pack_f16(x.x * y.x, x.y * y.y);
+}
 inline std::uint32_t pack_f8(const float (&x)[4]) {
   std::uint32_t packed = 0;
   for (int i = 0; i < 4; ++i) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/matrix.cuh"
 #include "winnow/device/sm90/chunk.cuh"
 #include "winnow/simulator/engine.h"
 
@@ -87,15 +88,6 @@ inline void stmatrix_x4(std::uint32_t address, std::uint32_t r0, std::uint32_t r
                         std::uint32_t r3, Where where = Where::current()) {
   const std::uint32_t registers[4] = {r0, r1, r2, r3};
   simulator::stmatrix_x4(address, registers, where);
-}
-inline void ldmatrix_x4(std::uint32_t address, std::uint32_t& r0, std::uint32_t& r1,
-                        std::uint32_t& r2, std::uint32_t& r3, Where where = Where::current()) {
-  std::uint32_t registers[4];
-  simulator::ldmatrix_x4(address, registers, where);
-  r0 = registers[0];
-  r1 = registers[1];
-  r2 = registers[2];
-  r3 = registers[3];
 }
 
 }  // namespace winnow::device

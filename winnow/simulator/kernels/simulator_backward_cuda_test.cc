@@ -1,0 +1,67 @@
+// sparse_mla::backward of every GPU in the simulator, which is one of compute capability 8.6 here:
+// it has no other kernels for the operation, and blocks have 99 KiB of shared memory.
+#include <string>
+#include <vector>
+
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation backward_operation(std::int64_t most_queries);
+
+namespace {
+
+const bool kSet = [] {  // before the library asks
+  simulator::settings().compute_capability = 86;
+  simulator::settings().shared_bytes = 99 * 1024;
+  return true;
+}();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h16", {"late"}},          {"bf16-d512-h16-k100-deterministic", {"random:3"}},
+    {"bf16-h96", {"random:1"}},      {"bf16-sink-mixed-nan-in-dead-deterministic", {"late"}},
+    {"bf16-dense-empty", {"eager"}}, {"bf16-extra-k0", {"random:5"}},
+};
+// Of caches with very many rows the kernels behind the products take an hour.
+const std::vector<PassingCase> kThoroughCases = [] {
+  std::vector<PassingCase> list;
+  for (const testing::Case& one : backward_operation(16).cases) {
+    const bool large = one.name.find("skv131072") != std::string::npos ||
+                       one.name.find("skv50000") != std::string::npos ||
+                       one.name.find("skv20000") != std::string::npos;
+    if (one.on_gpu && !large) list.push_back({one.name, {"late", "random:1"}});
+  }
+  return list;
+}();
+
+// 16 tiles; 96 heads are two blocks of them, and six steps.
+const BugsOf bug{"backward_cuda.cuh", "bf16-k512"}, heads{"backward_cuda.cuh", "bf16-h96"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ", bug("NoWaitForRows", "cp_async_wait<0>();  // of the rows", Action::drop)),
+    saying("race: ",
+           bug("NoWaitForRowsOfDq", "cp_async_wait<0>();  // of rows and dS", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindRows", "and the tile before is done", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and that before is done", Action::drop)),
+    saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindLoads", "they are loaded", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindDp", "dP is there", Action::drop)),
+    saying("race: ",
+           heads("StepReplacedEarly", "cp_async_wait<0>();  // of the step", Action::add, 1)),
+    saying("result: ", bug("NoDkv", "reduce_add(static_cast<float*>(params.sums)", Action::drop)),
+    saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", Action::drop)),
+    saying("result: ",
+           bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", Action::drop)),
+    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(d_s_squares.at(0, m)", Action::add, 16),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, backward_operation(16), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

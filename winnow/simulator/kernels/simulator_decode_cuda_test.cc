@@ -1,0 +1,83 @@
+// sparse_mla::decode of every GPU in the simulator, which is one of compute capability 8.6 here: it
+// has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+#include <string>
+#include <vector>
+
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/sparse_mla/decode/decode_split_cuda.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation decode_operation();
+
+namespace {
+
+constexpr int kLeast = 99 * 1024, kLarge = 163 * 1024;
+const bool kSet = [] {  // before the library asks
+  simulator::settings().compute_capability = 86;
+  simulator::settings().shared_bytes = kLeast;
+  return true;
+}();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"fp8_656-h64", {"random:1"}},           {"fp8_584-h64", {"random:2"}},
+    {"bf16_576-h64", {"starved:3"}},         {"bf16_512-sq2-h16", {"late"}},
+    {"fp8_656-odd-scales-h8", {"random:4"}}, {"fp8_584-extra-sq2-length", {"random:3"}},
+    {"fp8_656-some-nothing", {"eager"}},     {"fp8_584-parts-length-zero", {"late"}},
+    {"fp8_656-paged-sq3", {"random:2"}},     {"bf16_576-paged-scattered", {"late"}},
+};
+std::vector<PassingCase> thorough_cases() {
+  std::vector<PassingCase> list;
+  for (const testing::Case& one : decode_operation().cases) {
+    if (one.on_gpu) list.push_back({one.name, schedules(1, {})});
+  }
+  return list;
+}
+const std::vector<PassingCase> kThoroughCases = thorough_cases();
+
+const BugsOf raw{"decode_cuda.cuh", "fp8_656-k100"}, raw584{"decode_cuda.cuh", "fp8_584-k100"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", raw("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ",
+           raw("NoBarrierBehindTheTileBefore", "and the one before is done", Action::drop)),
+    saying("race: ", raw("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
+    saying("race: ", raw("NoCommit", "cp_async_commit();", Action::drop)),
+    saying("race: ", raw("RawRowsReplacedEarly", "may be replaced", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindTurnedRows", "all rows are turned", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindLimits", "the limits are there", Action::drop)),
+    raw("ValuesElsewhere", "st_shared(slot.unit(row, column8 + 1)", Action::add, 16),
+    raw("NoRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::drop),
+    raw("LateRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::delay),
+    raw("RawElsewhere", "if (offset < Row::kCopied) cp_async_zfill", Action::add, 16),
+    raw584("NoScales", "cp_async_word_zfill(to + Row::kScaleOffset", Action::drop),
+    raw584("ScalesOfAnotherGroup", "ld_shared<std::uint32_t>(from + Row::kScaleOffset", Action::add,
+           4),
+};
+
+TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
+  using namespace decode_cuda_detail;
+  constexpr Split none = batch_invariant_split(0), short_ = batch_invariant_split(32),
+                  long_ = batch_invariant_split(1000);
+  static_assert(none.segments == 1 && short_.segments == 1);
+  static_assert(long_.segments == 8 && long_.segment_tiles == 125);
+  static_assert(fastest_split(64, 1, 108).segments == 16);  // of at least four tiles
+  static_assert(fastest_split(64, 27, 108).segments == 4);
+  static_assert(fastest_split(64, 109, 108).segments == 1);
+}
+
+// Where a block may have more, rows in bf16 are multiplied in four parts.
+TEST(SimulatorDecodeCudaLarge, Passes) {
+  simulator::settings().shared_bytes = kLarge;
+  simulator::expect_passes(decode_operation(), "bf16_576-h64", "late");
+  simulator::settings().shared_bytes = kLeast;
+}
+
+WINNOW_SIMULATOR_TESTS(SimulatorDecodeCuda, decode_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

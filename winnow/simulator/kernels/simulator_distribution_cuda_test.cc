@@ -1,0 +1,62 @@
+// sparse_mla::distribution of every GPU in the simulator, which is one of compute capability 8.6
+// here: it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+#include <string>
+#include <vector>
+
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation distribution_operation();
+
+namespace {
+
+const bool kSet = [] {  // before the library asks
+  simulator::settings().compute_capability = 86;
+  simulator::settings().shared_bytes = 99 * 1024;
+  return true;
+}();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", schedules(1, {3})},      {"bf16-h128", {"random:2"}},
+    {"f16-d512-h16-k100", {"late"}},      {"bf16-length-ragged", {"random:4"}},
+    {"bf16-some-nothing", {"starved:5"}}, {"bf16-dense-ragged", {"late"}},
+    {"bf16-extra-h0", {"eager"}},         {"f16-extra-range-list", {"random:5"}},
+};
+std::vector<PassingCase> thorough_cases() {
+  std::vector<PassingCase> list;
+  for (const testing::Case& one : distribution_operation().cases) {
+    const bool large = one.name.find("sq4096") != std::string::npos ||
+                       one.name.find("sq300") != std::string::npos ||
+                       one.name.find("skv20000") != std::string::npos;
+    if (one.on_gpu && !large) list.push_back({one.name, schedules(1, {})});
+  }
+  return list;
+}
+const std::vector<PassingCase> kThoroughCases = thorough_cases();
+
+// Eight tiles; and blocks of heads one behind the other.
+const BugsOf bug{"distribution_cuda.cuh", "bf16-k512"}, heads{"distribution_cuda.cuh", "bf16-h128"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", bug("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ", bug("NoBarrierBehindRows", "the tile is there, and the one", Action::drop)),
+    saying("race: ", bug("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
+    saying("race: ", bug("NoCommit", "cp_async_commit();", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindTheLastSums", "the sums of the last tile", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindLimits", "the limits are there", Action::drop)),
+    saying("race: ", heads("LastTileReplacedEarly", "the sums of the last tile", Action::drop)),
+    saying("result: ", bug("NoSums", "sums[4 * logit_unit(lane, i) + e].store", Action::drop)),
+    bug("LateSums", "sums[4 * logit_unit(lane, i) + e].store", Action::delay),
+    bug("SumsElsewhere", "sums[4 * logit_unit(lane, i) + e].store", Action::add, 4),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,
+                       kThoroughCases, kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

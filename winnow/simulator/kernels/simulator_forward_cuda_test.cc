@@ -1,0 +1,76 @@
+// sparse_mla::forward of every GPU in the simulator, which is one of compute capability 8.6 here:
+// it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+#include <string>
+#include <vector>
+
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/sparse_mla/cases.h"
+
+namespace winnow::sparse_mla {
+
+testing::Operation forward_operation();
+
+namespace {
+
+constexpr int kLeast = 99 * 1024, kLarge = 163 * 1024;
+const bool kSet = [] {  // before the library asks
+  simulator::settings().compute_capability = 86;
+  simulator::settings().shared_bytes = kLeast;
+  return true;
+}();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"late", "random:1"}},   {"bf16-d512-h64-k512", {"random:3"}},
+    {"f16-d512-h16-k100", {"starved:3"}}, {"bf16-length-ragged", {"random:4"}},
+    {"bf16-some-nothing", {"random:5"}},  {"bf16-later-maxima", {"late"}},
+    {"bf16-dense-empty", {"random:1"}},   {"f16-extra-list-list", {"late"}},
+};
+std::vector<PassingCase> thorough_cases() {
+  std::vector<PassingCase> list;
+  for (const testing::Case& one : forward_operation().cases) {
+    if (!one.on_gpu) continue;
+    const bool large = one.name.find("sq4096") != std::string::npos ||
+                       one.name.find("sq300") != std::string::npos ||
+                       one.name.find("skv20000") != std::string::npos;
+    if (!large) list.push_back({one.name, schedules(2, {})});
+  }
+  return list;
+}
+const std::vector<PassingCase> kThoroughCases = thorough_cases();
+
+const BugsOf bug{"attention_cuda.cuh", "bf16-k512"}, kernel{"forward_cuda.cuh", "bf16-k512"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", kernel("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ",
+           kernel("NoBarrierBehindRows", "the tile is there, and the one before", Action::drop)),
+    saying("race: ", kernel("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
+    saying("race: ", kernel("NoCommit", "cp_async_commit();", Action::drop)),
+    saying("race: ", kernel("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindSums", "// the sums are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindP", "if (__syncthreads_or(raised))", Action::drop)),
+    saying("race: ", bug("POverLogits", "__syncwarp();  // all lanes have", Action::drop)),
+    bug("LateSums", "st_shared(sums.pair(head", Action::delay),
+    bug("SumsElsewhere", "st_shared(sums.pair(head", Action::add, 16),
+    bug("WeightsElsewhere", "st_shared(shared.sums()[0].pair(row, 4 * unit)", Action::add, 8),
+    saying("result: ", bug("NoFactors", "shared.factors()[row].store(factor);", Action::drop)),
+    bug("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
+    saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
+    saying("result: ", bug("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
+    bug("RowsElsewhere", "cp_async_zfill<128>(to + chunk", Action::add, 128),
+};
+
+// Where a block may have more, the queries are in four parts.
+TEST(SimulatorForwardCudaLarge, Passes) {
+  simulator::settings().shared_bytes = kLarge;
+  simulator::expect_passes(forward_operation(), "bf16-h64", "random:2");
+  simulator::settings().shared_bytes = kLeast;
+}
+
+WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::sparse_mla

@@ -1,0 +1,369 @@
+// Decode, for GPUs of compute capability 8.0 and newer: the kernels. A block has a segment of a
+// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attention_cuda.cuh.
+//
+// Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are, a
+// tile ahead of the products, too, and each warp turns those that it has copied into bf16, in the
+// one slot that there is, between the values of the tile before and the logits of theirs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/device/common/registers.cuh"
+#include "winnow/sparse_mla/attention_cuda.cuh"
+#include "winnow/sparse_mla/decode/decode_values.cuh"
+#include "winnow/sparse_mla/decode/decode_view.cuh"
+
+namespace winnow::sparse_mla::decode_cuda_detail {
+
+using namespace winnow::sparse_mla::attention_cuda;
+
+// What a segment that is no whole query leaves of a head, beside the output before its division by
+// the sum: the reference in base 2 and the sum.
+struct alignas(8) PartialSums {
+  float reference, sum;
+};
+
+struct KernelParams {
+  ChosenView chosen[2];  // of the cache and of the extra one
+  HeadsView q, out;
+  HeadsView lse;           // data may be null
+  const float* attn_sink;  // may be null
+  std::int64_t attn_sink_stride;
+  float scale;  // of logits in base 2
+  int h_q;
+  std::uint32_t s_q, head_blocks, segments, segment_tiles;
+  // Paged: the entries of the first list are positions of the sequence, `indices` are the block
+  // tables and topk_length is context_lens.
+  bool paged;
+  std::int32_t step;          // paged: s_q where context_lens counts all queries of the step, or 0
+  std::uint32_t blocks;       // paged: of the cache
+  float* partial_out;         // [queries, segments, head_blocks, 64, 512]
+  PartialSums* partial_sums;  // [queries, segments, head_blocks, 64]
+};
+
+// --- entries ------------------------------------------------------------------------------------
+
+// Entries of list `c` of query s of sequence i that count.
+__device__ __forceinline__ int entries_of(const KernelParams& params, int c, std::uint32_t i,
+                                          std::uint32_t s) {
+  const ChosenView& chosen = params.chosen[c];
+  if (chosen.topk_length == nullptr) return chosen.topk;
+  const std::int32_t given =
+      __ldg(chosen.topk_length + i * chosen.topk_length_stride_b + s * chosen.topk_length_stride_s);
+  const int entries = min(max(given, 0), chosen.topk);
+  return c == 0 && params.step > 0 ? max(entries - params.step + static_cast<int>(s) + 1, 0)
+                                   : entries;
+}
+
+// The tiles of a segment that hold entries: those of the first list before those of the second.
+class SegmentTiles {
+ public:
+  // `entries` of each list count.
+  __device__ __forceinline__ SegmentTiles(const KernelParams& params, std::uint32_t i,
+                                          std::uint32_t s, std::uint32_t segment,
+                                          const int (&entries)[2])
+      : params_(params), i_(i), s_(s) {
+    int from = static_cast<int>(segment * params.segment_tiles);
+    int to = from + static_cast<int>(params.segment_tiles);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const ChosenView& chosen = params.chosen[c];
+      const int begin = min(max(from, 0), chosen.tiles);
+      const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries[c], kRows));
+      first_[c] = begin * kRows;
+      tiles_[c] = max(end - begin, 0);
+      end_[c] = min(entries[c], end * kRows);
+      from -= chosen.tiles;
+      to -= chosen.tiles;
+    }
+    // Entry 0 of tile 0 of the second list, as if its tiles were counted from the first list's on.
+    first_[1] -= tiles_[0] * kRows;
+  }
+
+  __device__ __forceinline__ int count() const { return tiles_[0] + tiles_[1]; }
+  __device__ __forceinline__ const ChosenView& chosen(int tile) const {
+    return params_.chosen[list(tile)];
+  }
+  // The slot of entry `n` of a tile; -1 where there is none.
+  __device__ __forceinline__ std::int32_t load(int tile, int n) const {
+    const bool second = list(tile) == 1;
+    const int at = n + tile * kRows + (second ? first_[1] : first_[0]);
+    if (at >= (second ? end_[1] : end_[0])) return -1;
+    const ChosenView& rows = params_.chosen[second];
+    const std::int32_t* const list = rows.indices + i_ * rows.indices_stride_b;
+    if (!params_.paged) return __ldg(list + s_ * rows.indices_stride_s + at);
+    const auto place = rows.of_block.divide(static_cast<std::uint32_t>(at));
+    const auto block = static_cast<std::uint32_t>(__ldg(list + place.quotient));
+    if (block >= params_.blocks) return -1;  // negative ones, too
+    return static_cast<std::int32_t>(block * rows.cache.block_size + place.remainder);
+  }
+
+ private:
+  __device__ __forceinline__ int list(int tile) const { return tile >= tiles_[0]; }
+
+  const KernelParams& params_;
+  std::uint32_t i_, s_;
+  int first_[2], tiles_[2], end_[2];  // of each list: its entries in the segment
+};
+
+__device__ __forceinline__ const std::uint8_t* row_at(const ChosenView& chosen, std::int64_t slot) {
+  const auto place = chosen.of_block.divide(static_cast<std::uint32_t>(slot));
+  return chosen.cache.row(place.quotient, place.remainder);
+}
+
+// --- rows in f8 ---------------------------------------------------------------------------------
+
+// A row as its bytes are, in shared memory.
+template <CacheFormat kFormat>
+struct RawRow {
+  static constexpr int kPlace = 0;
+};
+template <>
+struct RawRow<CacheFormat::fp8_656> : Row656 {
+  static constexpr int kCopied = kBytes;  // the scales are inside
+  static constexpr int kPlace = kBytes;
+};
+template <>
+struct RawRow<CacheFormat::fp8_584> : Row584 {
+  static constexpr int kCopied = kRowBytes;
+  static constexpr int kScaleOffset = kRowBytes;  // in shared memory the scales stand behind it
+  static constexpr int kPlace = kRowBytes + kUnitBytes;
+};
+
+// Starts the copies of a tile: each warp those of four rows, as copy_rows() does.
+template <CacheFormat kFormat>
+__device__ __forceinline__ void copy_raw_rows(const ChosenView& chosen, std::uint32_t raw,
+                                              std::int32_t entry, std::uint32_t mask, int warp,
+                                              int lane, std::uint64_t policy) {
+  using Row = RawRow<kFormat>;
+  const int row = 4 * warp + lane / 8, unit = lane % 8;
+  const bool visible = mask >> row & 1;
+  const std::int32_t slot = __shfl_sync(kFullWarp, entry, row);
+  const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
+  const std::uint8_t* const from = chosen.cache.row(place.quotient, place.remainder);
+  const std::uint32_t to = raw + row * Row::kPlace;
+#pragma unroll
+  for (int at = 0; at < Row::kCopied; at += 8 * kUnitBytes) {
+    const int offset = at + unit * kUnitBytes;
+    if (offset < Row::kCopied) cp_async_zfill<128>(to + offset, from + offset, visible, policy);
+  }
+  if constexpr (kFormat == CacheFormat::fp8_584) {
+    if (unit < 2) {
+      cp_async_word_zfill(to + Row::kScaleOffset + 4 * unit,
+                          chosen.cache.scales_584(place.quotient, place.remainder) + 4 * unit,
+                          visible);
+    }
+  }
+}
+
+// Turns the rows that the warp has copied into bf16, in the slot. All its copies are there.
+template <CacheFormat kFormat, int kDim>
+__device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, kDim>> slot,
+                                          int warp, int lane) {
+  using namespace decode_values;
+  using Row = RawRow<kFormat>;
+  const int row = 4 * warp + lane / 8, unit = lane % 8;
+  const std::uint32_t from = raw + row * Row::kPlace;
+  const auto store = [&](int column8, const uint4& of, const auto& convert) {
+    const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
+    st_shared(slot.unit(row, column8), make_uint4(x.x, x.y, y.x, y.y));
+    st_shared(slot.unit(row, column8 + 1), make_uint4(z.x, z.y, w.x, w.y));
+  };
+#pragma unroll
+  for (int at = 0; at < Row::kQuantised; at += 128) {  // 16 values a lane, of one scale
+    const int first = at + 16 * unit;
+    const bool quantised = Row::kQuantised % 128 == 0 || first < Row::kQuantised;
+    float scale = 0;
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (quantised) {
+      words = ld_shared_words(from + first);
+      if constexpr (kFormat == CacheFormat::fp8_656) {
+        scale = ld_shared<float>(from + Row::kScaleOffset + first / Row::kGroup * 4);
+      } else {
+        const int group = first / Row::kGroup;
+        const auto scales = ld_shared<std::uint32_t>(from + Row::kScaleOffset + group / 4 * 4);
+        scale = ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (group % 4)));
+      }
+    }
+    const bool plain = is_short(scale) && (find_nan(words) & kNanBits) == 0;
+    if (!quantised) continue;
+    if (plain) {
+      const std::uint32_t factor = factor_of(scale);
+      store(first / 8, words, [&](std::uint32_t word) { return dequantise(word, factor); });
+    } else {
+      store(first / 8, words, [&](std::uint32_t word) { return dequantise_any(word, scale); });
+    }
+  }
+  st_shared(slot.unit(row, Row::kQuantised / 8 + unit),
+            ld_shared_words(from + Row::kRopeOffset + unit * kUnitBytes));
+}
+
+// --- what a block leaves ------------------------------------------------------------------------
+
+__device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
+  if (params.attn_sink == nullptr) return negative_infinity();
+  return __ldg(params.attn_sink + head * params.attn_sink_stride) * kLog2e;
+}
+
+__device__ __forceinline__ void store_lse(const KernelParams& params, std::uint32_t i,
+                                          std::uint32_t s, int head, float reference, float sum) {
+  if (!params.lse.present()) return;
+  // log2(0) is -inf.
+  *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
+}
+
+// Writes the output of the first `count` heads as it is to `rows`, [64, 512].
+__device__ __forceinline__ void store_partial(float* rows, int count, int warp, int lane,
+                                              const Output& o) {
+#pragma unroll
+  for (int m = 0; m < kHeads / 16; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = 16 * m + lane / 4 + 8 * r;
+      float* const to = rows + head * kValueColumns + warp * kWarpColumns + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kWarpColumns / 8; ++n) {
+        if (head < count) {
+          *reinterpret_cast<float2*>(to + 8 * n) = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
+        }
+      }
+    }
+  }
+}
+
+// --- kernels ------------------------------------------------------------------------------------
+
+template <CacheFormat kFormat, int kDim_, int kParts>
+struct DecodePlan {
+  static constexpr bool kRaw = kFormat != CacheFormat::bf16;
+  using Attention = Plan<DType::bf16, kDim_, kParts, kRaw ? 1 : 2>;
+  static constexpr CacheFormat kCacheFormat = kFormat;
+  static constexpr int kDim = kDim_;
+  // Rows in f8 stand behind what attention_cuda.cuh has.
+  static constexpr int kRawOffset = Attention::kBytes;
+  static_assert(kRawOffset % kUnitBytes == 0);
+  static constexpr int kBytes = kRawOffset + (kRaw ? kRows * RawRow<kFormat>::kPlace : 0);
+};
+
+// What a block works on. Blocks count the blocks of heads first, which read the same rows, then
+// segments.
+struct Item {
+  std::uint32_t i, s, segment;
+  int first, heads;  // the first head, and how many there are
+};
+__device__ __forceinline__ Item item_of(const KernelParams& params, std::uint32_t block) {
+  const int first = static_cast<int>(block % params.head_blocks) * kHeads;
+  const std::uint32_t query = block / params.head_blocks / params.segments;
+  return {query / params.s_q, query % params.s_q, block / params.head_blocks % params.segments,
+          first, min(params.h_q - first, kHeads)};
+}
+
+template <class D>
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_kernel(const __grid_constant__ KernelParams params) {
+  using P = typename D::Attention;
+  constexpr CacheFormat kFormat = D::kCacheFormat;
+  const P shared{shared_address(dynamic_shared<128>())};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Item item = item_of(params, blockIdx.x);
+  if (threadIdx.x < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
+  __syncthreads();  // the limits are there
+  const SegmentTiles tiles(params, item.i, item.s, item.segment,
+                           {shared.limits()[0].load(), shared.limits()[1].load()});
+  const int count = tiles.count();
+  // A tile ahead of the products, its entries one more.
+  std::int32_t entry = tiles.load(0, lane);
+  const auto copy = [&](int tile) {
+    const std::uint64_t policy = policy_evict_last();
+    const ChosenView& chosen = tiles.chosen(tile);
+    const std::uint32_t mask = __ballot_sync(kFullWarp, chosen.cache.holds(entry));
+    if constexpr (D::kRaw) {
+      copy_raw_rows<kFormat>(chosen, shared.base + D::kRawOffset, entry, mask, warp, lane, policy);
+    } else {
+      copy_rows<P>(
+          shared.rows()[tile & 1], entry, mask, warp, lane, policy,
+          [&](std::int64_t slot) { return reinterpret_cast<const char*>(row_at(chosen, slot)); });
+    }
+    cp_async_commit();
+    entry = tiles.load(tile + 1, lane);
+    return mask;
+  };
+  std::uint32_t next_mask = count > 0 ? copy(0) : 0;
+
+  Queries<P> q;
+  load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
+                  lane, q);
+  RowState state;
+  Output o = {};
+  for (int tile = 0; tile < count; ++tile) {
+    const std::uint32_t mask = next_mask;
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there, and the one before is done with
+    if constexpr (D::kRaw) {
+      turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[0], warp, lane);
+      __syncwarp();  // the warp's raw rows may be replaced
+    }
+    if (tile + 1 < count) next_mask = copy(tile + 1);
+    if constexpr (D::kRaw) __syncthreads();  // all rows are turned
+    attend(shared, D::kRaw ? 0 : tile & 1, params.scale, mask, warp, lane, q, state, o);
+  }
+
+  // Computed anew: registers are scarce until here.
+  const auto [i, s, segment, first, heads] = item_of(params, forget(blockIdx.x));
+  const int row = 8 * warp + lane / 4, head = first + row;
+  const bool tells = lane % 4 == 0 && row < heads;
+  state.sum = quad_sum(state.sum);
+  if (params.segments > 1) {
+    const std::int64_t partial = blockIdx.x;
+    if (tells) params.partial_sums[partial * kHeads + row] = {state.reference, state.sum};
+    if (count > 0) {
+      store_partial(params.partial_out + partial * kHeads * kValueColumns, heads, warp, lane, o);
+    }
+    return;
+  }
+  if (lane % 4 == 0) {
+    const float sink = tells ? sink_of(params, head) : negative_infinity();
+    shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
+    if (tells) store_lse(params, i, s, head, state.reference, state.sum);
+  }
+  __syncthreads();  // store_output reads the factors
+  store_output(shared, params.out.at(i, s, first), params.out.stride_h, heads, warp, lane, o);
+}
+
+// Adds up the segments of one query and head in each block, in their order; blocks count heads
+// first. A thread has four columns.
+inline constexpr int kMergeThreads = kValueColumns / 4;
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const __grid_constant__ KernelParams params) {
+  const auto heads = static_cast<std::uint32_t>(params.h_q);
+  const std::uint32_t head = blockIdx.x % heads, query = blockIdx.x / heads;
+  const auto row_of = [&](std::uint32_t segment) {
+    const std::int64_t part =
+        (std::int64_t{query} * params.segments + segment) * params.head_blocks;
+    return (part + head / kHeads) * kHeads + head % kHeads;
+  };
+  float reference = kNoReference;
+  for (std::uint32_t n = 0; n < params.segments; ++n) {
+    reference = fmaxf(reference, params.partial_sums[row_of(n)].reference);
+  }
+  float sum = 0, all[4] = {};
+  for (std::uint32_t n = 0; n < params.segments; ++n) {
+    const PartialSums sums = params.partial_sums[row_of(n)];
+    if (sums.sum == 0.0f) continue;  // nothing is visible, and perhaps nothing stored
+    const float weight = ex2(sums.reference - reference);
+    sum = fmaf(sums.sum, weight, sum);
+    const float4 row = *reinterpret_cast<const float4*>(
+        params.partial_out + row_of(n) * kValueColumns + 4 * threadIdx.x);
+    all[0] = fmaf(row.x, weight, all[0]), all[1] = fmaf(row.y, weight, all[1]);
+    all[2] = fmaf(row.z, weight, all[2]), all[3] = fmaf(row.w, weight, all[3]);
+  }
+  const std::uint32_t i = query / params.s_q, s = query % params.s_q;
+  const int at = static_cast<int>(head);
+  const float factor = output_factor(sum, reference, sink_of(params, at));
+  *reinterpret_cast<uint2*>(params.out.at(i, s, at) + 8 * threadIdx.x) = make_uint2(
+      pack_bf16(all[0] * factor, all[1] * factor), pack_bf16(all[2] * factor, all[3] * factor));
+  if (threadIdx.x == 0) store_lse(params, i, s, at, reference, sum);
+}
+
+}  // namespace winnow::sparse_mla::decode_cuda_detail

@@ -1,0 +1,90 @@
+// Top-k sparse MLA attention, forward, for GPUs of compute capability 8.0 and newer: the kernel. A
+// block has one item, (query, 64 heads), and the tile loop of attention_cuda.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "winnow/sparse_mla/attention_cuda.cuh"
+#include "winnow/sparse_mla/two_sources.cuh"
+
+namespace winnow::sparse_mla::forward_cuda_detail {
+
+using namespace winnow::sparse_mla::attention_cuda;
+
+struct KernelParams {
+  TwoSources sources;
+  const char* q;
+  std::int64_t q_stride0, q_stride1;  // bytes
+  char* out;
+  std::int64_t out_stride0, out_stride1;  // bytes
+  Rows<float*> max_logits, lse;           // may be absent
+  Rows<const float*> attn_sink;           // may be absent
+  float scale;                            // of logits in base 2
+  int h_q;
+  std::uint32_t head_blocks;
+};
+
+template <class P>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ KernelParams params) {
+  const P shared{shared_address(dynamic_shared<128>())};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::int64_t query = blockIdx.x / params.head_blocks;
+  const int first = static_cast<int>(blockIdx.x % params.head_blocks) * kHeads;
+  const int heads = min(params.h_q - first, kHeads);
+
+  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
+  __syncthreads();  // the limits are there
+  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
+  const int tiles = entries.tiles();
+  // A tile ahead of the products, its entries one more.
+  std::int32_t entry = entries.load(0, lane);
+  const auto copy = [&](int tile) {
+    const std::uint64_t policy = policy_evict_last();
+    const std::uint32_t mask =
+        __ballot_sync(kFullWarp, static_cast<std::uint32_t>(entry) < entries.visible(tile));
+    const GatherView& rows = entries.rows(tile);
+    copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy,
+                 [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
+    cp_async_commit();
+    entry = entries.load(tile + 1, lane);
+    return mask;
+  };
+  std::uint32_t next_mask = tiles > 0 ? copy(0) : 0;
+
+  Queries<P> q;
+  load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1, params.q_stride1,
+                  heads, warp, lane, q);
+  RowState state;
+  Output o = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    const std::uint32_t mask = next_mask;
+    cp_async_wait<0>();
+    __syncthreads();  // the tile is there, and the one before is done with
+    if (tile + 1 < tiles) next_mask = copy(tile + 1);
+    attend(shared, tile & 1, params.scale, mask, warp, lane, q, state, o);
+  }
+
+  const int row = 8 * warp + lane / 4;
+  state.sum = quad_sum(state.sum);
+  if (lane % 4 == 0) {
+    const std::int64_t head = first + row;
+    float sink = negative_infinity();
+    if (params.attn_sink.present() && row < heads) {
+      sink = __ldg(params.attn_sink.data + params.attn_sink.offset(head)) * kLog2e;
+    }
+    shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
+    if (row < heads && params.lse.present()) {
+      params.lse.data[params.lse.offset(query, head)] =
+          (state.reference + log2f(state.sum)) * kLn2;  // log2(0) is -inf
+    }
+    if (row < heads && params.max_logits.present()) {
+      params.max_logits.data[params.max_logits.offset(query, head)] = state.top * kLn2;
+    }
+  }
+  __syncthreads();  // store_output reads the factors
+  store_output(shared, params.out + query * params.out_stride0 + first * params.out_stride1,
+               params.out_stride1, heads, warp, lane, o);
+}
+
+}  // namespace winnow::sparse_mla::forward_cuda_detail
