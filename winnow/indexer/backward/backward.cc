@@ -50,7 +50,7 @@ std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& par
 
 void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
   const Check check(kOperation);
-  check_for_sm90(check, args.q, args.k);
+  check_for_gpu(check, Backend::sm90, args.q, args.k);
   constexpr std::int64_t kAlignment = 16;
   check.aligned("dq", args.dq, kAlignment);
   check.aligned("dk", args.dk, kAlignment);

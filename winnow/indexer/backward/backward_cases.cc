@@ -144,7 +144,7 @@ testing::Operation backward_operation() {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),
          [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
-         shape.dtype == DType::bf16 || shape.dtype == DType::f8_e4m3});
+         on_gpu(shape), 0, only_gpu(shape)});
   };
   for (CaseShape shape : case_shapes()) {
     if (shape.ties == Ties::larger && shape.order != Order::random) continue;
