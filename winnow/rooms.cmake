@@ -56,7 +56,8 @@ winnow_room(expert_parallel/transport/mapped  mapped_transport.cc)
 winnow_room(expert_parallel/transport/nvshmem  nvshmem.cc nvshmem_library.cc nvshmem_world.cc)
 winnow_room(expert_parallel/transport/shared_memory  shared_memory.cc)
 winnow_room(indexer  problem.cc)
-winnow_room(indexer/backward  backward.cc  CPU backward_cpu.cc  SM90 backward_sm90.cu)
+winnow_room(indexer/backward  backward.cc
+  CPU backward_cpu.cc  CUDA80 backward_cuda.cu  SM90 backward_sm90.cu)
 winnow_room(indexer/quantize  quantize.cc  CPU quantize_cpu.cc  CUDA quantize_cuda.cu)
 winnow_room(indexer/scores  scores.cc  CPU scores_cpu.cc  CUDA80 scores_cuda.cu  SM90 scores_sm90.cu)
 winnow_room(indexer/scores_paged  scores_paged.cc

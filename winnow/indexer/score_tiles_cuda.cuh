@@ -25,7 +25,6 @@
 #include <cuda_bf16.h>
 
 #include "winnow/core/dtype.h"
-#include "winnow/device/common/copy.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/matrix.cuh"
 #include "winnow/device/common/places.cuh"
@@ -33,14 +32,13 @@
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm80/mma.cuh"
 #include "winnow/device/sm80/tile.cuh"
+#include "winnow/indexer/copy_rows_cuda.cuh"
 
 namespace winnow::indexer::cuda_detail {
 
 using namespace winnow::device;
 
-inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
 inline constexpr int kTileRows = 128;
-inline constexpr int kMostColumns = 128;  // of a row of keys
 inline constexpr int kPartHeads = 16;
 inline constexpr int kWarpParts = 2;  // of a warp: 32 columns
 inline constexpr int kParts = kWarpParts * kWarps;
@@ -159,69 +157,6 @@ struct Heads {
   }
 };
 
-// ---- Rows --------------------------------------------------------------------------------------
-
-// Brings a tile of rows to a slot: each warp its 16 rows, 8 lanes for 64 numbers of a row. The row
-// that work.row(local) names begins at a multiple of 16 bytes; null: zeros take its place.
-template <DType kDType>
-struct Copies {
-  // Starts to copy. work.any() is an address that may be named and is not read.
-  template <class Work>
-  __device__ __forceinline__ void begin(const Work& work, Place<RowTile> slot, int d, int warp,
-                                        int lane) {
-#pragma unroll
-    for (int pass = 0; pass < kWarpRows / 4; ++pass) {
-      const int local = kWarpRows * warp + 4 * pass + lane / 8;
-      const char* const row = work.row(local);
-      const char* const from = (row == nullptr ? work.any() : row) + lane % 8 * kUnitBytes;
-#pragma unroll
-      for (int chunk = 0; chunk < 2; ++chunk) {
-        if (64 * chunk >= d) break;
-        cp_async_zfill<128>(slot.unit(local, 8 * chunk + lane % 8),
-                            row == nullptr ? work.any() : from + chunk * kTileLine, row != nullptr,
-                            work.policy());
-      }
-    }
-    cp_async_commit();
-  }
-  __device__ __forceinline__ void finish(Place<RowTile>, int, int, int) {}
-  // Behind it and a barrier the rows are there.
-  __device__ __forceinline__ void wait() { cp_async_wait<0>(); }
-};
-template <>
-struct Copies<DType::f8_e4m3> {
-  uint2 loaded[kWarpRows / 4][2];
-
-  template <class Work>
-  __device__ __forceinline__ void begin(const Work& work, Place<RowTile>, int d, int warp,
-                                        int lane) {
-#pragma unroll
-    for (int pass = 0; pass < kWarpRows / 4; ++pass) {
-      const char* const row = work.row(kWarpRows * warp + 4 * pass + lane / 8);
-#pragma unroll
-      for (int chunk = 0; chunk < 2; ++chunk) {
-        loaded[pass][chunk] = make_uint2(0, 0);
-        if (row == nullptr || 64 * chunk >= d) continue;
-        loaded[pass][chunk] =
-            __ldg(reinterpret_cast<const uint2*>(row + 64 * chunk + lane % 8 * 8));
-      }
-    }
-  }
-  __device__ __forceinline__ void finish(Place<RowTile> slot, int d, int warp, int lane) {
-#pragma unroll
-    for (int pass = 0; pass < kWarpRows / 4; ++pass) {
-#pragma unroll
-      for (int chunk = 0; chunk < 2; ++chunk) {
-        if (64 * chunk >= d) break;
-        const uint2 low = widen_f8(loaded[pass][chunk].x), high = widen_f8(loaded[pass][chunk].y);
-        const int local = kWarpRows * warp + 4 * pass + lane / 8;
-        st_shared(slot.unit(local, 8 * chunk + lane % 8), make_uint4(low.x, low.y, high.x, high.y));
-      }
-    }
-  }
-  __device__ __forceinline__ void wait() {}
-};
-
 // ---- Products and sums -------------------------------------------------------------------------
 
 template <DType kDType>
@@ -316,7 +251,7 @@ struct TileSums {
 //   tiles()                       at least one
 //   heads()                       a HeadsView
 //   prepare(tile, warp, lane)     before row(local), which all lanes call together
-//   row(local), any(), policy()   see Copies
+//   row(local)                    see Copies
 //   store(tile, sums, warp, lane) takes the sums of a tile, by all warps
 template <DType kDType, class Work>
 __device__ __forceinline__ void score_tiles(Plan shared, const Columns& columns, Work& work) {
@@ -326,11 +261,13 @@ __device__ __forceinline__ void score_tiles(Plan shared, const Columns& columns,
   const HeadsView view = work.heads();
   const int d = view.d, tiles = work.tiles();
   const bool masked = view.heads % kPartHeads != 0;
+  const std::uint64_t policy = policy_evict_last();
 
-  Copies<kDType> copies;
+  Copies<kDType, kProductType<kDType>, kTileRows> copies;
   const auto begin = [&](int tile) {
     work.prepare(tile, warp, lane);
-    copies.begin(work, shared.rows()[tile & 1], d, warp, lane);
+    copies.begin(shared.rows()[tile & 1], d, warp, lane, view.q, policy,
+                 [&](int local) { return work.row(local); });
   };
   begin(0);
   Heads<kDType> heads;

@@ -92,13 +92,14 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128][4] f32. out: [1] count, [3] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
+// in: [128][4] f32. out: [1] count, [1] sum, [2] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   if (t < 16) out[t] = 0;
   __syncthreads();
   const float4 value = reinterpret_cast<const float4*>(in)[t];
   device::reduce_add<3>(out);
+  device::reduce_add(reinterpret_cast<float*>(out + 1), value.x);
   device::reduce_add(reinterpret_cast<float*>(out + 4), value);
   device::reduce_add(reinterpret_cast<float*>(out + 8), value, device::policy_evict_last());
   const unsigned long long bits = (static_cast<unsigned long long>(t) << 30) + in[4 * t];

@@ -220,6 +220,7 @@ TEST_F(Conformance, Reductions) {
   for (std::size_t t = 0; t < kThreads; ++t) total += (std::uint64_t{t} << 30) + in[4 * t];
   const Words out = run(launch_reductions, in, 16);
   EXPECT_EQ(out[0], 3 * kThreads);
+  EXPECT_EQ(number(out[1]), sums[0]);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(number(out[4 + i]), sums[i]);
     EXPECT_EQ(number(out[8 + i]), sums[i]);

@@ -17,6 +17,7 @@ winnow_simulated_kernels(simulated_indexer
   indexer/problem.cc
   indexer/backward/backward.cc
   indexer/backward/backward_cases.cc
+  indexer/backward/backward_cuda.cu
   indexer/backward/backward_sm90.cu
   indexer/quantize/quantize.cc
   indexer/quantize/quantize_cases.cc
@@ -40,6 +41,8 @@ winnow_simulated_kernels(simulated_indexer
   indexer/topk_paged/topk_paged_sm90.cu
   indexer/topk_paged/topk_paged_step_cases.cc)
 winnow_simulator_test(simulator_indexer_backward_test indexer/backward simulated_indexer indexer_backward_test.cc)
+winnow_simulator_test(simulator_indexer_backward_cuda_test indexer/backward simulated_indexer
+  indexer_backward_cuda_test.cc)
 winnow_simulator_test(simulator_indexer_quantize_test indexer/quantize simulated_indexer indexer_quantize_test.cc)
 winnow_simulator_test(simulator_indexer_scores_test indexer/scores simulated_indexer indexer_scores_test.cc)
 winnow_simulator_test(simulator_indexer_scores_cuda_test indexer/scores simulated_indexer

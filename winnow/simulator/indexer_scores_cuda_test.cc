@@ -28,21 +28,23 @@ const std::vector<PassingCase> kThoroughCases =
 // 3 and 40 tiles.
 const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, f8{"score_tiles_cuda.cuh", "f8_e4m3-h128"};
 const BugsOf many{"score_tiles_cuda.cuh", "bf16-zero"};
+const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cuh", "f8_e4m3-h128"};
+const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", tiles("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
     saying("race: ",
            many("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", f8("NoBarrierBehindRows", "the tile is there, and the sums of", Action::drop)),
     saying("race: ", tiles("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
-    saying("race: ", many("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
-    saying("race: ", tiles("NoCommit", "cp_async_commit();", Action::drop)),
-    tiles("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", Action::add, 16),
-    f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    f8("LateRows", "st_shared(slot.unit(local", Action::delay),
-    f8("NoWidenedRows", "st_shared(slot.unit(local", Action::drop),
+    saying("race: ", rows_many("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
+    saying("race: ", rows("NoCommit", "cp_async_commit();", Action::drop)),
+    rows("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", Action::add, 16),
+    rows_f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    rows_f8("LateRows", "st_shared(slot.unit(local", Action::delay),
+    rows_f8("NoWidenedRows", "st_shared(slot.unit(local", Action::drop),
     tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
     saying("result: ", tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop)),
     tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),

@@ -26,6 +26,7 @@ const std::vector<PassingCase> kQuickCases = {
 };
 const std::vector<PassingCase> kThoroughCases = all_cases(scores_paged_operation(), {});
 
+const BugsOf rows{"copy_rows_cuda.cuh", "columns301"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, groups{"score_tiles_cuda.cuh", "columns301"};
 
 const std::vector<PlantedBug> kQuickBugs = {
@@ -35,9 +36,9 @@ const std::vector<PlantedBug> kQuickBugs = {
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     groups("NoBarrierBehindRows", "the tile is there, and the sums of", Action::drop),
-    groups("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    groups("NoRows", "st_shared(slot.unit(local", Action::drop),
-    groups("LateRows", "st_shared(slot.unit(local", Action::delay),
+    rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    rows("NoRows", "st_shared(slot.unit(local", Action::drop),
+    rows("LateRows", "st_shared(slot.unit(local", Action::delay),
     groups("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
     groups("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
     groups("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),

@@ -26,7 +26,7 @@ const std::vector<PassingCase> kThoroughCases =
     all_cases(topk_operation(), {"sq70001", "infinite", "sq140"});
 
 const BugsOf held{"choose.cuh", "bf16-duplicates"}, reread{"choose.cuh", "bf16-h16-sk33000-zero"};
-const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"};
+const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, rows{"copy_rows_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     held("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
@@ -44,7 +44,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     reread("NoBarrierOfSumsAgain", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
            Action::drop, 0, 1),
     reread("NoBarrierOfTheBinAgain", "  wanted -= shared_.higher;", Action::drop, 0, -1),
-    saying("race: ", tiles("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
     tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
 };
 

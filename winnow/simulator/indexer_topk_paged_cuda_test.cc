@@ -25,6 +25,7 @@ const std::vector<PassingCase> kQuickCases = {
 };
 const std::vector<PassingCase> kThoroughCases = all_cases(topk_paged_operation(), {});
 
+const BugsOf rows{"copy_rows_cuda.cuh", "long"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
 
 const std::vector<PlantedBug> kQuickBugs = {
@@ -34,9 +35,9 @@ const std::vector<PlantedBug> kQuickBugs = {
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", tiles("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
-    tiles("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    tiles("NoRows", "st_shared(slot.unit(local", Action::drop),
-    tiles("LateRows", "st_shared(slot.unit(local", Action::delay),
+    rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    rows("NoRows", "st_shared(slot.unit(local", Action::drop),
+    rows("LateRows", "st_shared(slot.unit(local", Action::delay),
     tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
     tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
     tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),

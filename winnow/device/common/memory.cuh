@@ -97,6 +97,10 @@ template <std::uint32_t kValue>
 __device__ __forceinline__ void reduce_add(std::uint32_t* address) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "n"(kValue) : "memory");
 }
+__device__ __forceinline__ void reduce_add(float* address, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+// sm_90 and newer, as all with four f32.
 __device__ __forceinline__ void reduce_add(float* address, float4 value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
                "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)

@@ -60,8 +60,6 @@ class DenseWork {
     const std::int64_t row = row_ + local;
     return row < p_.seen.s_k ? p_.k + row * p_.k_row_stride : nullptr;
   }
-  __device__ const char* any() const { return p_.heads.q; }
-  __device__ std::uint64_t policy() const { return policy_; }
 
   __device__ __forceinline__ void store(int tile, const TileSums& sums, int warp, int lane) const {
     const int row = begin_ + tile * kTileRows + 4 * lane;
@@ -103,7 +101,6 @@ class DenseWork {
   }
 
   const DenseParams& p_;
-  const std::uint64_t policy_ = policy_evict_last();
   int first_query_, begin_, tiles_, row_;
   gpu::RowRange seen_[kOwn];
 };
@@ -153,8 +150,6 @@ class AtWork {
     const std::int64_t row = __shfl_sync(kFullWarp, chosen_, local % kWarpRows);
     return row < 0 ? nullptr : p_.view.k + row * p_.view.k_row_stride;
   }
-  __device__ const char* any() const { return p_.view.q; }
-  __device__ std::uint64_t policy() const { return policy_; }
 
   __device__ __forceinline__ void store(int tile, const TileSums& sums, int warp, int lane) const {
     if (warp != tile % kWarps) return;
@@ -181,7 +176,6 @@ class AtWork {
   }
 
   const AtParams& p_;
-  const std::uint64_t policy_ = policy_evict_last();
   gpu::Entries entries_;
   int first_, tiles_, chosen_, next_;
 };

@@ -492,8 +492,10 @@ class Choice {
   std::uint32_t key_[kHeld];
 };
 
+// Static, as one that objects of several architectures have would be the same to the linker.
 template <class Params, int kWarps, class Team>
-__global__ void __launch_bounds__(32 * kWarps, kChooseThreadsOfMultiprocessor / (32 * kWarps))
+static __global__ void __launch_bounds__(32 * kWarps,
+                                         kChooseThreadsOfMultiprocessor / (32 * kWarps))
     choose_kernel(const __grid_constant__ Params p) {
   using Kernel = Choice<Params, kWarps, Team>;
   WINNOW_BLOCK_SHARED(shared, typename Kernel::Shared);

@@ -81,6 +81,11 @@ void reduce_add(std::uint32_t* address, Where where = Where::current()) {
   simulator::check_global_write(address, 4, 4, where);
   *address += kValue;
 }
+inline void reduce_add(float* address, float value, Where where = Where::current()) {
+  if (simulator::is_dropped(where)) return;
+  simulator::check_global_write(address, sizeof(float), sizeof(float), where);
+  *address += value;
+}
 inline void reduce_add(float* address, float4 value, Where where = Where::current()) {
   if (simulator::is_dropped(where)) return;
   simulator::check_global_write(address, 16, 16, where);
