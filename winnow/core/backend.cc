@@ -185,8 +185,8 @@ std::span<const BackendStatus> backends() {
                  "simulated, never run on hardware, and only used where it is forced"),
       gpu_status(Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)"),
       gpu_status(Backend::cuda,
-                 "portable CUDA kernels (compute capability 8.0 and newer); those of sparse_mla but "
-                 "for store: compiled and simulated, not yet run on a GPU"),
+                 "portable CUDA kernels (compute capability 8.0 and newer); those of operations "
+                 "that sm90 has, too: compiled and simulated, not yet run on a GPU"),
       {Backend::cpu, "every operation, on any processor", true, ""},
   }};
   return list;

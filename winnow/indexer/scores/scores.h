@@ -28,11 +28,11 @@ struct ScoresArgs {
 // scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without `indices`, with the score I and
 // the visibility of topk(). The score is -inf if the index is outside of [0, s_k) or query i does
 // not see the row. Where `clean` is false, dense scores of rows that it does not see are -inf or
-// left as they are; sm90 then skips rows that none of a few neighbouring queries sees. Dense scores
+// left as they are; GPUs then skip rows that none of a few neighbouring queries sees. Dense scores
 // are those that topk() compares, bit for bit, so that its choice can be checked. They fill
 // [s_q, s_k]: topk() itself needs no such memory.
 //
-// The CPU backend allocates at most 1 MiB of scratch memory per thread. On sm90 topk is up to 2^30;
+// The CPU backend allocates at most 1 MiB of scratch memory per thread. On GPUs topk is up to 2^30;
 // other limits, strides, memory, streams and errors are those of topk(): scores that overlap an
 // input are refused. Returns the backend that ran.
 //

@@ -20,7 +20,7 @@ struct StoredWork {
 inline StoredWork plan_stored(const Problem& problem) {
   const std::int64_t stride = std::max<std::int64_t>((problem.s_k + 3) / 4 * 4, 4);
   const std::int64_t row_bytes = stride * std::int64_t{sizeof(float)};
-  const std::int64_t most = kWorkspaceLimit / row_bytes;
+  const std::int64_t most = std::max<std::int64_t>(kWorkspaceLimit / row_bytes, 1);
   const std::int64_t turns = (problem.s_q + most - 1) / most;
   const std::int64_t queries = (problem.s_q + turns - 1) / turns;
   return {stride, queries, device::scratch_bytes(queries * row_bytes)};
