@@ -25,12 +25,13 @@ const std::vector<PassingCase> kQuickCases = {
 const std::vector<PassingCase> kThoroughCases =
     all_cases(topk_operation(), {"sq70001", "infinite", "sq140"});
 
+const BugsOf few{"choose.cuh", "bf16-h16-plateau"};
 const BugsOf held{"choose.cuh", "bf16-duplicates"}, reread{"choose.cuh", "bf16-h16-sk33000-zero"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, rows{"copy_rows_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    held("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
-    held("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    few("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
+    few("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     held("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),

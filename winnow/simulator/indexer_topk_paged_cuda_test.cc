@@ -25,18 +25,19 @@ const std::vector<PassingCase> kQuickCases = {
 };
 const std::vector<PassingCase> kThoroughCases = all_cases(topk_paged_operation(), {});
 
+const BugsOf few{"score_tiles_cuda.cuh", "h64"}, few_rows{"copy_rows_cuda.cuh", "h64"};
 const BugsOf rows{"copy_rows_cuda.cuh", "long"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ",
-           tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
-    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    saying("race: ", few("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
+    few_rows("NoRows", "st_shared(slot.unit(local", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", tiles("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
+    saying("race: ",
+           tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
     rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    rows("NoRows", "st_shared(slot.unit(local", Action::drop),
+    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
     rows("LateRows", "st_shared(slot.unit(local", Action::delay),
     tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
     tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
