@@ -92,7 +92,8 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128][4] f32. out: [1] count, [1] sum, [2] unused, [4] sums, [4] sums, [2] 64-bit sums of bits.
+// in: [128][4] f32. out: [1] count, [1] sum, [2] unused, [4] sums, [4] sums, [2] 64-bit sums of
+// bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   if (t < 16) out[t] = 0;
