@@ -184,10 +184,9 @@ std::span<const BackendStatus> backends() {
                  "CUDA kernels for Blackwell (compute capability 10.0 and 10.3): compiled and "
                  "simulated, never run on hardware, and only used where it is forced"),
       gpu_status(Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)"),
-      gpu_status(
-          Backend::cuda,
-          "portable CUDA kernels (compute capability 8.0 and newer); those of sparse_mla but "
-          "for store: compiled and simulated, not yet run on a GPU"),
+      gpu_status(Backend::cuda,
+                 "portable CUDA kernels (compute capability 8.0 and newer); those of operations "
+                 "that sm90 has, too: compiled and simulated, not yet run on a GPU"),
       {Backend::cpu, "every operation, on any processor", true, ""},
   }};
   return list;

@@ -14,6 +14,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::initializer_list<DType> kAll = {DType::f32, DType::f16, DType::bf16, DType::f8_e4m3};
 constexpr std::initializer_list<DType> kSome = {DType::f32, DType::bf16, DType::f8_e4m3};
 constexpr std::initializer_list<DType> kGpu = {DType::bf16, DType::f8_e4m3};
+constexpr std::initializer_list<DType> kNarrow = {DType::f16, DType::bf16, DType::f8_e4m3};
 
 std::vector<CaseShape> make_case_shapes() {
   std::vector<CaseShape> list;
@@ -22,10 +23,11 @@ std::vector<CaseShape> make_case_shapes() {
   };
   // Sizes.
   for (const std::int64_t heads : {1, 3, 16, 20, 32, 64, 96, 128}) {
-    add(kSome, {.name = numbered("h", heads), .h = heads});
+    const bool common = heads == 20 || heads == 64;
+    add(common ? kAll : kSome, {.name = numbered("h", heads), .h = heads});
   }
   add(kAll, {.name = "d64-h16", .h = 16, .d = 64});
-  add(kGpu, {.name = "d64-h64", .h = 64, .d = 64});
+  add(kNarrow, {.name = "d64-h64", .h = 64, .d = 64});
   for (const std::int64_t topk : {1, 2, 128, 300, 512}) {
     add(kSome, {.name = numbered("k", topk), .topk = topk});
   }
@@ -178,6 +180,14 @@ std::int32_t end_of(const CaseShape& shape, std::int64_t i, Random& random) {
 const std::vector<CaseShape>& case_shapes() {
   static const std::vector<CaseShape> list = make_case_shapes();
   return list;
+}
+
+std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
+                                    testing::CaseOutcome (*run)(const CaseShape&,
+                                                                const testing::Target&)) {
+  std::vector<testing::Case> cases = testing::cases_of(shapes, run, on_gpu);
+  for (std::size_t n = 0; n < shapes.size(); ++n) cases[n].only_gpu = only_gpu(shapes[n]);
+  return cases;
 }
 
 std::string describe(const CaseShape& shape) {

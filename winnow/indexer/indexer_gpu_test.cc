@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -52,7 +53,7 @@ struct Results {
         length(DType::i32, {s.s_q}, device),
         chosen(DType::f32, {s.s_q, s.topk}, device),
         dense(DType::f32, {s.s_q, s.s_k}, device),
-        dq(DType::bf16, {s.s_q, s.h, s.d}, device),
+        dq(s.dtype == DType::f16 ? DType::f16 : DType::bf16, {s.s_q, s.h, s.d}, device),
         dk(DType::f32, {s.s_k, s.d}, device),
         d_weights(DType::f32, {s.s_q, s.h}, device),
         workspace(DType::u8, {std::int64_t{64} << 20}, device) {
@@ -92,14 +93,18 @@ struct Results {
 };
 
 TEST_F(IndexerGpu, RepeatsAreTheSame) {
-  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+  for (const auto& [backend, dtype] :
+       {std::pair{Backend::sm90, DType::bf16}, std::pair{Backend::sm90, DType::f8_e4m3},
+        std::pair{Backend::cuda, DType::f16}, std::pair{Backend::cuda, DType::bf16},
+        std::pair{Backend::cuda, DType::f8_e4m3}}) {
+    const RunOptions options{.backend = backend};
     const CaseShape shape = small_shape(dtype);
     const CaseInputs there = make_inputs(shape).on(kGpu);
     Results first(shape, kGpu);
-    first.run(there);
+    first.run(there, options);
     for (int repeat = 0; repeat < 20; ++repeat) {
       Results next(shape, kGpu);
-      next.run(there);
+      next.run(there, options);
       next.expect_same(first);
       if (HasFailure()) FAIL() << "repeat " << repeat;
     }
@@ -241,8 +246,11 @@ TEST_F(IndexerGpu, TheWorkspaceIsBounded) {
                           .indices = view(DType::i32, {s_q, topk_rows}),
                           .length = view(DType::i32, {s_q})};
             if (dtype == DType::f8_e4m3) args.k_scale = view(DType::f32, {s_k});
-            EXPECT_LE(topk_workspace_bytes(args), std::int64_t{256} << 20)
-                << to_string(dtype) << ", " << s_q << " x " << s_k << ", topk " << topk_rows;
+            for (const Backend backend : {Backend::sm90, Backend::cuda}) {
+              EXPECT_LE(topk_workspace_bytes(args, {.backend = backend}), std::int64_t{256} << 20)
+                  << to_string(backend) << ", " << to_string(dtype) << ", " << s_q << " x " << s_k
+                  << ", topk " << topk_rows;
+            }
           }
         }
       }

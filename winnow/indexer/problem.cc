@@ -32,11 +32,17 @@ void check_topk(const Check& check, const TensorView& indices) {
              "topk from 1 to 2^31 - 1", std::to_string(topk));
 }
 
-void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTensorView& k) {
-  constexpr std::int64_t kAlignment = 16;  // of copies by the tensor memory accelerator
+std::span<const Backend> backends_for(DType dtype, std::span<const Backend> implemented) {
+  return dtype == DType::f16 ? implemented.subspan(1) : implemented;
+}
+
+void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
+                   const ConstTensorView& k) {
+  constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
   for (const auto& [name, view] : {std::pair{"q", q}, std::pair{"k", k}}) {
     check.aligned(name, view, kAlignment);
-    for (int dim = 0; dim + 1 < view.rank(); ++dim) {
+    // The tensor memory accelerator's strides.
+    for (int dim = 0; backend == Backend::sm90 && dim + 1 < view.rank(); ++dim) {
       if (view.size(dim) > 1 && view.stride(dim) < 1) {
         check.unsupported(std::string("sm90: ") + name + ": want strides above 0, got " +
                           std::to_string(view.stride(dim)));
@@ -46,8 +52,8 @@ void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTen
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   const std::int64_t s_q = q.size(0), s_k = k.size(0);
   if (s_q > kLimit || s_k > kLimit) {
-    check.unsupported("sm90: want s_q and s_k up to 2^30, got s_q " + std::to_string(s_q) +
-                      ", s_k " + std::to_string(s_k));
+    check.unsupported(std::string(to_string(backend)) + ": want s_q and s_k up to 2^30, got s_q " +
+                      std::to_string(s_q) + ", s_k " + std::to_string(s_k));
   }
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
@@ -53,7 +55,10 @@ Problem problem_of(const Args& args) {
   return problem;
 }
 
-// What the sm90 kernels require beyond the contract.
-void check_for_sm90(const Check& check, const ConstTensorView& q, const ConstTensorView& k);
+// Those of an operation's backends, sm90 first, that take the dtype: sm90 has no f16.
+std::span<const Backend> backends_for(DType dtype, std::span<const Backend> implemented);
+// What the kernels of a GPU backend require beyond the contract.
+void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
+                   const ConstTensorView& k);
 
 }  // namespace winnow::indexer

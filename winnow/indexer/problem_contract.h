@@ -18,7 +18,7 @@ consteval auto problem() {
   return std::tuple(
       ranks<&Args::q, &Args::k>, rule<check_heads, &Args::q>,
       input<&Args::q>("[s_q, h=64, d=128]",
-                      any_of(f32, f16, bf16, f8_e4m3).on_gpu(bf16, f8_e4m3).asked(),
+                      any_of(f32, f16, bf16, f8_e4m3).on_gpu(f16, bf16, f8_e4m3).asked(),
                       "h 1 to 128, d 128 or 64"),
       input<&Args::k>("[s_k, d]", as("q"), "one key for all heads"), rule<check_keys, &Args::k>,
       input<&Args::weights>("[s_q, h]", any_of(f32, bf16),

@@ -9,20 +9,6 @@
 
 namespace winnow::indexer::sm90_detail {
 
-inline SeenRows seen_rows(const Problem& problem) {
-  SeenRows seen{};
-  seen.key_start = problem.key_start.data;
-  seen.key_start_stride = problem.key_start.stride0;
-  seen.key_end = problem.key_end.data;
-  seen.key_end_stride = problem.key_end.stride0;
-  seen.causal = problem.causal;
-  seen.q_start = problem.q_start;
-  seen.k_stride = problem.k_stride;
-  seen.s_q = static_cast<int>(problem.s_q);
-  seen.s_k = static_cast<int>(problem.s_k);
-  return seen;
-}
-
 template <class Shape>
 ScoreParams score_params(const device::Runtime& runtime, const Problem& problem) {
   ScoreParams p{};

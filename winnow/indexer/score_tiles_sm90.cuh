@@ -23,7 +23,6 @@
 
 #include <cuda_bf16.h>
 
-#include "winnow/core/row_limits.h"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
@@ -33,8 +32,11 @@
 #include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/tensor_copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/indexer/seen_rows.cuh"
 
 namespace winnow::indexer::sm90_detail {
+
+using namespace gpu;
 
 // ---- Tiles -------------------------------------------------------------------------------------
 
@@ -138,16 +140,6 @@ struct SharedPlan : device::Shared<Layout<Shape, Sink>> {
 
 // ---- Work --------------------------------------------------------------------------------------
 
-// Which rows the queries see.
-struct SeenRows {
-  const std::int32_t* key_start;  // [s_q], or null
-  const std::int32_t* key_end;    // [s_q], or null
-  std::int64_t key_start_stride, key_end_stride;
-  std::int64_t q_start, k_stride;
-  int causal;
-  int s_q, s_k;
-};
-
 struct ScoreParams : SeenRows {
   CUtensorMap q, k;
   const void* weights;   // [s_q, h], f32 or bf16
@@ -159,22 +151,6 @@ struct ScoreParams : SeenRows {
   int groups;    // of queries
   int splits;    // ranges into which the rows of a group are cut
 };
-
-// Rows [begin, end) that a query sees; begin <= end.
-struct RowRange {
-  int begin, end;
-};
-
-__device__ __forceinline__ RowRange visible_rows(const SeenRows& p, int query) {
-  std::int64_t begin = 0, end = p.s_k;
-  if (p.key_start != nullptr) begin = __ldg(p.key_start + query * p.key_start_stride);
-  if (p.key_end != nullptr) {
-    end = min(end, static_cast<std::int64_t>(__ldg(p.key_end + query * p.key_end_stride)));
-  }
-  if (p.causal) end = min(end, causal_rows(p.q_start, p.k_stride, query));
-  const winnow::RowRange rows = row_range(begin, end);
-  return {static_cast<int>(rows.begin), static_cast<int>(rows.end)};
-}
 
 // Tiles of kTileRows rows that begin at `begin`, a multiple of 4, so that scores can be stored 16
 // bytes at a time; the last may reach beyond what anybody sees.
@@ -199,14 +175,8 @@ class Schedule {
     item.first_query = group * Shape::kQueries;
     unsigned begin = 0, end = p_.s_k;
     if (!p_.all_rows) {
-      const int lane = threadIdx.x % 32, query = item.first_query + lane;
-      RowRange rows = {INT32_MAX, 0};
-      if (lane < Shape::kQueries && query < p_.s_q) {
-        rows = visible_rows(p_, query);
-        if (rows.begin == rows.end) rows = {INT32_MAX, 0};
-      }
-      begin = __reduce_min_sync(device::kFullWarp, static_cast<unsigned>(rows.begin)) / 4 * 4;
-      end = __reduce_max_sync(device::kFullWarp, static_cast<unsigned>(rows.end));
+      const SeenRange seen = seen_by_queries(p_, item.first_query, Shape::kQueries);
+      begin = seen.begin, end = seen.end;
     }
     const int tiles = end > begin ? static_cast<int>((end - begin + kTileRows - 1) / kTileRows) : 0;
     const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);

@@ -70,9 +70,8 @@ TEST_P(EngineStreams, HostThreadsWhoseKernelsWaitForEachOther) {
       simulator::synchronize(simulator::last_operation(stream));
     }
   };
-  simulator::run_hosts(2, [&](int host) {
-    host == 0 ? run(&first_stream, 0, 1) : run(&second_stream, 1, 0);
-  });
+  simulator::run_hosts(
+      2, [&](int host) { host == 0 ? run(&first_stream, 0, 1) : run(&second_stream, 1, 0); });
   EXPECT_EQ(words()[0], 20u);
   EXPECT_EQ(words()[1], 20u);
 }

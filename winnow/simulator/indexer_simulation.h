@@ -1,7 +1,9 @@
 // What the simulated tests of the indexer's kernels share.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -21,5 +23,27 @@ inline const std::vector<std::string> kMany = simulator::schedules(5, {0, 3, 5, 
 
 // 75 items of a block: a barrier's count that is one too small ends a phase too early now and then.
 inline constexpr const char* kManyItems = "bf16-sq300";
+
+// Of the tests of backend cuda: the simulated device is one of compute capability 8.6, which has no
+// other kernels for the operations, and blocks have 99 KiB of shared memory. To be called before
+// the library asks.
+inline bool simulate_any_gpu() {
+  simulator::settings().compute_capability = 86;
+  simulator::settings().shared_bytes = 99 * 1024;
+  return true;
+}
+
+// All cases that GPUs of the operation take, but for those whose names hold one of `large`.
+inline std::vector<PassingCase> all_cases(const testing::Operation& operation,
+                                          std::initializer_list<const char*> large) {
+  std::vector<PassingCase> list;
+  for (const testing::Case& one : operation.cases) {
+    const bool small = std::none_of(large.begin(), large.end(), [&](const char* part) {
+      return one.name.find(part) != std::string::npos;
+    });
+    if (one.on_gpu && small) list.push_back({one.name, simulator::schedules(1, {})});
+  }
+  return list;
+}
 
 }  // namespace winnow::indexer

@@ -83,7 +83,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
     groups("NoArrivalOfHeadCopies", "shared.heads_full()[heads.stage].arrive_cp_async",
            Action::drop),
-    choice("NoBarrierOfTheCluster", "static void sync() {", Action::drop, 0, 2),
+    choice("NoBarrierOfTheCluster", "device::cluster_sync();", Action::drop),
     in_one_schedule(beyond_a_pair(
         choice_of_eight("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(beyond_a_pair(
@@ -112,7 +112,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
     sides("NoWaitForProductsOfTwoSides", "device::wgmma_wait<0>();", Action::drop),
     choice("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
-    choice("CountsOfBlocksTooEarly", "shared_.counts = make_uint2(", Action::drop, 0, 2),
+    choice("NoArrivalBehindTheCounts", "device::cluster_arrive();", Action::drop),
     choice("BinsOfAnotherBlock", "static_cast<std::uint32_t>(rank)));", Action::add, 1),
     product("NoProductFence", "device::wgmma_fence();", Action::drop),
     product("NoCommit", "device::wgmma_commit();", Action::drop),

@@ -80,7 +80,7 @@ const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 // 258 tiles, of which candidates are kept.
 const BugsOf sink{"topk_sm90.cuh", "bf16-h16-sk33000-zero"};
 // Two digits of histograms, then a third one, and equal keys.
-const BugsOf choice{"choose_sm90.cuh", "bf16-duplicates"};
+const BugsOf choice{"choose.cuh", "bf16-duplicates"};
 
 const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 

@@ -14,7 +14,12 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::string_view kOperation = kBackward.operation;
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+
+Backend backend_of(const BackwardArgs& args, const RunOptions& options) {
+  return choose_backend(kOperation, args.q.device(), options,
+                        backends_for(args.q.dtype(), kImplemented));
+}
 
 BackwardParams check_args(const BackwardArgs& args) {
   kBackward.check(args);
@@ -37,37 +42,34 @@ bool empty(const BackwardParams& params) {
   return params.problem.s_q == 0 && params.problem.s_k == 0;
 }
 
-// What `workspace` must hold. The backend's other wants have been checked.
-std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& params,
-                             Backend backend) {
+// What `workspace` must hold.
+std::int64_t workspace_bytes(const BackwardParams& params, Backend backend) {
   if (backend == Backend::cpu || empty(params)) return 0;
-  if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    return backward_sm90_workspace_bytes(params);
-  }
+  if constexpr (kBuiltWithCuda) return backward_gpu_workspace_bytes(params);
   return 0;
 }
 
-void check_args_for_sm90(const BackwardArgs& args, const BackwardParams& params) {
+void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
   const Check check(kOperation);
-  check_for_sm90(check, args.q, args.k);
+  check_for_gpu(check, backend, args.q, args.k);
   constexpr std::int64_t kAlignment = 16;
   check.aligned("dq", args.dq, kAlignment);
   check.aligned("dk", args.dk, kAlignment);
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (params.topk > kLimit) {
-    check.unsupported("sm90: want topk up to 2^30, got " + std::to_string(params.topk));
+    check.unsupported(std::string(to_string(backend)) + ": want topk up to 2^30, got " +
+                      std::to_string(params.topk));
   }
 }
 
 Backend run(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
-    check_args_for_sm90(args, params);
+  const Backend backend = backend_of(args, options);
+  if (backend != Backend::cpu) {
+    check_args_for_gpu(args, params, backend);
     if (args.workspace.present()) {
       Check(kOperation)
-          .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
+          .workspace(args.workspace, workspace_bytes(params, backend), args.q.device());
     }
   }
   if (options.dry_run) return backend;
@@ -78,7 +80,8 @@ Backend run(const BackwardArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().indexer_backward, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    backward_sm90(params, workspace.data(), options.stream.handle);
+    const auto backward_gpu = backend == Backend::sm90 ? backward_sm90 : backward_cuda;
+    backward_gpu(params, workspace.data(), options.stream.handle);
   }
   return backend;
 }
@@ -91,9 +94,9 @@ Backend backward(const BackwardArgs& args, const RunOptions& options) {
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
   const BackwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_args_for_sm90(args, params);
-  return workspace_bytes(args, params, backend);
+  const Backend backend = backend_of(args, options);
+  if (backend != Backend::cpu) check_args_for_gpu(args, params, backend);
+  return workspace_bytes(params, backend);
 }
 
 }  // namespace winnow::indexer

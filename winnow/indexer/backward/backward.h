@@ -48,13 +48,13 @@ struct BackwardArgs {
 //
 // On the CPU every call is deterministic, with or without `deterministic`, and does not depend on
 // the number of threads. Its scratch memory is at most 20 MiB, plus 1 MiB per thread, plus s_k * d
-// floats if dk is not f32. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and
-// positive strides, and dq and dk are aligned to 16 bytes. Without `deterministic` the
-// contributions to dk are added in no fixed order, so that its last bits vary from run to run; with
-// it, a row of dk to which an infinity or a NaN is added is NaN as a whole. Scratch is `workspace`
-// or, without one, memory from the stream's pool (cudaMallocAsync). Limits, strides, memory,
-// streams and errors are those of topk(): dq, dk, d_weights or workspace that overlap another
-// tensor are refused. Returns the backend that ran.
+// floats if dk is not f32. On GPUs q and k are bf16, f8_e4m3 or, on cuda, f16, with rows aligned to
+// 16 bytes and, on sm90, positive strides, and dq and dk are aligned to 16 bytes. Without
+// `deterministic` the contributions to dk are added in no fixed order, so that its last bits vary
+// from run to run; with it, a row of dk to which an infinity or a NaN is added is NaN as a whole.
+// Scratch is `workspace` or, without one, memory from the stream's pool (cudaMallocAsync). Limits,
+// strides, memory, streams and errors are those of topk(): dq, dk, d_weights or workspace that
+// overlap another tensor are refused. Returns the backend that ran.
 //
 // The gradient of the score that DeepSeek-V3.2 defines (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});

@@ -23,10 +23,11 @@ struct BackwardParams {
 void backward_cpu(const BackwardParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants what the checks for sm90 ask for. Does not wait, so the stream may be in capture.
-// `workspace`: backward_sm90_workspace_bytes() of that device, aligned to 256 bytes, in use until
-// the stream has passed; null: taken from the stream's memory pool and given back.
+// Wants what the checks for GPUs ask for. Does not wait, so the stream may be in capture.
+// `workspace`: backward_gpu_workspace_bytes(), aligned to 256 bytes, in use until the stream has
+// passed; null: taken from the stream's memory pool and given back.
 void backward_sm90(const BackwardParams& params, void* workspace, void* stream);
-std::int64_t backward_sm90_workspace_bytes(const BackwardParams& params);
+void backward_cuda(const BackwardParams& params, void* workspace, void* stream);
+std::int64_t backward_gpu_workspace_bytes(const BackwardParams& params);
 
 }  // namespace winnow::indexer

@@ -28,14 +28,16 @@ ScoresParams check_args(const ScoresArgs& args) {
 
 Backend run(const ScoresArgs& args, const RunOptions& options) {
   const ScoresParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
+  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+  const Backend backend = choose_backend(kOperation, args.q.device(), options,
+                                         backends_for(args.q.dtype(), kImplemented));
+  if (backend != Backend::cpu) {
     const Check check(kOperation);
-    check_for_sm90(check, args.q, args.k);
+    check_for_gpu(check, backend, args.q, args.k);
     constexpr std::int64_t kLimit = std::int64_t{1} << 30;
     if (params.topk > kLimit) {
-      check.unsupported("sm90: want topk up to 2^30, got " + std::to_string(params.topk));
+      check.unsupported(std::string(to_string(backend)) + ": want topk up to 2^30, got " +
+                        std::to_string(params.topk));
     }
   }
   if (options.dry_run) return backend;
@@ -45,7 +47,8 @@ Backend run(const ScoresArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().indexer_scores, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    scores_sm90(params, options.stream.handle);
+    const auto scores_gpu = backend == Backend::sm90 ? scores_sm90 : scores_cuda;
+    scores_gpu(params, options.stream.handle);
   }
   return backend;
 }

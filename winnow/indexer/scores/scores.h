@@ -28,11 +28,11 @@ struct ScoresArgs {
 // scores[i,j] = I[i, indices[i,j]], or without `indices` the dense scores[i,t] = I[i,t], with the
 // score I and the visibility of topk(). The score is -inf if the index is outside of [0, s_k) or
 // query i does not see the row. If `clean` is false, dense scores of rows that it does not see are
-// -inf or not written; sm90 then skips rows that none of a few neighbouring queries sees. Dense
+// -inf or not written; GPUs then skips rows that none of a few neighbouring queries sees. Dense
 // scores equal those that topk() compares bit for bit, so that its choice can be checked. topk()
 // itself needs no memory of [s_q, s_k].
 //
-// The CPU backend allocates at most 1 MiB of scratch memory per thread. On sm90 topk is at most
+// The CPU backend allocates at most 1 MiB of scratch memory per thread. On GPUs topk is at most
 // 2^30. Other limits, strides, memory, streams and errors are those of topk(). Scores that overlap
 // an input are an Error. Returns the backend that ran.
 //

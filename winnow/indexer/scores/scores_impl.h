@@ -16,14 +16,17 @@ struct ScoresParams {
 
 void scores_cpu(const ScoresParams& params, const Executor& executor);
 
-// Queued on `stream` (a cudaStream_t) of the current device. Wants what check_for_sm90() asks for,
+// Queued on `stream` (a cudaStream_t) of the current device. Wants what check_for_gpu() asks for,
 // and at least one score.
 void scores_sm90(const ScoresParams& params, void* stream);
+void scores_cuda(const ScoresParams& params, void* stream);
 
 // Which dense scores are stored: all of them, -inf for rows that a query does not see; or those
 // that a query sees, and beside them what is convenient.
 enum class DenseRows { all, seen };
-// The kernel of dense scores, for topk() too; the kernel behind it may be launched early.
+// The kernels of dense scores, for topk() too; the kernel behind that of sm90 may be launched
+// early.
 void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream);
+void dense_scores_cuda(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream);
 
 }  // namespace winnow::indexer

@@ -34,9 +34,11 @@ ScoresPagedParams check_args(const ScoresPagedArgs& args) {
 
 Backend run(const ScoresPagedArgs& args, const RunOptions& options) {
   const ScoresPagedParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_paged_for_sm90(Check(kOperation), args.q, args.pages);
+  if (backend != Backend::cpu) {
+    check_paged_for_gpu(Check(kOperation), backend, args.q, args.pages);
+  }
   if (options.dry_run) return backend;
   kScoresPaged.apart(args);
   if (args.scores.numel() == 0) return backend;
@@ -44,7 +46,8 @@ Backend run(const ScoresPagedArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().indexer_scores_paged, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    scores_paged_sm90(params, options.stream.handle);
+    const auto scores_paged_gpu = backend == Backend::sm90 ? scores_paged_sm90 : scores_paged_cuda;
+    scores_paged_gpu(params, options.stream.handle);
   }
   return backend;
 }

@@ -17,5 +17,6 @@ void scores_paged_cpu(const ScoresPagedParams& params, const Executor& executor)
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
 // Wants at least one score.
 void scores_paged_sm90(const ScoresPagedParams& params, void* stream);
+void scores_paged_cuda(const ScoresPagedParams& params, void* stream);
 
 }  // namespace winnow::indexer

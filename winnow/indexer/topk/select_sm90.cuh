@@ -2,31 +2,17 @@
 // When the buffer is full, a histogram of its keys finds a new bar, and what lies below is dropped.
 // The order of the rows is kept, so that the choice comes out ascending, and among equal scores
 // those that came first (or last) are known by their place.
-//
-// A key orders scores as unsigned integers: NaN is 0, then -inf, ..., +inf; -0 is +0.
 #pragma once
 
 #include <cstdint>
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
+#include "winnow/indexer/topk/score_key.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
-inline constexpr std::uint32_t kLowestScoreKey = 0x007fffffu;  // of -inf
-
-__device__ __forceinline__ std::uint32_t key_of(float score) {
-  const std::uint32_t bits = __float_as_uint(score + 0.0f);
-  const std::uint32_t sign = static_cast<std::uint32_t>(static_cast<int>(bits) >> 31);
-  return score != score ? 0u : bits ^ (sign | 0x80000000u);
-}
-__device__ __forceinline__ float score_of(std::uint32_t key) {
-  if (key == 0) return __uint_as_float(0x7fffffffu);
-  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
-
-// What the workspace of a choice may take, however many queries and rows there are.
-inline constexpr std::int64_t kWorkspaceLimit = std::int64_t{256} << 20;
+using namespace gpu;
 
 // Candidates that a selection of the k best has room for: 1,152 more than k at least.
 __host__ __device__ constexpr std::int64_t candidate_capacity(std::int64_t k) {

@@ -12,7 +12,12 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::string_view kOperation = kTopk.operation;
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
+
+Backend backend_of(const TopkArgs& args, const RunOptions& options) {
+  return choose_backend(kOperation, args.q.device(), options,
+                        backends_for(args.q.dtype(), kImplemented));
+}
 
 TopkParams check_args(const TopkArgs& args) {
   kTopk.check(args);
@@ -31,16 +36,17 @@ std::int64_t workspace_bytes(const TopkArgs& args, const TopkParams& params, Bac
   if (backend == Backend::cpu || params.problem.s_q == 0) return 0;
   if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    return topk_sm90_workspace_bytes(params);
+    return backend == Backend::sm90 ? topk_sm90_workspace_bytes(params)
+                                    : topk_cuda_workspace_bytes(params);
   }
   return 0;
 }
 
 Backend run(const TopkArgs& args, const RunOptions& options) {
   const TopkParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
-    check_for_sm90(Check(kOperation), args.q, args.k);
+  const Backend backend = backend_of(args, options);
+  if (backend != Backend::cpu) {
+    check_for_gpu(Check(kOperation), backend, args.q, args.k);
     if (args.workspace.present()) {
       Check(kOperation)
           .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
@@ -53,7 +59,8 @@ Backend run(const TopkArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().indexer_topk, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    topk_sm90(params, args.workspace.data(), options.stream.handle);
+    const auto topk_gpu = backend == Backend::sm90 ? topk_sm90 : topk_cuda;
+    topk_gpu(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
 }
@@ -66,10 +73,8 @@ Backend topk(const TopkArgs& args, const RunOptions& options) {
 
 std::int64_t topk_workspace_bytes(const TopkArgs& args, const RunOptions& options) {
   const TopkParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
-    check_for_sm90(Check(kOperation), args.q, args.k);
-  }
+  const Backend backend = backend_of(args, options);
+  if (backend != Backend::cpu) check_for_gpu(Check(kOperation), backend, args.q, args.k);
   return workspace_bytes(args, params, backend);
 }
 

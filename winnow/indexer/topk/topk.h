@@ -51,11 +51,13 @@ struct TopkArgs {
 // Shapes: any s_q and s_k, 0 included. Strides: the innermost dimension is contiguous, the others
 // are arbitrary. Memory: all tensors belong to the caller and live on one device; an output
 // that overlaps another tensor is refused. The CPU backend allocates at most 8 MiB and 4 MiB per
-// thread of scratch memory. On sm90 the scratch memory is `workspace` or, if that is absent, memory
-// from the stream's pool (cudaMallocAsync): at most 256 MiB where topk is at most 2^19, regardless
-// of the number of scores. On sm90 q and k are bf16 or f8_e4m3 with rows aligned to 16 bytes and
-// positive strides, s_q and s_k are up to 2^30, and sums of f8_e4m3 products keep fewer bits than
-// f32. The call does not wait, and the kernels read the ranges, so the stream may be in capture.
+// thread of scratch memory. On GPUs the scratch memory is `workspace` or, if that is absent, memory
+// from the stream's pool (cudaMallocAsync): at most 256 MiB, regardless of the number of scores;
+// but more on sm90 where topk exceeds 2^19, and on cuda 4 bytes for each row of k if that is more.
+// On GPUs q and k are bf16, f8_e4m3 or, on cuda, f16, with rows aligned to 16 bytes and, on sm90,
+// positive strides, and s_q and s_k are up to 2^30; sums of f8_e4m3 products keep fewer bits than
+// f32 on sm90. The call does not wait, and the kernels read the ranges, so the stream may be in
+// capture.
 // Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error (invalid_argument)
 // naming the argument, before anything is written; Error (unsupported) if no backend, or not the
 // forced one, can run it.

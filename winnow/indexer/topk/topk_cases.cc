@@ -201,8 +201,7 @@ std::vector<CaseShape> choice_shapes() {
 testing::Operation topk_operation() {
   const std::vector<CaseShape> shapes = choice_shapes();
   return {"indexer::topk", "the lightning indexer's choice of rows, in bounded memory",
-          testing::cases_of(shapes, run, on_gpu), topk_benchmarks(),
-          testing::repeated(kTopk, topk)};
+          cases_of(shapes, run), topk_benchmarks(), testing::repeated(kTopk, topk)};
 }
 
 }  // namespace winnow::indexer

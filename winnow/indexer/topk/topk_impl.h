@@ -18,10 +18,12 @@ struct TopkParams {
 void topk_cpu(const TopkParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants what check_for_sm90() asks for and s_q of at least 1. `workspace`:
-// topk_sm90_workspace_bytes() of that device, aligned to 256 bytes, in use until the stream has
-// passed; null: from the stream's pool.
+// Wants what check_for_gpu() asks for and s_q of at least 1. `workspace`: as many bytes of that
+// device as the other function says, aligned to 256 bytes, in use until the stream has passed;
+// null: from the stream's pool.
 void topk_sm90(const TopkParams& params, void* workspace, void* stream);
 std::int64_t topk_sm90_workspace_bytes(const TopkParams& params);
+void topk_cuda(const TopkParams& params, void* workspace, void* stream);
+std::int64_t topk_cuda_workspace_bytes(const TopkParams& params);
 
 }  // namespace winnow::indexer

@@ -30,14 +30,15 @@ void check_context_lens(const Check& check, const ConstTensorView& q, const Cons
              std::to_string(table) + " pages of 64");
 }
 
-void check_paged_for_sm90(const Check& check, const ConstTensorView& q,
-                          const ConstTensorView& pages) {
-  constexpr std::int64_t kAlignment = 16;  // of asynchronous copies
+void check_paged_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
+                         const ConstTensorView& pages) {
+  constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
   check.aligned("q", q, kAlignment);
   check.aligned("pages", pages, kAlignment);
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (q.size(1) > kLimit) {
-    check.unsupported("sm90: want s_q up to 2^30, got " + std::to_string(q.size(1)));
+    check.unsupported(std::string(to_string(backend)) + ": want s_q up to 2^30, got " +
+                      std::to_string(q.size(1)));
   }
 }
 

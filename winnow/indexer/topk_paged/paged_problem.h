@@ -42,9 +42,9 @@ inline constexpr std::int64_t kMostPages = std::int64_t{2} * ((1 << 24) - 1);
 void check_pages(const Check& check, const ConstTensorView& q, const ConstTensorView& pages);
 void check_context_lens(const Check& check, const ConstTensorView& q, const ConstTensorView& pages,
                         const ConstTensorView& block_tables, const ConstTensorView& context_lens);
-// What the sm90 kernels require beyond the contract.
-void check_paged_for_sm90(const Check& check, const ConstTensorView& q,
-                          const ConstTensorView& pages);
+// What the kernels of a GPU backend require beyond the contract.
+void check_paged_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
+                         const ConstTensorView& pages);
 
 // The rows of the contracts for the queries and the cache.
 template <class Args>

@@ -12,7 +12,7 @@ namespace winnow::indexer {
 namespace {
 
 constexpr std::string_view kOperation = kTopkPaged.operation;
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cpu};
+constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
 
 TopkPagedParams check_args(const TopkPagedArgs& args) {
   kTopkPaged.check(args);
@@ -33,7 +33,8 @@ std::int64_t workspace_bytes(const TopkPagedArgs& args, const TopkPagedParams& p
   if (backend == Backend::cpu || params.b == 0 || params.s_q == 0) return 0;
   if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    return topk_paged_sm90_workspace_bytes(params);
+    return backend == Backend::sm90 ? topk_paged_sm90_workspace_bytes(params)
+                                    : topk_paged_cuda_workspace_bytes(params);
   }
   return 0;
 }
@@ -41,8 +42,8 @@ std::int64_t workspace_bytes(const TopkPagedArgs& args, const TopkPagedParams& p
 Backend run(const TopkPagedArgs& args, const RunOptions& options) {
   const TopkPagedParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) {
-    check_paged_for_sm90(Check(kOperation), args.q, args.pages);
+  if (backend != Backend::cpu) {
+    check_paged_for_gpu(Check(kOperation), backend, args.q, args.pages);
     if (args.workspace.present()) {
       Check(kOperation)
           .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
@@ -55,7 +56,8 @@ Backend run(const TopkPagedArgs& args, const RunOptions& options) {
     run_on_cpu(kOperation, cpu_kernels().indexer_topk_paged, params);
   } else if constexpr (kBuiltWithCuda) {
     const DeviceGuard guard(args.q.device());
-    topk_paged_sm90(params, args.workspace.data(), options.stream.handle);
+    const auto topk_paged_gpu = backend == Backend::sm90 ? topk_paged_sm90 : topk_paged_cuda;
+    topk_paged_gpu(params, args.workspace.data(), options.stream.handle);
   }
   return backend;
 }
@@ -69,7 +71,9 @@ Backend topk_paged(const TopkPagedArgs& args, const RunOptions& options) {
 std::int64_t topk_paged_workspace_bytes(const TopkPagedArgs& args, const RunOptions& options) {
   const TopkPagedParams params = check_args(args);
   const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend == Backend::sm90) check_paged_for_sm90(Check(kOperation), args.q, args.pages);
+  if (backend != Backend::cpu) {
+    check_paged_for_gpu(Check(kOperation), backend, args.q, args.pages);
+  }
   return workspace_bytes(args, params, backend);
 }
 

@@ -58,13 +58,16 @@ void expect_same(const Results& a, const Results& b) {
 
 TEST_F(TopkPagedGpu, RepeatsAreTheSame) {
   const PagedStep step = PagedStep(small_case()).on(kGpu);
-  Results first(step.b(), step.shape);
-  first.run(step.args());
-  for (int repeat = 0; repeat < 20; ++repeat) {
-    Results next(step.b(), step.shape);
-    next.run(step.args());
-    expect_same(next, first);
-    if (HasFailure()) FAIL() << "repeat " << repeat;
+  for (const Backend backend : {Backend::sm90, Backend::cuda}) {
+    const RunOptions options{.backend = backend};
+    Results first(step.b(), step.shape);
+    first.run(step.args(), options);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      Results next(step.b(), step.shape);
+      next.run(step.args(), options);
+      expect_same(next, first);
+      if (HasFailure()) FAIL() << "repeat " << repeat;
+    }
   }
 }
 

@@ -18,9 +18,11 @@ struct TopkPagedParams : PagedProblem {
 void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor);
 
 // Queues the kernels on `stream` (a cudaStream_t) of the current device, which holds the tensors.
-// Wants b and s_q of at least 1 and `workspace` of topk_paged_sm90_workspace_bytes(). Allocates
-// nothing and does not wait, so the stream may be in capture.
+// Wants b and s_q of at least 1 and a `workspace` of as many bytes as the other function says;
+// null: from the stream's pool. Does not wait, so the stream may be in capture.
 void topk_paged_sm90(const TopkPagedParams& params, void* workspace, void* stream);
 std::int64_t topk_paged_sm90_workspace_bytes(const TopkPagedParams& params);
+void topk_paged_cuda(const TopkPagedParams& params, void* workspace, void* stream);
+std::int64_t topk_paged_cuda_workspace_bytes(const TopkPagedParams& params);
 
 }  // namespace winnow::indexer

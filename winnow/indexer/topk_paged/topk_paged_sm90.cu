@@ -64,25 +64,10 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   p.stored.stride = static_cast<std::uint32_t>(stored_stride(params));
   p.stored.queries = static_cast<int>(stored_queries<Shape>(params));
 
-  PagedChooseParams choose{};
+  PagedChooseParams choose = paged_choose_params(params);
   choose.stored = p.stored.keys;
   choose.stored_stride = p.stored.stride;
   choose.stored_queries = p.stored.queries;
-  choose.block_tables = p.block_tables;
-  choose.block_tables_stride = p.block_tables_stride;
-  choose.num_pages = p.num_pages;
-  choose.positions = params.positions;
-  choose.indices = params.indices.data;
-  choose.indices_stride0 = params.indices.stride0;
-  choose.indices_stride1 = params.indices.stride1;
-  choose.length = params.length.data;
-  choose.length_stride0 = params.length.stride0;
-  choose.length_stride1 = params.length.stride1;
-  choose.scores = params.scores.data;
-  choose.scores_stride0 = params.scores.stride0;
-  choose.scores_stride1 = params.scores.stride1;
-  choose.topk = static_cast<int>(params.topk);
-  choose.later_ties = params.later_ties;
 
   constexpr int kBytes = sizeof(PagedLayout<Shape, false>);
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedKeys>>;

@@ -1,5 +1,5 @@
 // The scores of rows of a paged cache of f8_e4m3 keys, sm90. A persistent block scores its range of
-// the line of pages (page_line_sm90.cuh), and stores for every query and row the key of the score,
+// the line of pages (page_line.cuh), and stores for every query and row the key of the score,
 // from which choose_paged_sm90.cuh chooses, or, for scores_paged, the score.
 //
 //   pages     warps 12 and 13  tiles of two pages into a ring, a page each
@@ -19,7 +19,7 @@
 #include "winnow/device/common/registers.cuh"
 #include "winnow/indexer/score_tiles_sm90.cuh"
 #include "winnow/indexer/topk/choose_sm90.cuh"
-#include "winnow/indexer/topk_paged/page_line_sm90.cuh"
+#include "winnow/indexer/topk_paged/page_line.cuh"
 
 namespace winnow::indexer::sm90_detail {
 
@@ -155,7 +155,7 @@ struct PagedKeys {
   __device__ void store(std::uint32_t* of_group, int query, int row, bool visible,
                         float score) const {
     const std::uint64_t behind = std::uint64_t{stride} * static_cast<unsigned>(query);
-    of_group[behind + row] = !visible ? kAbsentKey : score != score ? kNanKey : key_of(score);
+    of_group[behind + row] = stored_key(visible, score);
   }
 };
 

@@ -1,4 +1,4 @@
-// How the blocks of topk_paged share out a batch, sm90. A line has, one group of queries after the
+// How the blocks of topk_paged share out a batch. A line has, one group of queries after the
 // other, the tiles of two pages that the group sees. It is cut into equal ranges, one for each
 // block, so that all blocks end together however lengths differ, which only the device knows. A
 // piece is where a range and a group overlap.
@@ -9,7 +9,7 @@
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 
-namespace winnow::indexer::sm90_detail {
+namespace winnow::indexer::gpu {
 
 inline constexpr int kPagedPageRows = 64;
 inline constexpr int kPagedTileRows = 2 * kPagedPageRows;
@@ -122,4 +122,4 @@ class LineRange {
   int groups_, at_, end_;
 };
 
-}  // namespace winnow::indexer::sm90_detail
+}  // namespace winnow::indexer::gpu

@@ -1,0 +1,63 @@
+// indexer::backward of every GPU in the simulator.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation backward_operation();
+
+namespace {
+
+const bool kSet = simulate_any_gpu();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"eager", "late", "random:1", "starved:3"}},
+    {"bf16-h96-deterministic", {"late", "random:2"}},
+    {"f16-h64", {"late"}},
+    {"f16-h64-tiny", {"random:2"}},
+    {"f16-h64-huge", {"late"}},
+    {"f16-d64-h16-dense-all-options", {"random:1"}},
+    {"bf16-h16-dense-all-options", {"late"}},
+    {"bf16-all-rules-as-q", {"random:1"}},
+    {"bf16-infinite", {"late"}},
+    {"bf16-k512", {"random:4"}},
+    {"bf16-sq3-k0", {"late"}},
+    {"f8_e4m3-h64", {"late", "random:5"}},
+    {"f8_e4m3-d64-h16-dense-all-options", {"random:6"}},
+};
+const std::vector<PassingCase> kThoroughCases =
+    all_cases(backward_operation(), {"sq70001", "sk20000", "sk9000", "sq1200"});
+
+const BugsOf bug{"backward_cuda.cuh", "bf16-k512"}, f16{"backward_cuda.cuh", "f16-h64"};
+const BugsOf rows{"copy_rows_cuda.cuh", "bf16-k512"}, f8{"copy_rows_cuda.cuh", "f8_e4m3-k512"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindDDot", "d_dot of all warps is there", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ",
+           bug("NoBarrierBehindTiles", "the tile is there, and the one before", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindSums", "the sums of dk are done with", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindDq", "dq of the other entries is there", Action::drop)),
+    saying("race: ", bug("NoSyncOfSums", "// the warp's sums are there", Action::drop)),
+    saying("race: ", f16("NoBarrierOfTheLargest", "the largest of all warps", Action::drop)),
+    saying("race: ", rows("NoCommit", "cp_async_commit();", Action::drop)),
+    rows("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", Action::add, 16),
+    f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    f8("LateRows", "st_shared(slot.unit(local", Action::delay),
+    bug("DDotElsewhere", "st_shared(shared.d_dot().pair", Action::add, 4),
+    bug("NoDDot", "st_shared(shared.d_dot().pair", Action::drop),
+    bug("OtherKeys", "ldmatrix_x4(rows.at(2 * own_half + n16", Action::add, 16),
+    bug("OtherRows", "ldmatrix_x4_trans(rows.at(2 * own_half + k16", Action::add, 16),
+    bug("OtherHeads", "ldmatrix_x4_trans(d_dot_squares", Action::add, 16),
+    bug("NoProductsOfDq", "mma_m16n8k16<kType>(dq[2 * n16 + 1]", Action::drop),
+    bug("NoTargets", "shared.targets()[slot][local].store", Action::drop),
+    bug("LateScores", "shared.d_scores()[slot][local].store", Action::delay),
+    bug("NoAdditions", "reduce_add(p.dk", Action::drop),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorIndexerBackwardCuda, backward_operation(), kQuickCases,
+                       kThoroughCases, kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer

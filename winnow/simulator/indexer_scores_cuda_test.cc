@@ -1,0 +1,59 @@
+// indexer::scores of every GPU in the simulator: a case runs the kernel of dense scores, then the
+// one of scores at indices.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation scores_operation();
+
+namespace {
+
+const bool kSet = simulate_any_gpu();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"bf16-h64", {"late", "random:1", "starved:3"}},
+    {"f16-h64", {"late"}},
+    {"f8_e4m3-h128", {"late", "random:2"}},
+    {"bf16-h96", {"random:2"}},
+    {"f16-h20", {"random:3"}},
+    {"f8_e4m3-d64-h16", {"late"}},
+    {"f16-d64-h64", {"late"}},
+    {"bf16-stride4-from700", {"random:3"}},
+    {"bf16-infinite", {"random:1"}},
+    {"f8_e4m3-h33-plateau", {"random:5"}},
+};
+const std::vector<PassingCase> kThoroughCases =
+    all_cases(scores_operation(), {"sq70001", "sk20000", "sk9000"});
+
+// 3 and 40 tiles.
+const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, f8{"score_tiles_cuda.cuh", "f8_e4m3-h128"};
+const BugsOf many{"score_tiles_cuda.cuh", "bf16-zero"};
+const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cuh", "f8_e4m3-h128"};
+const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ",
+           many("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ", f8("NoBarrierBehindRows", "the tile is there, and the sums of", Action::drop)),
+    saying("race: ", tiles("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
+    saying("race: ", rows_many("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
+    saying("race: ", rows("NoCommit", "cp_async_commit();", Action::drop)),
+    rows("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", Action::add, 16),
+    rows_f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    rows_f8("LateRows", "st_shared(slot.unit(local", Action::delay),
+    rows_f8("NoWidenedRows", "st_shared(slot.unit(local", Action::drop),
+    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
+    saying("result: ", tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop)),
+    tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),
+    tiles("NoSums", "to[unit * kUnitRows", Action::drop),
+    tiles("LateSums", "to[unit * kUnitRows", Action::delay),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorScoresCuda, scores_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer

@@ -1,0 +1,54 @@
+// indexer::topk_paged of every GPU in the simulator.
+#include "winnow/simulator/indexer_simulation.h"
+
+namespace winnow::indexer {
+
+testing::Operation topk_paged_operation();
+
+namespace {
+
+const bool kSet = simulate_any_gpu();
+
+const std::vector<PassingCase> kQuickCases = {
+    {"h64", {"late", "random:1", "starved:3"}},
+    {"d64", {"random:2"}},
+    {"sq9", {"random:3"}},
+    {"lengths-out-of-range", {"random:4"}},
+    {"absent", {"late"}},
+    {"nan-larger", {"random:6"}},
+    {"reversed", {"random:7"}},
+    {"no-page", {"eager"}},
+    {"long-h64-sq2", {"late"}},
+    {"h64-plateau", {"late"}},
+    {"lengths-of-queries-h64", {"late"}},
+    {"lengths-of-queries-out-of-range", {"random:11"}},
+};
+const std::vector<PassingCase> kThoroughCases = all_cases(topk_paged_operation(), {});
+
+const BugsOf few{"score_tiles_cuda.cuh", "h64"}, few_rows{"copy_rows_cuda.cuh", "h64"};
+const BugsOf rows{"copy_rows_cuda.cuh", "long"};
+const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
+
+const std::vector<PlantedBug> kQuickBugs = {
+    saying("race: ", few("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
+    few_rows("NoRows", "st_shared(slot.unit(local", Action::drop),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    saying("race: ",
+           tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
+    rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
+    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    rows("LateRows", "st_shared(slot.unit(local", Action::delay),
+    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
+    tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
+    tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),
+    tiles("NoSums", "to[unit * kUnitRows", Action::drop),
+    choice("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
+    choice("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),
+};
+
+WINNOW_SIMULATOR_TESTS(SimulatorTopkPagedCuda, topk_paged_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
+
+}  // namespace
+}  // namespace winnow::indexer
