@@ -304,7 +304,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
            Action::add, 1, 1),
     nodes("NodesSomeGiveUpBetweenNodes",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
-    barrier(
 };
 WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
