@@ -1,5 +1,5 @@
 # The all-to-all in the simulator: its layers as they are, over the transport of one process.
-list(APPEND WINNOW_EXPERT_PARALLEL
+set(expert_parallel
   expert_parallel/all_to_all/all_to_all.cc
   expert_parallel/all_to_all/all_to_all_cases.cc
   expert_parallel/all_to_all/all_to_all_cuda.cc
@@ -74,18 +74,10 @@ list(APPEND WINNOW_EXPERT_PARALLEL
   expert_parallel/transport/untrusted.cc
   simulator/testing/one_process.cc
   simulator/testing/rank_threads.cc)
-winnow_simulated_kernels(simulated_expert_parallel ${WINNOW_EXPERT_PARALLEL})
-winnow_simulator_test(simulator_layout_test expert_parallel/layout simulated_expert_parallel
-  kernels/simulator_layout_test.cc)
-winnow_simulator_test(simulator_notify_test expert_parallel/notify simulated_expert_parallel
-  kernels/simulator_notify_test.cc)
-winnow_simulator_test(simulator_all_to_all_test expert_parallel/all_to_all simulated_expert_parallel
-  kernels/simulator_all_to_all_test.cc)
-winnow_simulator_test(simulator_low_latency_test expert_parallel/low_latency simulated_expert_parallel
-  kernels/simulator_low_latency_test.cc)
+winnow_simulated_kernels(simulated_expert_parallel ${expert_parallel})
+foreach(test IN ITEMS layout notify all_to_all low_latency)
+  winnow_simulator_test(simulator_${test}_test expert_parallel/${test} simulated_expert_parallel
+    kernels/simulator_${test}_test.cc)
+endforeach()
 winnow_simulator_test(simulator_absence_test expert_parallel/transport simulated_expert_parallel
   kernels/simulator_absence_test.cc)
-add_executable(sweep_local kernels/sweep_local.cc)
-winnow_simulate(sweep_local)
-target_link_libraries(sweep_local PRIVATE simulator_testing simulated_expert_parallel GTest::gmock)
-target_compile_definitions(sweep_local PRIVATE WINNOW_SOURCE_DIR="${winnow}")

@@ -214,9 +214,9 @@ __global__ void __launch_bounds__(kExchangeThreads)
     notify_kernel(const __grid_constant__ CountExchangeParams params) {
   WINNOW_BLOCK_SHARED(shared, typename NotifyBlock<Fabric>::Shared);
   const LayerView& view = params.view.layer;
-  if (broken(view)) return;
+  const bool was_broken = broken(view);  // all of the block or none go on
   const std::uint64_t call = epoch_of(view) + 1;
-  if (__syncthreads_or(threadIdx.x == 0 && fault_signalled(view))) return;
+  if (__syncthreads_or(was_broken || (threadIdx.x == 0 && fault_signalled(view)))) return;
   if (threadIdx.x == 0) view.state->epoch = call;
   NotifyBlock<Fabric>(params, shared, call).run();
 }

@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(kBarrierThreads)
     barrier_kernel(const __grid_constant__ BarrierParams params) {
   const LayerView& view = params.view;
   const CudaTopology& topology = view.topology;
-  if (broken(view)) return;
+  const bool was_broken = broken(view);  // all of the block or none go on
   const int kind = params.node_only ? 1 : 0;
   const std::uint64_t round =
       *const_cast<const volatile std::uint64_t*>(&view.state->rounds[kind]) + 1;
-  if (__syncthreads_or(threadIdx.x == 0 && fault_signalled(view))) return;
+  if (__syncthreads_or(was_broken || (threadIdx.x == 0 && fault_signalled(view)))) return;
   if (threadIdx.x == 0) view.state->rounds[kind] = round;
   const Phase phase = params.node_only ? Phase::node_barrier : Phase::world_barrier;
   const auto offset = [&](int row, int rank) {

@@ -45,6 +45,7 @@ class PairValues {
     if (!given_) return;
     comparisons.add(compare_bits(what, place_.to_host(out_->view()), mine_.values));
     given_->spoil();
+    place_.wait();  // before the memory goes
   }
 
  private:

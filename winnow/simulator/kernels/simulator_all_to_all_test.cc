@@ -231,8 +231,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     move("MoveSendersDoNotMeet",
          "return device::barrier_red_and<kSendersBarrier, 32 * kSenders>(mine);", Action::drop),
     move("MoveBeforeThePlaces", "device::wait_for_kernel_before();", Action::drop),
-    move("MoveMarkTooFar", "device::st_release_cta_shared(&marks.reached, so_far);", Action::add,
-         1),
     takes("TakesRowsOfNobody",
           "if (p_.token_major) write_ids(pair, __ballot_sync(kFullWarp, first), weight);",
           Action::drop),
