@@ -60,6 +60,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     bug("NoWaitForRows", "shared.full()[ring.stage].wait", Action::drop),
     bug("NoProxyFence", "stmatrix_x4(at ^ 32 * k16", Action::drop, 0, 3),
     f8("NoProxyFenceOfWidenedRows", "barrier.arrive();", Action::drop, 0, -1),
+    bug("NoBarrierBeforeTheImage", "// all warps are done with the image of the tile before",
+        Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),

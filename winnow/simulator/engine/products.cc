@@ -19,8 +19,8 @@ constexpr std::uint32_t kInFlight = 0xffffffffu;  // NaN
 struct {
   const char *file, *function;
 } constexpr kCountOnWholeProducts[] = {
-    {"sparse_mla/attention_sm90.cuh", "store_probabilities("},  // of forward: P over a chunk of K
-    {"sparse_mla/gather_sm90.cuh", "gather_chunk("},  // of the fused backward: K of the next tile
+    {"sparse_mla/attention_sm90.cuh", "store_probabilities("},  // P over a chunk of K
+    {"sparse_mla/gather_sm90.cuh", "gather_chunk("},            // K of the next tile
 };
 
 bool counts_on_whole_products(const Where& where) {
