@@ -55,7 +55,7 @@ struct NamedBarrier {
 struct WarpMeeting {
   std::array<std::uint64_t, 32> values[2];
   std::array<MmaOperands, 32> operands[2];  // of the product of the meeting
-  std::uint32_t mask = 0, arrived = 0;
+  std::uint32_t arrived = 0;
   const char* kind = "";
   std::uint64_t generation = 0;
   Knowledge arriving, ended;
@@ -345,6 +345,8 @@ inline std::uint32_t tensor_word(std::uint32_t group, std::uint32_t column) {
 void check_allocated(Block& of, const char* what, std::uint32_t column, std::uint32_t columns,
                      const Where& where);
 // A thread of the block that runs has ended.
+// The meeting of the lanes of a mask; one of other lanes, or of another kind, is a fault.
+WarpMeeting& meeting_of(WarpState& warp, const char* kind, std::uint32_t mask, const Where& where);
 void leave_named_barriers();
 // Ends the phase of the cluster barrier if all threads that have not ended are there.
 void leave_cluster_barrier();

@@ -54,10 +54,11 @@ void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],
                   std::array<std::uint32_t, 2> b, const Where& where) {
   if (is_dropped(where)) return;
   // No lane is two meetings ahead, so two places suffice.
-  WarpState& warp = block->warps[warp_number()];
-  auto& operands = warp.operands[warp.generation & 1];
+  const char* const kind = type == DType::f16 ? "mma of f16" : "mma of bf16";
+  WarpMeeting& meeting = meeting_of(block->warps[warp_number()], kind, 0xffffffffu, where);
+  auto& operands = meeting.operands[meeting.generation & 1];
   operands[lane()] = {{a[0], a[1], a[2], a[3]}, b};
-  warp_meeting(type == DType::f16 ? "mma of f16" : "mma of bf16", 0xffffffffu, 0, false, where);
+  warp_meeting(kind, 0xffffffffu, 0, false, where);
   mma_m16n8k16(type, operands, static_cast<int>(lane()), d);
 }
 

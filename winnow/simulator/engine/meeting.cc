@@ -16,6 +16,8 @@ std::string hexadecimal(std::uint32_t value) {
   return text;
 }
 
+}  // namespace
+
 // That of the mask, which is of the same kind, if it has begun. Others that have begun have none of
 // its lanes.
 WarpMeeting& meeting_of(WarpState& warp, const char* kind, std::uint32_t mask, const Where& where) {
@@ -34,8 +36,6 @@ WarpMeeting& meeting_of(WarpState& warp, const char* kind, std::uint32_t mask, c
   }
   return place->second;
 }
-
-}  // namespace
 
 std::array<std::uint64_t, 32> warp_meeting(const char* kind, std::uint32_t mask,
                                            std::uint64_t value, bool orders, const Where& where) {
