@@ -27,7 +27,8 @@ const std::vector<PassingCase> kQuickCases = {
 const std::vector<PassingCase> kThoroughCases =
     all_cases(backward_operation(), {"sq70001", "sk20000", "sk9000", "sq1200"});
 
-const BugsOf bug{"backward_cuda.cuh", "bf16-k512"}, f16{"backward_cuda.cuh", "f16-h64"};
+const BugsOf bug{"indexer/backward/backward_cuda.cuh", "bf16-k512"},
+    f16{"indexer/backward/backward_cuda.cuh", "f16-h64"};
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-k512"}, f8{"copy_rows_cuda.cuh", "f8_e4m3-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {

@@ -85,9 +85,7 @@ const std::vector<PlantedBug> kQuickBugs = {
            Action::drop),
     choice("NoBarrierOfTheCluster", "device::cluster_sync();", Action::drop),
     in_one_schedule(beyond_a_pair(
-        choice_of_eight("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
-    in_one_schedule(beyond_a_pair(
-        choice_of_eight("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
+        choice_of_eight("WordsOfTwoBlocks", "return device::ld_shared_cluster(", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),

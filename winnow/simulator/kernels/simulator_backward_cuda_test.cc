@@ -36,7 +36,8 @@ const std::vector<PassingCase> kThoroughCases = [] {
 }();
 
 // 16 tiles; 96 heads are two blocks of them, and six steps.
-const BugsOf bug{"backward_cuda.cuh", "bf16-k512"}, heads{"backward_cuda.cuh", "bf16-h96"};
+const BugsOf bug{"sparse_mla/backward/backward_cuda.cuh", "bf16-k512"},
+    heads{"sparse_mla/backward/backward_cuda.cuh", "bf16-h96"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", Action::drop)),

@@ -30,9 +30,12 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-many", {"random:10"}},
     {"f32-nan", {"eager"}},
 };
-const BugsOf cluster{"backward_cuda.cu", "bf16-hca"}, warps{"backward_cuda.cu", "bf16-csa"},
-    block{"backward_cuda.cu", "f32-norm"}, groups{"backward_cuda.cu", "f32-ratio7-overlap"},
-    rows{"backward_cuda.cu", "f16-keys"}, rows_of_groups{"backward_cuda.cu", "f32-hadamard-groups"};
+const BugsOf cluster{"compressor/backward/backward_cuda.cu", "bf16-hca"},
+    warps{"compressor/backward/backward_cuda.cu", "bf16-csa"},
+    block{"compressor/backward/backward_cuda.cu", "f32-norm"},
+    groups{"compressor/backward/backward_cuda.cu", "f32-ratio7-overlap"},
+    rows{"compressor/backward/backward_cuda.cu", "f16-keys"},
+    rows_of_groups{"compressor/backward/backward_cuda.cu", "f32-hadamard-groups"};
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
             Action::drop),

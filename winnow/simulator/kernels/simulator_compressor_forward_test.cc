@@ -25,7 +25,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-nan", {"eager"}},
 };
 const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cuda.cuh", "bf16-hca"},
-    keys{"window_cuda.cuh", "f16-keys"}, copies{"forward_cuda.cu", "bf16-csa"};
+    keys{"window_cuda.cuh", "f16-keys"}, copies{"compressor/forward/forward_cuda.cu", "bf16-csa"};
 const std::vector<PlantedBug> kQuickBugs = {
     groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
     copies("PartBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", Action::drop),

@@ -38,7 +38,8 @@ std::vector<PassingCase> thorough_cases() {
 }
 const std::vector<PassingCase> kThoroughCases = thorough_cases();
 
-const BugsOf bug{"attention_cuda.cuh", "bf16-k512"}, kernel{"forward_cuda.cuh", "bf16-k512"};
+const BugsOf bug{"sparse_mla/attention_cuda.cuh", "bf16-k512"},
+    kernel{"sparse_mla/forward/forward_cuda.cuh", "bf16-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", kernel("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),

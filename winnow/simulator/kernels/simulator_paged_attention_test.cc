@@ -56,7 +56,7 @@ const std::vector<PassingCase> kThoroughCases = {
 };
 
 // Contexts of 131 and 128 tokens among others, in several parts, of which a warp has several.
-constexpr const char *kBatch = "bf16-fused-b8", *kKernels = "attention_cuda.cuh";
+constexpr const char *kBatch = "bf16-fused-b8", *kKernels = "paged_xl/attention/attention_cuda.cuh";
 const BugsOf batch{kKernels, kBatch}, walk{"split_cuda.cuh", kBatch}, tile{"tile_cuda.cuh", kBatch},
     sums{"warp.cuh", kBatch};
 // The kernels for one sequence alone; and those for a batch that share lines with them.

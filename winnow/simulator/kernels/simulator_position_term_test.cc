@@ -44,8 +44,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
 // Found as a wrong result, of which the report names who wrote it.
 TEST(SimulatorWriters, AreNamedWhereAResultDiffers) {
   simulator::plant(kQuickBugs.front().plant, WINNOW_SOURCE_DIR);
-  const simulator::Simulated simulated =
-      simulator::simulate(position_term_operation(), "bf16-d64", {}, true);
+  const simulator::Simulated simulated = simulator::simulate(position_term_operation(), "bf16-d64",
+                                                             {}, simulator::kMultiprocessors, true);
   simulator::unplant();
   EXPECT_EQ(simulated.failed, "result");
   EXPECT_THAT(simulated.report, ::testing::ContainsRegex("the element was last written by thread "
