@@ -148,11 +148,9 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   };
   const auto launch_merging = [&]<class Base>(const Base& base) {
     if (!split.merges) return launch_all(base);
-    MergingParams<Base> all{base};
-    all.cut_segments = count(split.cut_segments);
-    all.own_partials = count(partials.handed);
-    all.own_sums = kernel.partial_sums + partials.handed * head_blocks_of(params) * kHeads;
-    launch_all(all);
+    launch_all(MergingParams<Base>{
+        base, count(split.cut_segments), count(partials.handed),
+        kernel.partial_sums + partials.handed * head_blocks_of(params) * kHeads});
   };
   if (params.chosen.paged) {
     launch_merging(PagedKernelParams{kernel, static_cast<std::int32_t>(params.chosen.step),
