@@ -90,7 +90,9 @@ def gradients_of(model):
 @pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_that_of_the_original_modules(family, dense, side):
-    ids = tokens()
+    # With these tokens no product of a query and a key is so near zero that its rounding decides
+    # whether a gradient passes the ReLU.
+    ids = tokens(seed=5)
     mask = padding(side, ids)
     model = make(family, index_topk=len(ids[0]) if dense else TOPK)
     want = formula(model, ids, mask, dense)

@@ -363,7 +363,9 @@ def loss_of(model, ids, mask=None):
 @pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])
 @pytest.mark.parametrize("pattern", ["flash", "short"])
 def test_the_loss_of_indexers_is_that_of_the_original_modules(pattern, dense):
-    model, ids = make(pattern), tokens()
+    # With these tokens no product of a query and a key is so near zero that its rounding decides
+    # whether a gradient passes the ReLU.
+    model, ids = make(pattern), tokens(length=200, seed=19)
     set_topk(model, 100 if dense else TOPK)
     want = of_formula(model, ids, dense)
     want.backward()
