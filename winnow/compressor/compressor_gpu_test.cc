@@ -302,7 +302,9 @@ TEST_F(CompressorGpu, StoresWhereSlotsSayWhenAGraphRuns) {
                                      {-2, std::int32_t(slots_of_all)}}) {
       put(one, other);
       EXPECT_TRUE(same_bytes(stored(), unwritten_cache.storage)) << one << " " << other;
-      if (one == -2) EXPECT_THROW(step(args, {.check = true}), Error);
+      if (one == -2) {
+        EXPECT_THROW(step(args, {.check = true}), Error);
+      }
     }
     put(3, 100);
     const Tensor once = stored();
