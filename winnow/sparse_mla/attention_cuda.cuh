@@ -137,6 +137,12 @@ __device__ __forceinline__ void load_queries(const char* heads, std::int64_t str
   }
 }
 
+// The address as it is, in one register of the lane. ptxas 13.0 keeps the part that all lanes share
+// in a uniform register, and then writes copies that no GPU executes (check_descriptors.cmake).
+__device__ __forceinline__ std::uint32_t in_one_register(std::uint32_t address, int lane) {
+  return __shfl_sync(kFullWarp, address, lane);
+}
+
 // Starts the copies of a tile to a slot: each warp those of four rows. Lane l has entry l of the
 // tile; row_of(entry) is where the row of a visible one begins, `mask` says which are. Others
 // become zeros, and are not read.
@@ -148,7 +154,7 @@ __device__ __forceinline__ void copy_rows(Place<Tile<kRows, P::kDim>> slot, std:
   const bool visible = mask >> row & 1;
   const std::int32_t mine = __shfl_sync(kFullWarp, entry, row);
   const char* const from = row_of(visible ? mine : 0) + unit * kUnitBytes;
-  const std::uint32_t to = slot.unit(row, unit);
+  const std::uint32_t to = in_one_register(slot.unit(row, unit), lane);
 #pragma unroll
   for (int chunk = 0; chunk < P::kDim / 64; ++chunk) {
     cp_async_zfill<128>(to + chunk * Tile<kRows, P::kDim>::kChunkBytes, from + chunk * kTileLine,

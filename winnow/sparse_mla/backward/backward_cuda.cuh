@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy,
                  [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
     const int head = threadIdx.x / 4, unit = threadIdx.x % 4;
-    cp_async_zfill<128>(shared.weights()[tile & 1].unit(head, unit),
+    cp_async_zfill<128>(in_one_register(shared.weights()[tile & 1].unit(head, unit), lane),
                         weights_at(params, chunk_query, 1, first + head) +
                             (std::int64_t{tile} * kRows + 8 * unit) * 2,
                         true, policy);
