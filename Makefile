@@ -24,17 +24,19 @@ help:
 	@echo "make soak          $(SOAK_ITERATIONS) random calls of each all-to-all on random worlds"
 	@echo "make test-gpu-python  the Python tests that need a GPU, with torch"
 	@echo "make bench         winnow bench: the operations beside their ceilings"
-	@echo "make asan          the tests under AddressSanitizer and UBSan for ASAN_ISAS, without those that match ASAN_SKIP; ASAN_SIMULATOR=OFF: without the simulator"
+	@echo "make asan          the tests under AddressSanitizer and UBSan, without those that match ASAN_SKIP; ASAN_SIMULATOR=OFF: without the simulator"
 	@echo "make tsan          the whole test suite under ThreadSanitizer"
 	@echo "make fuzz          libFuzzer over tensor descriptors and the text reader ($(FUZZ_SECONDS) s)"
 	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
 	@echo "make format        format all code; make check-format only looks, and lints Python"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
+	@echo "ISAS='native;baseline'  for make test and make asan: the CPU backend's instruction sets, instead of all"
 
 # Warnings are errors where the compiler is known: in CI.
 werror = -DWINNOW_WERROR=$(if $(CI),ON,OFF)
 # For verbs that build much and once.
 once = -DWINNOW_PRECOMPILE=ON
+isas = $(if $(ISAS),-DWINNOW_CPU_ISAS='$(ISAS)')
 # Kernels take minutes to compile: what is not installed has them only beside a GPU.
 cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
@@ -60,7 +62,7 @@ test:
 	@echo "make test: takes about 20 minutes on two cores; gets torch and other Python packages into .venv (5 GB)"
 	@echo "  where they are not there yet$(if $(filter OFF,$(cuda_if_gpu)),; leaves the CUDA kernels out since there is no GPU (make kernels))"
 	@tools/setup wheels python
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(once) $(werror)
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(once) $(isas) $(werror)
 	cmake --build --preset release
 	@tools/test wheel ctest pytest
 
@@ -163,7 +165,7 @@ test-gpu-python:
 
 asan:
 	@tools/setup
-	cmake --preset asan $(once) $(if $(ASAN_ISAS),-DWINNOW_CPU_ISAS='$(ASAN_ISAS)') \
+	cmake --preset asan $(once) $(isas) \
 	  $(if $(ASAN_SIMULATOR),-DWINNOW_SIMULATOR=$(ASAN_SIMULATOR))
 	cmake --build --preset asan
 	ctest --preset asan -j2 $(if $(ASAN_SKIP),-E '$(ASAN_SKIP)')

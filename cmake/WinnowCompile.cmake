@@ -21,7 +21,7 @@ else()
   set(default_isas "baseline")
 endif()
 set(WINNOW_CPU_ISAS "all" CACHE STRING
-    "Instruction sets that the CPU backend is built for, best first; all, or native: the best of this processor")
+    "Instruction sets that the CPU backend is built for, best first; all; native is the best of this processor")
 # The flags of each; select.cc knows which processors have them.
 # g++ 12 warns about its own AVX-512 header wherever Eigen uses it.
 set(WINNOW_CPU_FLAGS_x86_64_v4 -march=x86-64-v4 -Wno-maybe-uninitialized)
@@ -48,8 +48,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 if(WINNOW_CPU_ISAS STREQUAL "all")
   set(WINNOW_CPU_ISAS ${default_isas})
-elseif(WINNOW_CPU_ISAS STREQUAL "native")
-  set(WINNOW_CPU_ISAS ${WINNOW_NATIVE_ISA})
+elseif("native" IN_LIST WINNOW_CPU_ISAS)
+  list(TRANSFORM WINNOW_CPU_ISAS REPLACE "^native$" ${WINNOW_NATIVE_ISA})
+  list(REMOVE_DUPLICATES WINNOW_CPU_ISAS)
   message(STATUS "CPU backend: for ${WINNOW_CPU_ISAS} alone")
 endif()
 
