@@ -16,6 +16,7 @@ from winnow.transformers import (
 
 FAMILY = "hy_v4"  # its sinks are parameters of the attention itself
 TOLERANCE = 2e-4  # of the largest value of a tensor, in f32
+FLOOR = 1e-7  # what rounding leaves of a sum over all tokens whose terms cancel
 
 
 def batches(count):
@@ -56,7 +57,7 @@ def check(found, expected):
         # FSDP1 gives zeros to what its flat parameters have beside.
         want = expected.get(name, torch.zeros(()))
         error = (found.get(name, torch.zeros(())) - want).abs().max()
-        assert error <= TOLERANCE * want.abs().max(), f"{name}: {error}"
+        assert error <= TOLERANCE * want.abs().max() + FLOOR, f"{name}: {error}"
 
 
 def prepared(dense, trained="", checkpointing=False):

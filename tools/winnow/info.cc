@@ -54,8 +54,10 @@ std::vector<Backend> implemented(const std::string& operation) {
       operation == "sparse_mla::store") {
     return {Backend::cuda, Backend::cpu};
   }
-  if (operation == "sparse_mla::backward") return {Backend::sm100, Backend::sm90, Backend::cpu};
-  return {Backend::sm90, Backend::cpu};
+  if (operation == "sparse_mla::backward") {
+    return {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
+  }
+  return {Backend::sm90, Backend::cuda, Backend::cpu};
 }
 
 // The backend of a call on tensors there, or the reason why none runs it.

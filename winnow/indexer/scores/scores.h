@@ -34,7 +34,7 @@ struct ScoresArgs {
 //
 // The CPU backend allocates at most 1 MiB of scratch memory per thread. On GPUs topk is at most
 // 2^30. Other limits, strides, memory, streams and errors are those of topk(). Scores that overlap
-// an input are an Error. Returns the backend that ran.
+// an input are refused. Returns the backend that ran.
 //
 // Defined by DeepSeek-V3.2 (the lightning indexer of DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend scores(const ScoresArgs& args, const RunOptions& options = {});
