@@ -280,6 +280,7 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   constexpr int kShared = sizeof(ScoresLayout<kColumns>);
   kTestRuntime.allow_shared_memory(bounds_kernel<kColumns, Params>, kShared);
   kTestRuntime.launch(bounds_kernel<kColumns, Params>, 2, kScoresThreads, kShared, nullptr, p);
+  kTestRuntime.check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (int row = 0; row < kRows; ++row) {
     const double bound = bounds[std::size_t(row)];
     EXPECT_NEAR(std::bit_cast<float>(p.row_bounds[row]), bound, 1e-4 * bound) << row;
