@@ -198,6 +198,11 @@ const std::vector<PlantedBug> kQuickBugs = {
            sum("SumBeforeTheExchange",
                "if (params.travel != Travel::rows_are_pushed) device::wait_for_kernel_before();",
                Action::drop)),
+    saying("proxy fence: ",
+           move("MoveWithoutAProxyFence", "came = wait_at_least(view, signal", Action::drop, 0, 1)),
+    saying("proxy fence: ",
+           sum("SumWithoutAProxyFence", "if (!__all_sync(device::kFullWarp, arrived)) return -1;",
+               Action::drop, 0, 1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     count("CountCountsOfChunksTooEarly",
