@@ -343,7 +343,7 @@ void drop_resident() {
 
 void begin_session() {
   random_clusters.seed(settings().schedule.seed);
-  forget_all_accesses();
+  forget_all_accesses();  // what comes now comes behind them
   turn = 0;
 }
 

@@ -138,7 +138,7 @@ void set_horizons(Operation& operation, Ticket before) {
 }
 
 Ticket add(const void* handle, Operation operation) {
-  if (all_empty()) begin_session();  // nothing of what has ended is in no order any more
+  if (all_empty()) begin_session();
   const std::uint32_t number = number_of(handle);
   Stream& stream = stream_of(number);
   operation.after = std::move(stream.after);
