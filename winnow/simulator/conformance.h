@@ -15,6 +15,7 @@ using ConformanceLaunch = void (*)(const std::uint32_t* in, std::uint32_t* out);
 void launch_math(const std::uint32_t* in, std::uint32_t* out);
 void launch_narrow(const std::uint32_t* in, std::uint32_t* out);
 void launch_memory(const std::uint32_t* in, std::uint32_t* out);
+void launch_handover(const std::uint32_t* in, std::uint32_t* out);
 void launch_reductions(const std::uint32_t* in, std::uint32_t* out);
 void launch_shared(const std::uint32_t* in, std::uint32_t* out);
 void launch_warp(const std::uint32_t* in, std::uint32_t* out);

@@ -92,6 +92,63 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
+// A block hands 128 words to the next one, whose threads add 1 to them, in every way.
+constexpr int kHandovers = 5;
+template <int kWay>
+__device__ void tell(std::uint32_t* flag) {
+  auto* const wide = reinterpret_cast<std::uint64_t*>(flag);
+  if constexpr (kWay == 0) {
+    device::st_release_gpu(flag, 1);
+  } else if constexpr (kWay == 1) {
+    device::st_release_sys(wide, 1);
+  } else if constexpr (kWay == 2) {
+    __threadfence_system();
+    device::st_relaxed_sys(wide, 1);
+  } else if constexpr (kWay == 3) {
+    __threadfence();
+    device::reduce_add<1>(flag);
+  } else {
+    __threadfence();
+    *static_cast<volatile std::uint32_t*>(flag) = 1;
+  }
+}
+template <int kWay>
+__device__ void wait_to_be_told(std::uint32_t* flag) {
+  auto* const wide = reinterpret_cast<std::uint64_t*>(flag);
+  if constexpr (kWay == 0 || kWay == 4) {
+    while (device::ld_acquire_gpu(flag) == 0) continue;
+  } else if constexpr (kWay == 1 || kWay == 2) {
+    while (device::ld_acquire_sys(wide) == 0) continue;
+  } else {
+    while (device::ld_relaxed_gpu(flag) == 0) continue;
+    __threadfence();
+  }
+}
+template <int kWay>
+__device__ void hand_over(std::uint32_t* words, std::uint32_t* flags) {
+  const unsigned t = threadIdx.x;
+  if (blockIdx.x == kWay + 1) {
+    if (t == 0) wait_to_be_told<kWay>(flags + 2 * kWay);
+    __syncthreads();
+    words[t] += 1;
+  }
+  if (blockIdx.x == kWay) {
+    __syncthreads();
+    if (t == 0) tell<kWay>(flags + 2 * kWay);
+  }
+}
+
+// in: [128]. out: [128] one more for each handover, [2 * kHandovers] flags, which are 0.
+__global__ void handover_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  std::uint32_t* const flags = out + kThreads;
+  if (blockIdx.x == 0) out[threadIdx.x] = in[threadIdx.x];
+  hand_over<0>(out, flags);
+  hand_over<1>(out, flags);
+  hand_over<2>(out, flags);
+  hand_over<3>(out, flags);
+  hand_over<4>(out, flags);
+}
+
 // in: [128][4] f32. out: [1] count, [1] sum, [2] unused, [4] sums, [4] sums, [2] 64-bit sums of
 // bits.
 __global__ void reductions_kernel(const std::uint32_t* in, std::uint32_t* out) {
@@ -204,6 +261,11 @@ void launch_narrow(const std::uint32_t* in, std::uint32_t* out) {
 }
 void launch_memory(const std::uint32_t* in, std::uint32_t* out) {
   launch(memory_kernel, 0, in, out);
+}
+void launch_handover(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.check(cudaMemsetAsync(out + kThreads, 0, 2 * kHandovers * sizeof(*out), nullptr),
+                 "cudaMemsetAsync");
+  kRuntime.launch(handover_kernel, kHandovers + 1, kThreads, 0, nullptr, in, out);
 }
 void launch_reductions(const std::uint32_t* in, std::uint32_t* out) {
   launch(reductions_kernel, 0, in, out);

@@ -211,6 +211,12 @@ TEST_F(Conformance, GlobalMemory) {
   EXPECT_EQ(words[6], in[2]);
 }
 
+TEST_F(Conformance, BlocksHandWordsOver) {
+  const Words in = random_words(kThreads, 8);
+  const Words out = run(launch_handover, in, kThreads + 10);
+  for (std::size_t t = 0; t < kThreads; ++t) EXPECT_EQ(out[t], in[t] + 5) << t;
+}
+
 TEST_F(Conformance, Reductions) {
   Words in;
   for (std::size_t i = 0; i < 4 * kThreads; ++i) in.push_back(bits(static_cast<float>(i % 17) - 5));

@@ -81,16 +81,38 @@ void check_global_read(const void* address, std::size_t bytes, std::size_t align
 void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
                         const Where& where);
 
-// An atomic access by pointer to either memory: between the two calls nothing else runs.
-void atomic_begin(const void* address, void* before, std::size_t bytes, const Where& where);
-void atomic_end(void* address, const void* after, std::size_t bytes);
-// An atomic load of shared memory.
-void read_atomic(const void* address, void* to, std::size_t bytes, const Where& where);
+// Only inside of memory, as prefetches must be.
+void check_global_prefetch(const void* address, std::size_t bytes, std::size_t alignment,
+                           const Where& where);
 
-// Words by which threads of a block hand data over: what the releasing thread knows, the acquiring
-// one knows. The access itself is atomic.
-void release_to(const void* word);
-void acquire_from(const void* word);
+// Strong accesses by pointer to either memory, by which threads hand data over: what a thread knows
+// at a release, or at a fence before its strong write, another one knows that has read the word,
+// behind its acquire, or behind a fence. A planted bug may drop writes, add to what is stored,
+// weaken a release or an acquire to relaxed, and an atomic operation to a plain load and store.
+enum class Scope { block, gpu, system };
+enum class Order { relaxed, acquire, release };
+void read_strong(const void* address, void* to, std::size_t bytes, Order order, Scope scope,
+                 const Where& where);
+void write_strong(void* address, const void* from, std::size_t bytes, Order order, Scope scope,
+                  const Where& where);
+template <class T>
+T load_strong(const T* address, Order order, Scope scope, const Where& where) {
+  T value;
+  read_strong(address, &value, sizeof(T), order, scope, where);
+  return altered(value, where);
+}
+template <class T>
+void store_strong(T* address, T value, Order order, Scope scope, const Where& where) {
+  if (is_dropped(where)) return;
+  value = altered(value, where);
+  write_strong(address, &value, sizeof(T), order, scope, where);
+}
+// An atomic operation: between the two calls nothing else runs.
+void atomic_begin(const void* address, void* before, std::size_t bytes, Order order, Scope scope,
+                  const Where& where);
+void atomic_end(void* address, const void* after, std::size_t bytes);
+// fence.acq_rel, which __threadfence() is.
+void fence(Scope scope, const Where& where);
 
 // ---- Meetings ----------------------------------------------------------------------------------
 

@@ -178,7 +178,6 @@ std::vector<Fault> barrier_faults() {
             }),
       fault("NobodyStoresTheFlag", "deadlock", "in a loop that looks again and again",
             [](Address, Words words) {
-              words[0] = 0;
               while (ld_acquire_gpu(words) == 0) {
               }
             }),
@@ -387,6 +386,178 @@ std::vector<Fault> warp_product_faults() {
   };
 }
 
+// Block 0 stores a word and says so by a flag; block 1 looks for a while, and loads the word.
+constexpr Shape kTwoBlocks{.blocks = 2, .cluster = 1};
+constexpr int kData = 0, kFlag = 4, kOther = 8;
+std::uint64_t* flag_of(Words words) { return reinterpret_cast<std::uint64_t*>(words + kFlag); }
+
+template <class Store, class Tell, class IsTold>
+void hand_over(Words words, const Store& store, const Tell& tell, const IsTold& is_told) {
+  if (thread() != 0) return;
+  if (blockIdx.x == 0) {
+    store();
+    tell();
+  } else {
+    for (int i = 0; i < 500 && !is_told(); ++i) continue;
+    words[kOther] = words[kData];
+  }
+}
+template <class Tell, class IsTold>
+void hand_over(Words words, const Tell& tell, const IsTold& is_told) {
+  hand_over(words, [&] { words[kData] = 1; }, tell, is_told);
+}
+
+std::vector<Fault> handover_faults() {
+  const char* const unordered = "is not ordered behind a write by thread 0 (warp 0) of block [0,";
+  return {
+      fault(
+          "FlagThatIsStoredRelaxed", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { st_relaxed_sys(flag_of(words), 1); },
+                [&] { return ld_acquire_sys(flag_of(words)) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "FlagThatIsReadRelaxed", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { st_release_gpu(words + kFlag, 1); },
+                [&] { return ld_relaxed_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "FenceOfABlockBeforeAFlag", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { __threadfence_block(), st_relaxed_sys(flag_of(words), 1); },
+                [&] { return ld_acquire_sys(flag_of(words)) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "FenceBehindTheFlag", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { reduce_add<1>(words + kFlag), __threadfence(); },
+                [&] { return ld_acquire_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "CountWithoutAFenceBehindIt", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { __threadfence(), reduce_add<1>(words + kFlag); },
+                [&] { return atomicAdd(words + kFlag, 0u) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "VolatileFlagWithoutAFence", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { *static_cast<volatile std::uint32_t*>(words + kFlag) = 1; },
+                [&] { return ld_acquire_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "PlainFlagBehindAFence", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { __threadfence(), words[kFlag] = 1; },
+                [&] { return ld_acquire_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "FlagOfAnotherThreadWithoutABarrier", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            if (blockIdx.x == 0 && thread() == 1) words[kData] = 1;
+            hand_over(
+                words, [] {}, [&] { st_release_gpu(words + kFlag, 1); },
+                [&] { return ld_acquire_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault(
+          "FlagBeforeABulkCopyHasEnded", "race", "which has not waited for it",
+          [](Address smem, Words words) {
+            hand_over(
+                words,
+                [&] {
+                  for (Address at = 0; at < 16; at += 4) st_shared(smem + at, 1u);
+                  fence_proxy_async_shared();
+                  bulk_store(words, smem, 16, policy_evict_first());
+                  bulk_commit();
+                  bulk_wait_read<0>();
+                },
+                [&] { st_release_gpu(words + kFlag, 1); },
+                [&] { return ld_acquire_gpu(words + kFlag) == 1; });
+          },
+          kTwoBlocks),
+      fault("BulkCopyOfWhatWasStoredWithoutAProxyFence", "proxy fence",
+            "of global memory, byte 0 of an allocation",
+            [](Address smem, Words words) {
+              init(smem + 16, 1);
+              if (thread() != 0) return;
+              words[kData] = 1;
+              mbarrier_arrive_expect(smem + 16, 16);
+              bulk_load(smem, words, 16, smem + 16, policy_evict_first());
+              mbarrier_wait(smem + 16, 0, "consume", 0);
+            }),
+      fault(
+          "SumOfPlainLoadsAndStores", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            if (thread() == 0) words[kData] += 1 + blockIdx.x;
+          },
+          kTwoBlocks),
+      fault(
+          "SumBesideAPlainStore", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            if (thread() != 0) return;
+            if (blockIdx.x == 0) atomicAdd(words, 1u);
+            if (blockIdx.x == 1) words[kData] = 5;
+          },
+          kTwoBlocks),
+      fault(
+          "StoreBesideALoad", "race", "is not ordered behind a",
+          [](Address, Words words) {
+            if (thread() == 0) words[4 * blockIdx.x] = words[kData] + 1;
+          },
+          kTwoBlocks),
+  };
+}
+
+// Each lane stores its word, from those 8 words further on.
+__global__ void kernel_before(Words words) {
+  allow_next_kernel();
+  if (thread() < 8) words[thread()] = words[thread() + 8] + thread() + 1;
+}
+// Behind that kernel, without a wait of the host.
+template <class Body>
+Fault early_fault(const char* name, const char* says, Body) {
+  return {name, "race", says, [](Words words) {
+            kRuntime.launch(kernel_before, 1, 32, 0, nullptr, words);
+            launch_body<Body>({.early = true}, words);
+          }};
+}
+
+std::vector<Fault> early_faults() {
+  return {
+      early_fault("EarlyKernelThatLoadsBeforeItsWait", "is not ordered behind a write by thread 1",
+                  [](Address, Words words) {
+                    if (thread() == 0) words[15] = words[1];
+                    wait_for_kernel_before();
+                  }),
+      early_fault("EarlyKernelThatStoresBeforeItsWait", "is not ordered behind a read by thread 1",
+                  [](Address, Words words) {
+                    if (thread() == 0) words[9] = 5;
+                    wait_for_kernel_before();
+                  }),
+      early_fault("EarlyKernelOfWhichOneThreadWaits", "is not ordered behind a write by thread 1",
+                  [](Address, Words words) {
+                    if (thread() == 0) wait_for_kernel_before();
+                    if (thread() == 1) words[15] = words[1];
+                  }),
+  };
+}
+
 // 32 columns of one block's tensor memory; all threads know of them.
 std::uint32_t allocate(Address smem) {
   if (thread() < 32) tcgen05_alloc<1>(smem, 32), tcgen05_fence_before();
@@ -453,7 +624,7 @@ std::vector<Fault> tensor_faults() {
 std::vector<Fault> faults() {
   std::vector<Fault> list = memory_faults();
   for (const auto& more : {barrier_faults(), warp_product_faults(), exit_faults(), address_faults(),
-                           product_faults(), tensor_faults()}) {
+                           product_faults(), tensor_faults(), handover_faults(), early_faults()}) {
     list.insert(list.end(), more.begin(), more.end());
   }
   return list;
@@ -467,10 +638,21 @@ __global__ void meeting_kernel(Words words) {
   while (ld_acquire_gpu(words) < gridDim.x) {
   }
 }
-__global__ void exchange_kernel(Words mine, Words other, std::uint32_t value) {
+__global__ void exchange_kernel(std::uint64_t* words, int mine, int other, std::uint64_t value) {
   if (thread() != 0) return;
-  st_release_gpu(mine, value);
-  while (ld_acquire_gpu(other) != value) {
+  st_release_sys(words + mine, value);
+  while (ld_acquire_sys(words + other) != value) {
+  }
+}
+
+__global__ void release_of_gpu_kernel(Words words, bool tells) {
+  if (thread() != 0) return;
+  if (tells) {
+    words[kData] = 1;
+    st_release_gpu(words + kFlag, 1);
+  } else {
+    for (int i = 0; i < 500 && ld_acquire_gpu(words + kFlag) == 0; ++i) continue;
+    words[kOther] = words[kData];
   }
 }
 
@@ -479,9 +661,13 @@ __global__ void exchange_kernel(Words mine, Words other, std::uint32_t value) {
 void queue_meeting(Words words, unsigned blocks) {
   kRuntime.launch(meeting_kernel, blocks, 32, 0, nullptr, words);
 }
-void queue_exchange(void* stream, Words words, int mine, int other, std::uint32_t value) {
-  kRuntime.launch(exchange_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), words + mine,
-                  words + other, value);
+void queue_exchange(void* stream, std::uint64_t* words, int mine, int other, std::uint64_t value) {
+  kRuntime.launch(exchange_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), words, mine, other,
+                  value);
+}
+
+void queue_release_of_gpu(void* stream, Words words, bool tells) {
+  kRuntime.launch(release_of_gpu_kernel, 1, 32, 0, static_cast<cudaStream_t>(stream), words, tells);
 }
 
 void launch_faultless(Words words) {

@@ -30,6 +30,9 @@ bool launches_in_cluster(unsigned blocks, bool allowed);
 void queue_meeting(std::uint32_t* words, unsigned blocks);
 // Queues a kernel on a stream that stores `value` to words[mine] and waits until words[other] holds
 // the same.
-void queue_exchange(void* stream, std::uint32_t* words, int mine, int other, std::uint32_t value);
+void queue_exchange(void* stream, std::uint64_t* words, int mine, int other, std::uint64_t value);
+// Queues a kernel that stores a word and releases a flag to the GPU; or one that acquires it and
+// loads the word.
+void queue_release_of_gpu(void* stream, std::uint32_t* words, bool tells);
 
 }  // namespace winnow::engine_faults

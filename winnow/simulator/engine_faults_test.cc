@@ -3,6 +3,7 @@
 // them (instructions/).
 #include "winnow/simulator/engine_faults.h"
 
+#include <cstring>
 #include <memory>
 
 #include <gmock/gmock.h>
@@ -23,6 +24,7 @@ TEST_P(EngineFaults, AreReportedByName) {
   for (const char* const schedule : {"eager", "late", "random:1", "random:2"}) {
     SCOPED_TRACE(schedule);
     simulator::settings().schedule = simulator::parse_schedule(schedule);
+    std::memset(words, 0, kFaultWords * sizeof(std::uint32_t));
     std::string check = "none", report;
     try {
       fault.launch(words);

@@ -15,9 +15,10 @@ class EngineStreams : public ::testing::TestWithParam<const char*> {
  protected:
   EngineStreams() : memory_(simulator::allocate(4 * kFaultWords), simulator::free) {
     simulator::settings().schedule = simulator::parse_schedule(GetParam());
-    std::memset(words(), 0, 4 * kFaultWords);
+    std::memset(memory_.get(), 0, 4 * kFaultWords);
   }
-  std::uint32_t* words() const { return static_cast<std::uint32_t*>(memory_.get()); }
+  std::uint64_t* words() const { return static_cast<std::uint64_t*>(memory_.get()); }
+  std::uint32_t* halves() const { return static_cast<std::uint32_t*>(memory_.get()); }
 
  private:
   std::unique_ptr<void, void (*)(void*)> memory_;
@@ -28,13 +29,13 @@ char first_stream, second_stream;
 
 TEST_P(EngineStreams, BlocksThatWaitForEachOther) {
   const unsigned blocks = simulator::settings().resident_clusters;
-  queue_meeting(words(), blocks);
+  queue_meeting(halves(), blocks);
   simulator::synchronize_all();
   EXPECT_EQ(words()[0], blocks);
 }
 
 TEST_P(EngineStreams, MoreBlocksThanAreResidentDeadlock) {
-  queue_meeting(words(), simulator::settings().resident_clusters + 1);
+  queue_meeting(halves(), simulator::settings().resident_clusters + 1);
   EXPECT_THROW(simulator::synchronize_all(), simulator::Failure);
   EXPECT_NO_THROW(simulator::synchronize_all());
 }
@@ -57,7 +58,7 @@ TEST_P(EngineStreams, KernelsOfOneStreamFollowEachOther) {
 TEST_P(EngineStreams, AStreamWaitsForAnother) {
   queue_exchange(&first_stream, words(), 0, 0, 5);
   simulator::wait_in_stream(&second_stream, simulator::last_operation(&first_stream));
-  std::uint32_t seen = 0;
+  std::uint64_t seen = 0;
   simulator::enqueue(&second_stream, [&] { seen = words()[0]; });
   simulator::synchronize(simulator::last_operation(&second_stream));
   EXPECT_EQ(seen, 5u);
@@ -65,7 +66,7 @@ TEST_P(EngineStreams, AStreamWaitsForAnother) {
 
 TEST_P(EngineStreams, HostThreadsWhoseKernelsWaitForEachOther) {
   const auto run = [&](const void* stream, int mine, int other) {
-    for (std::uint32_t round = 1; round <= 20; ++round) {
+    for (std::uint64_t round = 1; round <= 20; ++round) {
       queue_exchange(const_cast<void*>(stream), words(), mine, other, round);
       simulator::synchronize(simulator::last_operation(stream));
     }
@@ -74,6 +75,23 @@ TEST_P(EngineStreams, HostThreadsWhoseKernelsWaitForEachOther) {
       2, [&](int host) { host == 0 ? run(&first_stream, 0, 1) : run(&second_stream, 1, 0); });
   EXPECT_EQ(words()[0], 20u);
   EXPECT_EQ(words()[1], 20u);
+}
+
+// What tells a thread of the same GPU tells none of another rank, which has a GPU of its own.
+TEST_P(EngineStreams, AReleaseOfTheGpuDoesNotReachAnotherRank) {
+  queue_release_of_gpu(&first_stream, halves(), true);
+  queue_release_of_gpu(&second_stream, halves(), false);
+  EXPECT_NO_THROW(simulator::synchronize_all());
+  simulator::run_hosts(2, [&](int host) {
+    const void* const stream = host == 0 ? &first_stream : &second_stream;
+    queue_release_of_gpu(const_cast<void*>(stream), halves(), host == 0);
+    try {
+      simulator::synchronize(simulator::last_operation(stream));
+      ADD_FAILURE() << "there was no report";
+    } catch (const simulator::Failure& failure) {
+      EXPECT_EQ(failure.check(), "race");
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EngineStreams,

@@ -56,12 +56,21 @@ const BugsOf bug{"backward_sm90.cuh", "bf16-k512"};
 const BugsOf many{"backward_sm90.cuh", kManyItems};
 const BugsOf f8{"backward_sm90.cuh", "f8_e4m3-k512"};
 
+const BugsOf fixed{"backward_sm90.cuh", "bf16-h96-deterministic"};
+const BugsOf bounds{"backward_sums.cuh", "bf16-h96-deterministic"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     bug("NoWaitForRows", "shared.full()[ring.stage].wait", Action::drop),
     bug("NoProxyFence", "stmatrix_x4(at ^ 32 * k16", Action::drop, 0, 3),
     f8("NoProxyFenceOfWidenedRows", "barrier.arrive();", Action::drop, 0, -1),
     bug("NoBarrierBeforeTheImage", "// all warps are done with the image of the tile before",
         Action::drop),
+    in_one_schedule(saying(
+        "race: ", bug("PlainSumsOfDk", "reduce_add(dk + target[i] * p.dk_stride", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", fixed("FixedPlainSums", "reduce_add(to + 32 * half", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", bounds("PlainBounds", "atomicMax(p.bounds + row", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),

@@ -79,6 +79,8 @@ const BugsOf sides{"topk_paged_sm90.cuh", "h64-sq4"};
 const BugsOf choice{"choose_sm90.cuh", "batches"};
 const BugsOf choice_of_eight{"choose_sm90.cuh", "batches", 24};
 
+const BugsOf batches{"choose.cuh", "batches"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
     groups("NoArrivalOfHeadCopies", "shared.heads_full()[heads.stage].arrive_cp_async",
@@ -86,6 +88,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     choice("NoBarrierOfTheCluster", "device::cluster_sync();", Action::drop),
     in_one_schedule(beyond_a_pair(
         choice_of_eight("WordsOfTwoBlocks", "return device::ld_shared_cluster(", Action::drop))),
+    in_one_schedule(saying("race: ", batches("ChoiceBeforeTheScores",
+                                             "device::wait_for_kernel_before();", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),

@@ -96,6 +96,10 @@ const std::vector<PlantedBug> kQuickBugs = {
         merge("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(beyond_a_pair(
         merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
+    in_one_schedule(saying("race: ", merge("MergeBeforeTheCandidates",
+                                           "device::wait_for_kernel_before();", Action::drop))),
+    in_one_schedule(saying("race: ", choice("ChoiceBeforeTheScores",
+                                            "device::wait_for_kernel_before();", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfStages", "shared.empty()[ring.stage].wait", Action::add, 1),

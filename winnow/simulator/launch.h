@@ -104,6 +104,9 @@ Statistics& statistics();
 
 // Memory of the device: NaN until it is written, unmapped memory around it. Null: there is none.
 void* allocate(std::size_t bytes);
+// Memory of the host that kernels reach. What a kernel releases to the system by a word of it is
+// known to whatever is queued from then on: a host may have read the word.
+void* allocate_of_host(std::size_t bytes);
 // Waits for all streams; what they fail with, the next call throws that waits or launches. Null:
 // nothing. Throws std::invalid_argument for other addresses.
 void free(void* memory);

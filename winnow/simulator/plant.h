@@ -52,6 +52,7 @@ struct Plant {
             // parity (modulo 2), an address, a descriptor, the groups that a wait leaves pending,
             // the lane of a shuffle, what an atomicAdd() adds
     delay,  // the call takes place after the thread's next arrival at a barrier
+    weaken,  // a release or an acquire is relaxed, an atomic operation a plain load and store
   };
   std::string file;  // the end of the path
   std::string text;  // occurs in exactly one line of it
@@ -87,6 +88,9 @@ inline bool is_dropped(const Where& where, unsigned rank = ~0u) {
 }
 inline bool is_delayed(const Where& where) {
   return detail::any_planted && detail::is_planted(where, Plant::Action::delay);
+}
+inline bool is_weakened(const Where& where) {
+  return detail::any_planted && detail::is_planted(where, Plant::Action::weaken);
 }
 // The number that the call is to use.
 template <class T>

@@ -21,8 +21,12 @@ __device__ __forceinline__ bool meet_blocks(const LayerView& view, const Barrier
     arrive(arrived);
     met = met && wait_at_least(view, arrived, gridDim.x, Phase::blocks, view.topology.rank);
     __threadfence();
-    // The last to leave clears the counters, which nobody reads any more.
-    if (met && arrive(left) == gridDim.x - 1) *left = *arrived = 0;
+    // The last to leave clears the counters, which nobody reads any more. No fence orders that
+    // behind the others' accesses, so it is strong as they are.
+    if (met && arrive(left) == gridDim.x - 1) {
+      device::st_relaxed_sys(left, 0);
+      device::st_relaxed_sys(arrived, 0);
+    }
   }
   return all_say(met);
 }

@@ -14,8 +14,8 @@ namespace winnow::expert_parallel {
 __device__ inline bool last_to_signal(std::uint64_t* arrivals, std::uint32_t parties) {
   __threadfence();
   if (arrive(arrivals) != parties - 1) return false;
-  *arrivals = 0;
   __threadfence_system();
+  *arrivals = 0;
   return true;
 }
 

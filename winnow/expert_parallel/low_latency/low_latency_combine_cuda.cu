@@ -601,6 +601,7 @@ __device__ bool sum_piece(const LowLatencyCombineParams& p, std::uint64_t epoch,
   bool ok = true;
   if (leads) ok = rows_come(view, epoch, home, summed.token, sent);
   if (!__all_sync(kFullWarp, ok)) return false;
+  __syncwarp();  // behind what the leading lanes have acquired
   const std::int64_t begin = std::int64_t(piece) * LowLatencyLayout::kPieceBytes;
   const std::int64_t row_bytes = layout.pieces * LowLatencyLayout::kPieceBytes;
   // Of the piece, behind the lane's first one.

@@ -107,7 +107,10 @@ __device__ inline Sent arrive_sent(const LowLatencyView& view, BlocksSending wha
   const std::uint64_t here = mine ? 1 + kFound : 1;
   const std::uint64_t so_far = here + atomicAdd(sent, static_cast<unsigned long long>(here));
   const bool all = std::uint32_t(so_far) == gridDim.x;
-  if (all) *sent = 0;
+  if (all) {
+    __threadfence_system();  // behind what all blocks have done, which other ranks are told next
+    *sent = 0;
+  }
   return {all, so_far >= kFound};
 }
 
@@ -154,6 +157,7 @@ __device__ inline bool begin_to_receive(const LowLatencyView& view, int call,
   // This block has read `received`. When all blocks have, it may change for the next kernel.
   __threadfence();
   if (arrive(&view.state->receiving) == gridDim.x - 1) {
+    __threadfence();
     view.state->receiving = 0;
     view.state->received[call] = before + received.consumed;
   }

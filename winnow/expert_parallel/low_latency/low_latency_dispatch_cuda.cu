@@ -267,7 +267,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     __threadfence_system();
     const Sent sent = arrive_sent(view, kBlocksSent, mistaken);
     is_last = sent.all;
-    if (sent.all) __threadfence();
     if (sent.all && sent.found) signal_found(view, kLowLatencyDispatch, epoch);
   }
   __syncthreads();

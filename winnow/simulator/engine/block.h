@@ -9,13 +9,16 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "winnow/simulator/engine.h"
 #include "winnow/simulator/engine/clock.h"
 #include "winnow/simulator/engine/fiber.h"
+#include "winnow/simulator/engine/global_shadow.h"
 #include "winnow/simulator/engine/shadow.h"
 #include "winnow/simulator/instructions/mma.h"
 #include "winnow/simulator/launch.h"
@@ -69,6 +72,7 @@ struct WarpState {
 struct BulkGroup {
   int reading = 0, writing = 0;
   std::vector<std::uint64_t> operations;
+  std::vector<std::pair<const void*, std::size_t>> stored = {};  // in global memory
 };
 // An arrival that waits for cp.async copies.
 struct CopyArrival {
@@ -144,6 +148,13 @@ struct TensorLoad {
   std::uint32_t value;
 };
 
+// What a thread knew at its last fence of each scope, and what its strong loads have read, of which
+// it knows behind a fence.
+struct Fences {
+  std::array<std::optional<Knowledge>, 3> knowledge;
+  std::array<Told, 3> seen;
+};
+
 struct Thread {
   Fiber* fiber = nullptr;
   unsigned number = 0;  // in its block
@@ -172,6 +183,7 @@ struct Thread {
   std::vector<HeldRegisters> held;
   std::vector<KnownRegisters> known;
   std::vector<std::function<void()>> delayed;  // calls that a planted bug holds back
+  std::unique_ptr<Fences> fences;              // once there is something to hold
   // tcgen05
   Clock tensor;  // what of others it knew at its last tcgen05.fence::after_thread_sync
   std::vector<TensorLoad> tensor_loads;
@@ -223,7 +235,7 @@ struct Block {
   Shadow dynamic_shadow, fixed_shadow;
   std::map<std::uint32_t, Barrier> barriers;
   std::map<std::uint32_t, BarrierNames> barrier_names;  // of arrays, at their addresses
-  std::map<const void*, Knowledge> words;
+  std::unordered_map<const void*, Message> messages;    // of words of shared memory
   std::vector<NamedBarrier> named;
   Actor first_barrier = 0, end_barrier = 0, next_barrier = 0;
   std::unique_ptr<TensorMemory> tensor;                  // once something is allocated in it
@@ -259,7 +271,8 @@ struct GridRun;
 struct Slot;
 struct Cluster {
   GridRun* run = nullptr;
-  Slot* slot = nullptr;  // its shared memory and fibers
+  std::uint32_t number = 0;  // of all since the streams were last empty, from 1
+  Slot* slot = nullptr;      // its shared memory and fibers
   std::vector<std::unique_ptr<Block>> blocks;
   unsigned threads = 0;  // of a block
   std::vector<OperationRecord> operations;
@@ -285,6 +298,8 @@ struct Cluster {
   unsigned groups() const { return (threads + 127) / 128; }  // warpgroups of a block
   // Of a block: threads, products of warps, tcgen05 operations, barriers.
   std::size_t actors_of_block() const { return threads + warps() + 1 + kBarriers; }
+  // Behind those of all blocks: the end of the kernel before.
+  Actor kernel_before() const { return static_cast<Actor>(actors - 1); }
 };
 
 // The cluster and the block that run, and the thread; null outside of kernels. `current` is null

@@ -4,12 +4,14 @@
 // of its mbarriers. An action of an actor has a stamp: the actor and its count at the time.
 // A thread knows of the action if its clock holds that count of the actor, or a higher one: then
 // the action has happened before what the thread does from then on, whatever the schedule.
+// Of other clusters a thread knows what words of global memory have told it (Others).
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -59,6 +61,25 @@ struct Counts {
       : version(its_version), values(other.values), covered(other.covered), next(other.next) {}
 };
 
+class Clock;
+
+// What is known of other clusters: a clock of each that something is known of. Clocks that have
+// learned the same share it.
+class Others {
+ public:
+  void join(const Others& other);
+  void join(std::uint32_t cluster, const Clock& clock);
+  // Null: nothing is known.
+  const Clock* find(std::uint32_t cluster) const;
+  // Whether function(cluster, clock) is true of one.
+  template <class Function>
+  bool any(const Function& function) const;
+
+ private:
+  using Clocks = std::map<std::uint32_t, Clock>;
+  std::shared_ptr<const Clocks> clocks_;  // null: none. They know of no others themselves.
+};
+
 class Clock {
  public:
   // `own`: whose clock it is, if it is a thread's; its own count stands apart from the others.
@@ -69,6 +90,7 @@ class Clock {
     counts_ = zeros;
     own_ = own;
     own_count_ = 0;
+    others_ = {};
   }
   std::int32_t operator[](Actor actor) const {
     return actor == own_ ? own_count_ : counts_->values[actor];
@@ -84,9 +106,32 @@ class Clock {
     }
   }
   void join(const Clock& other) {
+    others_.join(other.others_);
     join_counts(other.counts_);
     if (own_ != kNobody) own_count_ = std::max(own_count_, other[own_]);
     if (other.own_ != kNobody) raise(other.own_, other.own_count_);
+  }
+  // Whether join() would change nothing, others apart.
+  bool includes(const Clock& other) const {
+    if (other.own_ != kNobody && (*this)[other.own_] < other.own_count_) return false;
+    if (counts_ == other.counts_ || counts_->covers(other.counts_->version)) return true;
+    for (std::size_t i = 0; i < counts_->values.size(); ++i) {
+      const std::int32_t theirs = other.counts_->values[i];
+      if (counts_->values[i] < theirs && (*this)[static_cast<Actor>(i)] < theirs) return false;
+    }
+    return true;
+  }
+  const Others& others() const { return others_; }
+  // What others are told by a thread of the cluster; and what is told to one of it.
+  void tell(std::uint32_t cluster, Others& to) const {
+    to.join(others_);
+    Clock alone = *this;
+    alone.others_ = {};
+    to.join(cluster, alone);
+  }
+  void hear(std::uint32_t cluster, const Others& from) {
+    others_.join(from);
+    if (const Clock* own = from.find(cluster)) join(*own);
   }
 
  private:
@@ -123,7 +168,51 @@ class Clock {
   std::shared_ptr<Counts> counts_;
   Actor own_ = kNobody;
   std::int32_t own_count_ = 0;
+  Others others_;
 };
+
+inline const Clock* Others::find(std::uint32_t cluster) const {
+  if (!clocks_) return nullptr;
+  const auto found = clocks_->find(cluster);
+  return found == clocks_->end() ? nullptr : &found->second;
+}
+template <class Function>
+bool Others::any(const Function& function) const {
+  return clocks_ && std::any_of(clocks_->begin(), clocks_->end(),
+                                [&](const auto& one) { return function(one.first, one.second); });
+}
+inline void Others::join(std::uint32_t cluster, const Clock& clock) {
+  const Clock* const known = find(cluster);
+  if (known != nullptr && known->includes(clock)) return;
+  auto changed = clocks_ ? std::make_shared<Clocks>(*clocks_) : std::make_shared<Clocks>();
+  const auto [place, is_new] = changed->try_emplace(cluster, clock);
+  if (!is_new) place->second.join(clock);
+  clocks_ = std::move(changed);
+}
+inline void Others::join(const Others& other) {
+  if (clocks_ == other.clocks_ || !other.clocks_) return;
+  if (!clocks_) {
+    clocks_ = other.clocks_;
+    return;
+  }
+  const auto includes = [](const Others& all, const Others& some) {
+    return !some.any([&](std::uint32_t cluster, const Clock& clock) {
+      const Clock* const known = all.find(cluster);
+      return known == nullptr || !known->includes(clock);
+    });
+  };
+  if (includes(*this, other)) return;
+  if (includes(other, *this)) {
+    clocks_ = other.clocks_;
+    return;
+  }
+  auto changed = std::make_shared<Clocks>(*clocks_);
+  for (const auto& [cluster, clock] : *other.clocks_) {
+    const auto [place, is_new] = changed->try_emplace(cluster, clock);
+    if (!is_new) place->second.join(clock);
+  }
+  clocks_ = std::move(changed);
+}
 
 // What a thread knows of: for its own accesses, and for those of the asynchronous proxy (bulk
 // copies, wgmma) that it starts, which see writes of the generic proxy only behind a proxy fence.
@@ -134,6 +223,15 @@ struct Knowledge {
     proxy.reset(actors, own);
   }
   void join(const Knowledge& other) {
+    generic.join(other.generic);
+    proxy.join(other.proxy);
+  }
+};
+
+// What a word tells of clusters, for both.
+struct Told {
+  Others generic, proxy;
+  void join(const Told& other) {
     generic.join(other.generic);
     proxy.join(other.proxy);
   }

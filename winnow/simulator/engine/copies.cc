@@ -4,14 +4,18 @@
 #include <utility>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/device_memory.h"
 #include "winnow/simulator/instructions/bulk_copy.h"
 
 namespace winnow::simulator {
 namespace {
 
-void check_source(const CopyPiece& piece, const Where& where) {
+void check_source(const CopyPiece& piece, const char* what, Proxy proxy, const Where& where) {
   if (piece.bytes > 0) {
-    check_global_read(piece.global, static_cast<std::size_t>(piece.bytes), 1, where);
+    const auto bytes = static_cast<std::size_t>(piece.bytes);
+    if (check_global_place(piece.global, bytes, 1, where)) {
+      note_read(piece.global, bytes, what, where, proxy);
+    }
   }
 }
 
@@ -64,7 +68,7 @@ void copy_async(const CopyPiece& call, const Where& where) {
   CopyPiece piece = call;
   piece.shared = own_place(altered(piece.shared, where), "cp.async", where);
   checked(where, [&] { check_cp_async(piece.shared, piece.global, piece.size); });
-  check_source(piece, where);
+  check_source(piece, "cp.async", Proxy::generic, where);
   const std::uint64_t operation = record_operation("cp.async", where);
   Access access = writing_behind_products("cp.async", where);
   access.stamp = Stamp::of_operation(operation);
@@ -147,7 +151,7 @@ void load(const char* what, std::vector<CopyPiece> pieces, Block* to, std::uint3
   {
     const InBlock there(to);
     for (const CopyPiece& piece : pieces) {
-      check_source(piece, where);
+      check_source(piece, what, Proxy::asynchronous, where);
       begin_write(piece, access);
     }
   }
@@ -199,7 +203,7 @@ void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, co
   if (is_dropped(where)) return;
   source = own_place(altered(source, where), "cp.async.bulk to global memory", where);
   checked(where, [&] { check_bulk_copy(source, destination, bytes); });
-  check_global_write(destination, bytes, 16, where);
+  check_copied(destination, bytes, "cp.async.bulk to global memory", where);
   const std::uint64_t operation = record_operation("cp.async.bulk to global memory", where);
   Access access = block->access(*current, "cp.async.bulk to global memory", where);
   access.stamp = Stamp::of_operation(operation);
@@ -210,6 +214,7 @@ void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, co
   ++group->reading;
   ++group->writing;
   group->operations.push_back(operation);
+  group->stored.emplace_back(destination, bytes);
   queue_operation(-1, [group, destination, source, bytes] {
     const std::byte* const from = block->at(source);
     std::vector<std::byte> data(from, from + bytes);
@@ -244,8 +249,13 @@ void bulk_wait(int pending, bool only_reads, const Where& where) {
       if (stamp.none()) stamp = current->stamp();  // an earlier wait has told already
     }
   }
-  if (!only_reads && count > pending)
-    groups.erase(groups.begin(), groups.begin() + count - pending);
+  if (only_reads || count <= pending) return;
+  for (int i = 0; i < count - pending; ++i) {
+    for (const auto& [to, bytes] : groups[static_cast<std::size_t>(i)]->stored) {
+      settle_copied(to, bytes);
+    }
+  }
+  groups.erase(groups.begin(), groups.begin() + count - pending);
 }
 
 }  // namespace winnow::simulator

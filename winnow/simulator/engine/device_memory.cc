@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 
 #include <sys/mman.h>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/global_shadow.h"
 #include "winnow/simulator/engine/writers.h"
 
 extern "C" {
@@ -23,6 +25,7 @@ constexpr std::size_t kPage = 4096;
 
 struct Allocation {
   std::size_t bytes, mapped;
+  bool of_host;
 };
 std::map<const std::byte*, Allocation>& allocations() {
   static std::map<const std::byte*, Allocation> all;
@@ -36,7 +39,7 @@ struct {
 
 }  // namespace
 
-void* map_memory(std::size_t bytes) {
+void* map_memory(std::size_t bytes, bool of_host) {
   // A page without access on either side; device memory is aligned to 256 bytes, no better.
   const std::size_t padded = (bytes + 255) / 256 * 256;
   const std::size_t mapped = (padded + kPage - 1) / kPage * kPage + 2 * kPage;
@@ -48,7 +51,7 @@ void* map_memory(std::size_t bytes) {
   mprotect(pages + mapped - kPage, kPage, PROT_NONE);
   std::byte* const begin = pages + mapped - kPage - padded;  // overruns meet the page behind
   std::memset(begin, 0xff, padded);
-  allocations()[begin] = {bytes, mapped};
+  allocations()[begin] = {bytes, mapped, of_host};
   return begin;
 }
 
@@ -60,6 +63,7 @@ void unmap_memory(void* memory) {
   const auto page = reinterpret_cast<std::uintptr_t>(memory) / kPage * kPage - kPage;
   munmap(reinterpret_cast<void*>(page), found->second.mapped);
   forget_writers(memory, found->second.bytes);
+  forget_accesses(memory, found->second.bytes);
   allocations().erase(found);
   last = {};
 }
@@ -75,9 +79,22 @@ bool is_allocated(const void* address, std::size_t bytes) {
   return true;
 }
 
+bool is_of_host(const void* address) {
+  const auto found = allocations().upper_bound(static_cast<const std::byte*>(address));
+  return found != allocations().begin() && std::prev(found)->second.of_host;
+}
+
 bool is_in_program(const void* address) {
   const auto* const at = static_cast<const char*>(address);
   return at >= &__executable_start && at < &_end;
+}
+
+std::string place_in_memory(const void* address) {
+  auto found = allocations().upper_bound(static_cast<const std::byte*>(address));
+  if (found == allocations().begin()) return "which is no allocation";
+  --found;
+  return "byte " + std::to_string(static_cast<const std::byte*>(address) - found->first) +
+         " of an allocation of " + std::to_string(found->second.bytes) + " bytes";
 }
 
 namespace {
@@ -112,13 +129,21 @@ void check_global(const void* address, std::size_t bytes, std::size_t alignment,
 
 }  // namespace
 
-void check_global_read(const void* address, std::size_t bytes, std::size_t alignment,
-                       const Where& where) {
+bool check_global_place(const void* address, std::size_t bytes, std::size_t alignment,
+                        const Where& where) {
   const auto* const at = static_cast<const std::byte*>(address);
   const bool parameter =
       at >= block->parameters && at + bytes <= block->parameters + block->parameter_bytes;
-  check_global(address, bytes, alignment, is_allocated(address, bytes) || parameter, "a load",
-               where);
+  const bool is_inside = is_allocated(address, bytes);
+  check_global(address, bytes, alignment, is_inside || parameter, "a load", where);
+  return is_inside;
+}
+
+void check_global_read(const void* address, std::size_t bytes, std::size_t alignment,
+                       const Where& where) {
+  if (check_global_place(address, bytes, alignment, where)) {
+    note_read(address, bytes, "a load", where);
+  }
 }
 
 void check_global_write(const void* address, std::size_t bytes, std::size_t alignment,
@@ -126,6 +151,27 @@ void check_global_write(const void* address, std::size_t bytes, std::size_t alig
   ++changes;
   check_global(address, bytes, alignment, is_allocated(address, bytes), "a store", where);
   note_write(address, bytes, where);
+  note_store(address, bytes, where);
+}
+
+void check_copied(const void* address, std::size_t bytes, const char* what, const Where& where) {
+  ++changes;
+  check_global(address, bytes, 16, is_allocated(address, bytes), "a store", where);
+  note_write(address, bytes, where);
+  note_copied(address, bytes, what, where);
+}
+
+void check_global_prefetch(const void* address, std::size_t bytes, std::size_t alignment,
+                           const Where& where) {
+  check_global_place(address, bytes, alignment, where);
+}
+
+void check_strong_write(const void* address, std::size_t bytes, Scope scope, const char* what,
+                        const Where& where) {
+  ++changes;
+  check_global(address, bytes, bytes, is_allocated(address, bytes), what, where);
+  note_write(address, bytes, where);
+  note_strong_write(address, bytes, scope, what, where);
 }
 
 }  // namespace winnow::simulator

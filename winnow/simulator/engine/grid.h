@@ -7,9 +7,19 @@
 #include <memory>
 #include <random>
 
+#include "winnow/simulator/engine/global_shadow.h"
 #include "winnow/simulator/launch.h"
 
 namespace winnow::simulator {
+
+// What a kernel that begins early knows of the one ahead of it: that what its blocks have read has
+// been read where they let the next kernel begin, and that those kernels have ended for which all
+// of them had waited by then.
+struct LetGo {
+  Others reads;
+  bool have_waited = true;
+  std::shared_ptr<const Horizon> behind;
+};
 
 struct GridRun {
   Grid grid;
@@ -17,7 +27,17 @@ struct GridRun {
   std::unique_ptr<std::byte, decltype(&std::free)> parameters{nullptr, std::free};
   std::size_t parameter_bytes;
   int device;
-  Ticket ticket;           // its place in a stream
+  Ticket ticket;        // its place in a stream
+  std::int64_t number;  // of the launch
+  unsigned gpu;         // of the rank, which has one of its own
+  // What has ended for its threads, behind griddepcontrol.wait and before.
+  std::shared_ptr<const Horizon> behind, behind_early;
+  std::shared_ptr<LetGo> lets = std::make_shared<LetGo>();
+  std::shared_ptr<const LetGo> ahead;  // null: it begins behind the end of all that is ahead
+  // By words to the host when it was queued, and to what has ended, as far as its threads have
+  // asked.
+  Others told_early, told;
+  Others told_at_end;      // to its own threads
   std::mt19937_64 random;  // seeds of its clusters
   unsigned clusters;
   unsigned begun = 0;  // clusters

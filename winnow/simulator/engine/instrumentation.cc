@@ -10,6 +10,7 @@
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
+#include "winnow/simulator/engine/global_shadow.h"
 #include "winnow/simulator/engine/writers.h"
 
 namespace winnow::simulator {
@@ -17,16 +18,16 @@ namespace {
 
 bool is_busy = false;  // with an access: its report may be made by instrumented functions
 
-// A store that is not ordered behind another thread's. Where it stores what is there already, as
-// threads do that set one flag, nobody can tell.
 struct {
   const void* address = nullptr;  // null: there is none
   std::size_t bytes = 0;
-  std::byte before[16];
+  std::byte before[32];
   std::string text;
-} rewrite;
+  Where where;
+  bool is_global = false;
+} held;
 
-void check(const void* address, std::size_t bytes, bool writes, const Where& where) {
+void check(const void* address, std::size_t bytes, bool writes, bool strong, const Where& where) {
   if (writes) ++changes;
   if (is_shared(address)) {
     const char* const what = writes ? "a store" : "a load";
@@ -34,21 +35,20 @@ void check(const void* address, std::size_t bytes, bool writes, const Where& whe
     Shadow& shadow = block->shadow(at, bytes, what, where);
     const Access made = block->access(*current, what, where);
     if (!writes) return shadow.read(at, bytes, made);
-    if (bytes <= sizeof(rewrite.before)) {
-      rewrite.text = shadow.unordered_rewrite(at, bytes, made);
-      if (!rewrite.text.empty()) {
-        rewrite.text += "\n  by thread " + std::to_string(current->number);
-        rewrite.address = address;
-        rewrite.bytes = bytes;
-        std::memcpy(rewrite.before, address, bytes);
-        return shadow.overwrite(at, bytes, made);
-      }
+    const std::string text = shadow.unordered_rewrite(at, bytes, made);
+    if (!text.empty()) {
+      hold_store(address, bytes, text, where);
+      return shadow.overwrite(at, bytes, made);
     }
     return shadow.write(at, bytes, made);
   }
   const bool is_inside = is_allocated(address, bytes);
-  if (is_inside && writes) note_write(address, bytes, where);
-  if (is_inside || is_in_program(address)) return;
+  if (is_inside) {
+    if (writes) note_write(address, bytes, where);
+    if (strong) return note_volatile(address, bytes, writes, where);
+    return writes ? note_store(address, bytes, where) : note_read(address, bytes, "a load", where);
+  }
+  if (is_in_program(address)) return;
   if (writes) {
     check_global_write(address, bytes, 1, where);
   } else {
@@ -56,47 +56,60 @@ void check(const void* address, std::size_t bytes, bool writes, const Where& whe
   }
 }
 
-void access(const void* address, std::size_t bytes, bool writes, const void* code) {
+void access(const void* address, std::size_t bytes, bool writes, bool strong, const void* code) {
   if (current == nullptr || is_busy || current->fiber->has_on_stack(address)) return;
   is_busy = true;
   settle_store();
-  check(address, bytes, writes, Where::of_code(code));  // does not return if it fails
+  check(address, bytes, writes, strong, Where::of_code(code));  // does not return if it fails
   is_busy = false;
 }
 
 }  // namespace
 
+void hold_store(const void* address, std::size_t bytes, const std::string& text,
+                const Where& where) {
+  if (bytes > sizeof(held.before)) fail("race", text, where);
+  held.address = address;
+  held.bytes = bytes;
+  std::memcpy(held.before, address, bytes);
+  held.text = text + "\n  by thread " + std::to_string(current->number);
+  held.where = where;
+  held.is_global = !is_shared(address);
+}
+
 void settle_store() {
-  if (rewrite.address == nullptr) return;
-  const void* const address = std::exchange(rewrite.address, nullptr);
-  if (std::memcmp(address, rewrite.before, rewrite.bytes) != 0) fail("race", rewrite.text, {});
+  if (held.address == nullptr) return;
+  const void* const address = std::exchange(held.address, nullptr);
+  if (std::memcmp(address, held.before, held.bytes) != 0) fail("race", held.text, held.where);
+  if (held.is_global) forget_held_store();
 }
 
 void forget_access() {
   is_busy = false;
-  rewrite.address = nullptr;
+  held.address = nullptr;
 }
 
 }  // namespace winnow::simulator
 
 extern "C" {
 
-#define WINNOW_ACCESS(name, writes)                                                 \
-  void __tsan_##name(void* address, std::size_t bytes) {                            \
-    winnow::simulator::access(address, bytes, writes, __builtin_return_address(0)); \
+void __tsan_read_range(void* address, std::size_t bytes) {
+  winnow::simulator::access(address, bytes, false, false, __builtin_return_address(0));
+}
+void __tsan_write_range(void* address, std::size_t bytes) {
+  winnow::simulator::access(address, bytes, true, false, __builtin_return_address(0));
+}
+#define WINNOW_ACCESS(name, bytes, writes, strong)                                          \
+  void __tsan_##name(void* address) {                                                       \
+    winnow::simulator::access(address, bytes, writes, strong, __builtin_return_address(0)); \
   }
-WINNOW_ACCESS(read_range, false)
-WINNOW_ACCESS(write_range, true)
-#undef WINNOW_ACCESS
-#define WINNOW_ACCESS(name, bytes, writes)                                          \
-  void __tsan_##name(void* address) {                                               \
-    winnow::simulator::access(address, bytes, writes, __builtin_return_address(0)); \
-  }
-#define WINNOW_ACCESSES(bytes)                       \
-  WINNOW_ACCESS(read##bytes, bytes, false)           \
-  WINNOW_ACCESS(write##bytes, bytes, true)           \
-  WINNOW_ACCESS(unaligned_read##bytes, bytes, false) \
-  WINNOW_ACCESS(unaligned_write##bytes, bytes, true)
+#define WINNOW_ACCESSES(bytes)                              \
+  WINNOW_ACCESS(read##bytes, bytes, false, false)           \
+  WINNOW_ACCESS(write##bytes, bytes, true, false)           \
+  WINNOW_ACCESS(unaligned_read##bytes, bytes, false, false) \
+  WINNOW_ACCESS(unaligned_write##bytes, bytes, true, false) \
+  WINNOW_ACCESS(volatile_read##bytes, bytes, false, true)   \
+  WINNOW_ACCESS(volatile_write##bytes, bytes, true, true)
 WINNOW_ACCESSES(1)
 WINNOW_ACCESSES(2)
 WINNOW_ACCESSES(4)

@@ -182,8 +182,15 @@ Slot* take_slot(unsigned ranks, std::size_t threads) {
   return &slot;
 }
 
+// What words have told kernels that have ended is visible to either proxy.
+void hear_of_kernels(Thread& thread, const Others& told) {
+  thread.knowledge.generic.hear(cluster->number, told);
+  thread.knowledge.proxy.hear(cluster->number, told);
+}
+
 // The block takes its place in the cluster, whose size is known.
 void prepare(Block& next) {
+  const GridRun& run = *cluster->run;
   const Slot::Shared& memory = cluster->slot->shared[next.rank];
   next.shared = memory.dynamic.get();
   next.fixed = memory.fixed.get();
@@ -214,6 +221,7 @@ void prepare(Block& next) {
     thread.fiber = cluster->slot->fibers[thread.actor].get();
     thread.fiber->start(run_thread, nullptr);
     thread.knowledge.reset(cluster->actors, thread.actor);
+    hear_of_kernels(thread, run.told_early);
     thread.knowledge.generic.advance();
     thread.copied.reset(cluster->actors);
     thread.tensor.reset(cluster->actors, thread.actor);
@@ -242,7 +250,8 @@ std::unique_ptr<Cluster> make_cluster(GridRun& run, const unsigned (&first)[3]) 
     one.parameter_bytes = run.parameter_bytes;
     one.dynamic_bytes = grid.shared_bytes;
   }
-  next.actors = next.ranks() * next.actors_of_block();
+  next.actors = next.ranks() * next.actors_of_block() + 1;
+  next.number = number_cluster(run, first, next.threads, next.kernel_before());
   next.queues.resize(next.ranks() * (next.groups() + 1));
   next.arriving.reset(next.actors);
   next.ended.reset(next.actors);
@@ -266,8 +275,14 @@ void end_cluster() {
     check_at_exit();
   }
   GridRun& run = *cluster->run;
-  for (const auto& each : cluster->blocks) run.held_back -= !each->lets_next;
-  --run.left;
+  for (const auto& each : cluster->blocks) {
+    if (!each->lets_next) {
+      --run.held_back;
+      each->known_at_end.tell(cluster->number, run.lets->reads);
+    }
+    run.told_at_end.join(each->known_at_end.others());
+  }
+  if (--run.left == 0) note_end(run.ticket, run.told_at_end);
 }
 
 }  // namespace
@@ -284,6 +299,11 @@ unsigned resident_clusters(int device) {
 
 void begin_cluster(GridRun& run) {
   const Grid& grid = run.grid;
+  if (run.begun == 0) {
+    if (run.ahead && run.ahead->have_waited) run.behind_early = run.ahead->behind;
+    if (run.ahead) run.lets->reads.join(run.ahead->reads);
+    run.told_early.join(told_before(*run.behind_early));
+  }
   const unsigned along = grid.grid[0] / grid.cluster, number = run.begun++;
   resident.push_back(
       make_cluster(run, {number % along * grid.cluster, number / along % grid.grid[1],
@@ -323,6 +343,7 @@ void drop_resident() {
 
 void begin_session() {
   random_clusters.seed(settings().schedule.seed);
+  forget_all_accesses();  // what comes now comes behind them
   turn = 0;
 }
 
@@ -433,7 +454,12 @@ void allow_next_kernel(const Where& where) {
   if (is_dropped(where) || block->lets_next) return;
   block->lets_next = true;
   ++changes;
-  --cluster->run->held_back;
+  GridRun& run = *cluster->run;
+  --run.held_back;
+  const Clock& known = current->knowledge.generic;
+  known.tell(cluster->number, run.lets->reads);
+  if (run.grid.early && known[cluster->kernel_before()] == 0) run.lets->have_waited = false;
+  advance_own_clock();
 }
 
 void wait_for_kernel_before(const Where& where) {
@@ -444,6 +470,10 @@ void wait_for_kernel_before(const Where& where) {
                .object = cluster->run,
                .role = "griddepcontrol.wait",
                .where = where});
+  GridRun& run = *cluster->run;
+  run.told.join(told_before(*run.behind));
+  hear_of_kernels(*current, run.told);
+  current->knowledge.generic.raise(cluster->kernel_before(), 1);
 }
 
 }  // namespace winnow::simulator

@@ -1,4 +1,5 @@
-// Shared memory: where it is, and accesses to it through the generic proxy.
+// Shared memory: where it is, and accesses to it through the generic proxy; strong accesses to
+// either memory, and fences.
 #include <array>
 #include <cstring>
 #include <string>
@@ -6,6 +7,8 @@
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
+#include "winnow/simulator/engine/global_shadow.h"
+#include "winnow/simulator/engine/grid.h"
 
 namespace winnow::simulator {
 
@@ -101,29 +104,157 @@ void write_shared(std::uint32_t address, const void* from, std::size_t bytes, co
   write(address, from, bytes, where);
 }
 
-void atomic_begin(const void* address, void* before, std::size_t bytes, const Where& where) {
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    check_aligned(at, bytes, "an atomic operation", where);
-    block->shadow(at, bytes, "an atomic operation", where)
-        .atomic(at, bytes, block->access(*current, "an atomic operation", where));
-  } else {
-    check_global_write(address, bytes, bytes, where);
-  }
-  std::memcpy(before, address, bytes);
+namespace {
+
+Shadow& shadow_of_atomic(std::uint32_t at, std::size_t bytes, const char* what,
+                         const Where& where) {
+  check_aligned(at, bytes, what, where);
+  return block->shadow(at, bytes, what, where);
 }
 
-void read_atomic(const void* address, void* to, std::size_t bytes, const Where& where) {
-  const std::uint32_t at = place_of_pointer(address, where);
-  check_aligned(at, bytes, "an atomic load", where);
-  block->shadow(at, bytes, "an atomic load", where)
-      .atomic_read(at, bytes, block->access(*current, "an atomic load", where));
+// Null: there is none, and `makes` is false.
+Message* message_of(const void* word, bool makes) {
+  if (!is_shared(word)) return global_message(word, makes);
+  if (makes) return &block->messages[word];
+  const auto found = block->messages.find(word);
+  return found == block->messages.end() ? nullptr : &found->second;
+}
+
+constexpr std::array kScopes = {Scope::block, Scope::gpu, Scope::system};
+std::size_t level_of(Scope scope) { return static_cast<std::size_t>(scope); }
+// Which block or GPU it is that the running thread is in.
+std::uint64_t party(Scope scope) {
+  if (scope == Scope::system) return 1;
+  if (scope == Scope::gpu) return 1 + cluster->run->gpu;
+  return std::uint64_t{cluster->number} * kMostRanks + block->rank;
+}
+
+Fences& fences() {
+  if (!current->fences) current->fences = std::make_unique<Fences>();
+  return *current->fences;
+}
+
+// What a strong write of the running thread passes on; `adds`: to what the word tells already.
+void send(const void* word, Order order, Scope scope, bool adds) {
+  const bool releases = order == Order::release;
+  Message* const message = message_of(word, releases || current->fences);
+  if (message == nullptr) return;
+  if (!adds) *message = {};
+  for (const Scope each : kScopes) {
+    if (each > scope) break;
+    const Knowledge* knowledge = releases ? &current->knowledge : nullptr;
+    if (!releases && current->fences) {
+      const auto& fenced = current->fences->knowledge[level_of(each)];
+      if (fenced) knowledge = &*fenced;
+    }
+    if (knowledge == nullptr) continue;
+    Message::Level& level = message->levels[level_of(each)];
+    if (level.of != party(each)) level = {party(each), {}};
+    knowledge->generic.tell(cluster->number, level.told.generic);
+    knowledge->proxy.tell(cluster->number, level.told.proxy);
+  }
+  if (releases) advance_own_clock();
+}
+
+void hear(const Told& told) {
+  current->knowledge.generic.hear(cluster->number, told.generic);
+  current->knowledge.proxy.hear(cluster->number, told.proxy);
+}
+
+// What a strong read of the running thread learns: at once, or at its next fence.
+void receive(const void* word, Order order, Scope scope) {
+  const Message* const message = message_of(word, false);
+  if (message == nullptr) return;
+  for (const Scope each : kScopes) {
+    if (each > scope) break;
+    const Message::Level& level = message->levels[level_of(each)];
+    if (level.of != party(each)) continue;
+    if (order == Order::acquire) {
+      hear(level.told);
+    } else {
+      fences().seen[level_of(each)].join(level.told);
+    }
+  }
+}
+
+}  // namespace
+
+void read_strong(const void* address, void* to, std::size_t bytes, Order order, Scope scope,
+                 const Where& where) {
+  constexpr const char* kWhat = "a strong load";
+  if (is_weakened(where)) order = Order::relaxed;
+  if (is_shared(address)) {
+    const std::uint32_t at = place_of_pointer(address, where);
+    shadow_of_atomic(at, bytes, kWhat, where)
+        .atomic_read(at, bytes, block->access(*current, kWhat, where));
+  } else if (check_global_place(address, bytes, bytes, where)) {
+    note_strong_read(address, bytes, scope, kWhat, where);
+  }
+  receive(address, order, scope);
   std::memcpy(to, address, bytes);
+}
+
+void write_strong(void* address, const void* from, std::size_t bytes, Order order, Scope scope,
+                  const Where& where) {
+  constexpr const char* kWhat = "a strong store";
+  if (is_weakened(where)) order = Order::relaxed;
+  if (is_shared(address)) {
+    const std::uint32_t at = place_of_pointer(address, where);
+    shadow_of_atomic(at, bytes, kWhat, where)
+        .atomic(at, bytes, block->access(*current, kWhat, where));
+  } else {
+    check_strong_write(address, bytes, scope, kWhat, where);
+  }
+  send(address, order, scope, false);
+  atomic_end(address, from, bytes);
+}
+
+void atomic_begin(const void* address, void* before, std::size_t bytes, Order order, Scope scope,
+                  const Where& where) {
+  constexpr const char* kWhat = "an atomic operation";
+  const bool is_plain = is_weakened(where);
+  if (is_shared(address)) {
+    const std::uint32_t at = place_of_pointer(address, where);
+    Shadow& shadow = shadow_of_atomic(at, bytes, kWhat, where);
+    const Access access = block->access(*current, kWhat, where);
+    is_plain ? shadow.write(at, bytes, access) : shadow.atomic(at, bytes, access);
+  } else if (is_plain) {
+    check_global_read(address, bytes, bytes, where);
+    check_global_write(address, bytes, bytes, where);
+  } else {
+    check_strong_write(address, bytes, scope, kWhat, where);
+  }
+  if (!is_plain) {
+    receive(address, Order::relaxed, scope);
+    send(address, order, scope, true);
+  }
+  std::memcpy(before, address, bytes);
 }
 
 void atomic_end(void* address, const void* after, std::size_t bytes) {
   ++changes;
   std::memcpy(address, after, bytes);
+}
+
+void note_volatile(const void* address, std::size_t bytes, bool writes, const Where& where) {
+  if (writes) {
+    note_strong_write(address, bytes, Scope::system, "a volatile store", where);
+    return send(address, Order::relaxed, Scope::system, false);
+  }
+  note_strong_read(address, bytes, Scope::system, "a volatile load", where);
+  receive(address, Order::relaxed, Scope::system);
+}
+
+void fence(Scope scope, const Where& where) {
+  if (is_dropped(where)) return;
+  Fences& all = fences();
+  for (const Scope each : kScopes) {
+    if (each <= scope) hear(all.seen[level_of(each)]);
+  }
+  for (const Scope each : kScopes) {
+    if (each <= scope) all.knowledge[level_of(each)] = current->knowledge;
+  }
+  advance_own_clock();
 }
 
 bool is_shared(const void* address) {
@@ -135,20 +266,6 @@ bool is_shared(const void* address) {
 void release(Knowledge& to) { to.join(current->knowledge); }
 void acquire(const Knowledge& from) { current->knowledge.join(from); }
 void advance_own_clock() { current->knowledge.generic.advance(); }
-
-namespace {
-Knowledge& knowledge_of(const void* word) {
-  const auto [place, is_new] = block->words.try_emplace(word);
-  if (is_new) place->second.reset(cluster->actors);
-  return place->second;
-}
-}  // namespace
-
-void release_to(const void* word) {
-  release(knowledge_of(word));
-  advance_own_clock();
-}
-void acquire_from(const void* word) { acquire(knowledge_of(word)); }
 
 void proxy_fence(const Where& where) {
   if (is_dropped(where)) return;

@@ -34,6 +34,7 @@ struct Operation {
   std::function<void()> call = nullptr;
   bool always = false;
   std::vector<Ticket> after = {};
+  Horizon behind = {};  // what has ended when it begins
 };
 struct Stream {
   int device;
@@ -103,12 +104,46 @@ void throw_failure() {
   throw thrown;
 }
 
+// Raises it to what has ended when the operation has, if it has not yet.
+void learn(Horizon& horizon, Ticket ticket) {
+  if (is_over(ticket)) return;
+  const Stream& stream = stream_of(ticket.stream);
+  const Horizon& behind = stream.operations[ticket.number - stream.ended - 1].behind;
+  for (std::size_t i = 0; i < behind.size(); ++i) horizon[i] = std::max(horizon[i], behind[i]);
+  horizon[ticket.stream] = std::max(horizon[ticket.stream], ticket.number);
+}
+
+// Of an operation that is queued behind `before`: what has ended by now, for which the host may
+// have waited, what it waits for, and what is ahead of it. A kernel that begins early knows no more
+// than that ahead of it did when it began.
+void set_horizons(Operation& operation, Ticket before) {
+  Horizon horizon(streams.size() + 1);
+  for (std::size_t i = 0; i < streams.size(); ++i) horizon[i + 1] = streams[i]->ended;
+  for (const Ticket ticket : operation.after) learn(horizon, ticket);
+  Horizon early = horizon;
+  learn(horizon, before);
+  operation.behind = horizon;
+  if (!operation.run) return;
+  GridRun& run = *operation.run;
+  run.told_early = told_to_host();
+  run.behind = run.behind_early = run.lets->behind = std::make_shared<Horizon>(horizon);
+  if (!run.grid.early || is_over(before)) return;
+  const GridRun* const ahead = stream_of(before.stream).operations.back().run.get();
+  if (ahead == nullptr) return;
+  for (std::size_t i = 0; i < ahead->behind_early->size(); ++i) {
+    early[i] = std::max(early[i], (*ahead->behind_early)[i]);
+  }
+  run.behind_early = std::make_shared<Horizon>(std::move(early));
+  run.ahead = ahead->lets;
+}
+
 Ticket add(const void* handle, Operation operation) {
   if (all_empty()) begin_session();
   const std::uint32_t number = number_of(handle);
   Stream& stream = stream_of(number);
   operation.after = std::move(stream.after);
   stream.after.clear();
+  set_horizons(operation, {number, stream.queued});
   stream.operations.push_back(std::move(operation));
   idle = 0;
   return {number, ++stream.queued};
@@ -289,6 +324,9 @@ Ticket launch(const void* stream, const Grid& grid, void (*kernel)(const void* p
   std::memcpy(run->parameters.get(), parameters, parameter_bytes);
   run->parameter_bytes = parameter_bytes;
   run->device = device_of_thread;
+  run->number = statistics().launches;
+  run->gpu = static_cast<unsigned>(device_of_thread) +
+             (own == nullptr ? 0u : 1u << 16 | static_cast<unsigned>(own->number));
   run->random.seed(settings().schedule.seed);
   run->held_back = grid.grid[0] * grid.grid[1] * grid.grid[2];
   run->left = run->clusters = run->held_back / grid.cluster;
@@ -337,7 +375,12 @@ void wait_until(const std::function<bool()>& is_over) { wait(is_over); }
 
 void* allocate(std::size_t bytes) {
   const Lock lock;
-  return map_memory(bytes);
+  return map_memory(bytes, false);
+}
+
+void* allocate_of_host(std::size_t bytes) {
+  const Lock lock;
+  return map_memory(bytes, true);
 }
 
 void free(void* memory) {

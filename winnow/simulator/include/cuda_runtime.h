@@ -126,10 +126,17 @@ inline long long clock64() { return static_cast<long long>(winnow::simulator::cl
     winnow::simulator::Where where = winnow::simulator::Where::current()) {
   winnow::simulator::fail("trap", "the kernel calls __trap()", where);
 }
-// Global memory is written in the order of the program, and blocks follow each other.
-inline void __threadfence() {}
-inline void __threadfence_system() {}
-inline void __threadfence_block() {}
+inline void __threadfence(winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  winnow::simulator::fence(winnow::simulator::Scope::gpu, where);
+}
+inline void __threadfence_system(
+    winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  winnow::simulator::fence(winnow::simulator::Scope::system, where);
+}
+inline void __threadfence_block(
+    winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  winnow::simulator::fence(winnow::simulator::Scope::block, where);
+}
 
 // ---- Memory ------------------------------------------------------------------------------------
 
@@ -150,9 +157,10 @@ T __ldcs(const T* address, winnow::simulator::Where where = winnow::simulator::W
 
 namespace winnow::simulator {
 template <class T, class Function>
-T read_and_update(T* address, const Function& function, const Where& where) {
+T read_and_update(T* address, const Function& function, const Where& where,
+                  Scope scope = Scope::gpu) {
   T before{};
-  atomic_begin(address, &before, sizeof(T), where);
+  atomic_begin(address, &before, sizeof(T), Order::relaxed, scope, where);
   if (is_dropped(where)) return before;
   T after = function(before);
   if constexpr (std::is_integral_v<T>) after = altered(after, where);
@@ -194,7 +202,9 @@ T atomicMin(T* address, std::type_identity_t<T> value,
 template <class T>
 T atomicMin_system(T* address, std::type_identity_t<T> value,
                    winnow::simulator::Where where = winnow::simulator::Where::current()) {
-  return atomicMin(address, value, where);
+  return winnow::simulator::read_and_update(
+      address, [=](T before) { return value < before ? value : before; }, where,
+      winnow::simulator::Scope::system);
 }
 template <class T>
 T atomicExch(T* address, std::type_identity_t<T> value,

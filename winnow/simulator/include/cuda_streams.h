@@ -53,7 +53,8 @@ inline cudaError_t cudaMallocFromPoolAsync(void** memory, std::size_t bytes, cud
   return cudaMallocAsync(memory, bytes, stream);
 }
 inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
-  return cudaMalloc(memory, bytes);
+  *memory = winnow::simulator::allocate_of_host(bytes);
+  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return *device = host, cudaSuccess;

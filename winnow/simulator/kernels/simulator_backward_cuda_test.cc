@@ -39,8 +39,17 @@ const std::vector<PassingCase> kThoroughCases = [] {
 const BugsOf bug{"sparse_mla/backward/backward_cuda.cuh", "bf16-k512"},
     heads{"sparse_mla/backward/backward_cuda.cuh", "bf16-h96"};
 
+const BugsOf fixed{"sparse_mla/backward/backward_cuda.cuh", "bf16-d512-h16-k100-deterministic"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", Action::drop)),
+    in_one_schedule(saying(
+        "race: ",
+        bug("PlainSumsOfDkv", "reduce_add(static_cast<float*>(params.sums)", Action::weaken))),
+    in_one_schedule(
+        saying("race: ",
+               fixed("FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)",
+                     Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoWaitForRows", "cp_async_wait<0>();  // of the rows", Action::drop)),

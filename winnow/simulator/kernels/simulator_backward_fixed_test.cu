@@ -51,7 +51,7 @@ class FixedRows {
     params_.row_bounds[row] = std::bit_cast<unsigned>(bound);
     params_.row_counts[row] = entries;
   }
-  void settle() { launch_rows(kTestRuntime, settle_kernel, params_, rows_, nullptr); }
+  void settle() { run(settle_kernel); }
   float scale(std::int64_t row) const { return params_.row_states[row].scale; }
   // Adds value(column) to each column `times` times, rounded and packed as FixedDrain does.
   void add(std::int64_t row, std::uint64_t times, const std::function<float(int)>& value) {
@@ -63,10 +63,14 @@ class FixedRows {
           times * (word(column + 1) << 32 | word(column));
     }
   }
-  void fold() { launch_rows(kTestRuntime, fold_kernel, params_, rows_, nullptr); }
+  void fold() { run(fold_kernel); }
   float result(std::int64_t row, int column) const { return params_.dkv[row * kColumns + column]; }
 
  private:
+  void run(void (*kernel)(Params, std::int64_t)) {
+    launch_rows(kTestRuntime, kernel, params_, rows_, nullptr);
+    kTestRuntime.check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   static Tensor zeros(DType dtype, std::int64_t n) { return Tensor(dtype, {n}).to(kGpu); }
 
   std::int64_t rows_;
@@ -276,6 +280,7 @@ TEST(SmallestSimulatorBackwardFixed, BoundsAreThoseOfTheFormula) {
   constexpr int kShared = sizeof(ScoresLayout<kColumns>);
   kTestRuntime.allow_shared_memory(bounds_kernel<kColumns, Params>, kShared);
   kTestRuntime.launch(bounds_kernel<kColumns, Params>, 2, kScoresThreads, kShared, nullptr, p);
+  kTestRuntime.check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (int row = 0; row < kRows; ++row) {
     const double bound = bounds[std::size_t(row)];
     EXPECT_NEAR(std::bit_cast<float>(p.row_bounds[row]), bound, 1e-4 * bound) << row;

@@ -106,6 +106,8 @@ const BugsOf select_bug{"backward_split_sm90.cuh", "bf16-extra-range-list-all-ru
 // Several tiles a block and warpgroup.
 const BugsOf many_tiles{"backward_bounds_sm90.cuh", "bf16-all-rules-deterministic"};
 
+const BugsOf sums_bug{"backward_fused_drain_sm90.cuh", "bf16-k512"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma", bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
     saying("race: ", bug("NoWaitForFreeRows", "shared.k_free().wait(progress", Action::drop)),
@@ -114,6 +116,12 @@ const std::vector<PlantedBug> kQuickBugs = {
     ranges_bug("RangesNoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),
     saying("race: ",
            order_bug("SourcesNoBarrier", "place[thread] = sum - count;", Action::drop, 0, 2)),
+    in_one_schedule(saying(
+        "race: ", sums_bug("PlainSumsOfDkv", "reduce_add(to + 4 * kLanes * k", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", drain_bug("FixedPlainSums", "reduce_add(params.fixed", Action::weaken))),
+    in_one_schedule(saying("race: ", bounds_bug("BoundsPlainMaximum",
+                                                "atomicMax(p.row_bounds + row", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),

@@ -46,6 +46,10 @@ const BugsOf long_product{"backward_split_products_sm90.cuh", "bf16-h128-k2048"}
 const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-h192"};
 
 // Two of each of the three kernels.
+// The sums of dkv, in f32 and in integers.
+const BugsOf long_drain{"backward_split_drain_sm90.cuh", "bf16-h128"};
+const BugsOf fixed_drain{"backward_split_drain_sm90.cuh", "bf16-sink-mixed-deterministic"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: ",
            scores_bug("NoProxyFence", "fence_proxy_async_shared();", Action::drop)),
@@ -55,6 +59,15 @@ const std::vector<PlantedBug> kQuickBugs = {
            product_bug("DqNoImages", "bulk_load(stage.ds()[b].address", Action::drop)),
     product_bug("TooFewBytesOfImages", "full.arrive_expect(kChunkBytes);", Action::add, -16),
     product_bug("DkvNoWaitForHeads", "shared.heads_full()[block][kWhich].wait", Action::drop),
+    in_one_schedule(saying(
+        "race: ",
+        long_drain("PlainSumsOfDkv", "reduce_add(to[r][0] + column, a, policy)", Action::weaken))),
+    in_one_schedule(
+        saying("race: ",
+               fixed_drain("FixedPlainSums", "reduce_add(to[r][k] + column / 2", Action::weaken))),
+    in_one_schedule(
+        saying("race: ",
+               fixed_drain("PlainCounts", "atomicAdd(p.row_counts + row, 1u);", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     // The scores.

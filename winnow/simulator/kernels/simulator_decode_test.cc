@@ -14,9 +14,12 @@ testing::Operation decode_operation();
 
 namespace {
 
+using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::Plant;
 using simulator::PlantedBug;
+using simulator::saying;
 using Action = Plant::Action;
 
 const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:9"};
@@ -121,11 +124,16 @@ PlantedBug of_kernel(PlantedBug bug) {
   return bug;
 }
 
+const BugsOf merge_few{"decode_merge_sm90.cuh", "fp8_656-k2048"};
+
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            of_kernel(bug("NoProxyFence", "CacheFormat::bf16) fence_proxy_async", Action::drop))),
     saying("race: ",
            of_turn(bug("NoWaitForLandedRows", "shared_.landed()[slot][group].wait", Action::drop))),
+    in_one_schedule(saying(
+        "race: ", merge_few("MergeFewBeforeTheParts",
+                            "first_head = blockIdx.x % blocks * kFewHeads,", Action::drop, 0, 4))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",

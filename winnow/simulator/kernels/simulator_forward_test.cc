@@ -93,6 +93,16 @@ const std::vector<PlantedBug> kQuickBugs = {
            bug("NoProxyFence", "fence_proxy_async_shared();  // each writer", Action::drop)),
     saying("race: ",
            kernel("NoWaitForRows", "shared.full()[kConsumer][kGroup].wait", Action::drop)),
+    in_one_schedule(
+        saying("race: ", parts("FlagWithoutRelease", "st_release_gpu(flag_, 1);", Action::weaken))),
+    in_one_schedule(saying(
+        "race: ",
+        parts("FlagWithoutAcquire", "while (ld_acquire_gpu(flag_) == 0) {", Action::weaken))),
+    in_one_schedule(saying("race: ", parts("FlagBeforeAllLanesHaveStored",
+                                           "words_[128 * 33] = make_float4", Action::drop, 0, 1))),
+    in_one_schedule(
+        saying("race: ", parts("StateBeforeTheFlagIsKnown", "while (ld_acquire_gpu(flag_) == 0) {",
+                               Action::drop, 0, 3))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",

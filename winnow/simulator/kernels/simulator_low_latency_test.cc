@@ -44,6 +44,21 @@ const std::vector<PlantedBug> kQuickBugs = {
     both("BothPlacesNeverFree",
          "device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)),",
          Action::drop),
+    saying("race: ", dispatch("DispatchWithoutAFence",
+                              "const Sent sent = arrive_sent(view, kBlocksSent, mistaken);",
+                              Action::drop, 0, -1)),
+    saying("race: ", dispatch("DispatchSignalWithoutARelease",
+                              "device::st_release_sys(word(view.peers[to], "
+                              "view.layout.signal(kLowLatencyDispatch, rank)),",
+                              Action::weaken)),
+    saying("race: ",
+           combine("CombineWithoutAFence", "own_token ? __threadfence() : __threadfence_system();",
+                   Action::drop)),
+    saying("race: ", combine("CombineLanesBeforeTheAcquire",
+                             "if (!__all_sync(kFullWarp, ok)) return false;", Action::drop, 0, 1)),
+    saying("race: ",
+           both("LastBlockWithoutAFence",
+                "__threadfence_system();  // behind what all blocks have done", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     dispatch("DispatchScaleOfTheLane", "amax = max(amax, __shfl_xor_sync(mask, amax, step));",

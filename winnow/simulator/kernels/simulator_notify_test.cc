@@ -31,6 +31,7 @@ const std::vector<PlantedBug> kQuickBugs = {
            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), "
            "value);",
            Action::add, 1),
+    saying("race: ", base("BaseWithoutARelease", "device::st_release_sys(", Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",

@@ -76,6 +76,10 @@ const std::vector<PlantedBug> kQuickBugs = {
                  Action::drop, 0, 3)),
     saying("race: ", alone("PartsReadBeforeTheyAreThere", "weights[w][h] = warp.weights[h];",
                            Action::drop, 0, 3)),
+    in_one_schedule(
+        batch("MergeBeforeTheParts", "device::wait_for_kernel_before();", Action::drop)),
+    in_one_schedule(
+        alone("MergeAloneBeforeTheParts", "device::wait_for_kernel_before();", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     // attention_kernel

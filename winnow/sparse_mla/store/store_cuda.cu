@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(kThreads) name_rows(const __grid_constant__ Ke
   const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.n) return;
   const std::int64_t slot = cache::read_slot(p.slots, row);
-  if (p.cache.holds(slot)) p.last_rows[slot] = static_cast<std::uint32_t>(row);
+  if (!p.cache.holds(slot)) return;
+  // Several rows may name the slot, one of which stays: plain stores would race.
+  static_cast<volatile std::uint32_t*>(p.last_rows)[slot] = static_cast<std::uint32_t>(row);
 }
 
 __global__ void __launch_bounds__(kThreads) raise_rows(const __grid_constant__ KernelParams p) {

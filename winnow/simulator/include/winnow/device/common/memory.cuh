@@ -43,53 +43,53 @@ inline float4 load_now(const float4* address, Where where = Where::current()) {
 // Others run before the load, where a kernel looks at a word again and again.
 inline std::uint32_t ld_acquire_gpu(const std::uint32_t* word, Where where = Where::current()) {
   simulator::poll();
-  return __ldg(word, where);
+  return simulator::load_strong(word, simulator::Order::acquire, simulator::Scope::gpu, where);
 }
 inline void st_release_gpu(std::uint32_t* word, std::uint32_t value,
                            Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(word, 4, 4, where);
-  *word = value;
+  simulator::store_strong(word, value, simulator::Order::release, simulator::Scope::gpu, where);
 }
 
 inline std::uint32_t ld_relaxed_gpu(const std::uint32_t* address, Where where = Where::current()) {
   simulator::poll();
-  return __ldg(address, where);
+  return simulator::load_strong(address, simulator::Order::relaxed, simulator::Scope::gpu, where);
 }
 inline std::uint64_t ld_acquire_sys(const std::uint64_t* word, Where where = Where::current()) {
   simulator::poll();
-  simulator::check_global_read(word, 8, 8, where);
-  return simulator::altered(*word, where);
+  return simulator::load_strong(word, simulator::Order::acquire, simulator::Scope::system, where);
 }
 inline void st_release_sys(std::uint64_t* word, std::uint64_t value,
                            Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(word, 8, 8, where);
-  *word = simulator::altered(value, where);
+  simulator::store_strong(word, value, simulator::Order::release, simulator::Scope::system, where);
 }
 inline void st_relaxed_sys(std::uint64_t* word, std::uint64_t value,
                            Where where = Where::current()) {
-  st_release_sys(word, value, where);
+  simulator::store_strong(word, value, simulator::Order::relaxed, simulator::Scope::system, where);
 }
 
+// Each of `count` elements atomically.
+template <class T>
+void add_to_each(T* address, const T* values, int count, Where where) {
+  if (simulator::is_dropped(where)) return;
+  constexpr int kMost = 4;
+  T sums[kMost];
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+  simulator::atomic_begin(address, sums, bytes, simulator::Order::relaxed, simulator::Scope::gpu,
+                          where);
+  for (int i = 0; i < count; ++i) sums[i] += values[i];
+  simulator::atomic_end(address, sums, bytes);
+}
 template <std::uint32_t kValue>
 void reduce_add(std::uint32_t* address, Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(address, 4, 4, where);
-  *address += kValue;
+  const std::uint32_t value = kValue;
+  add_to_each(address, &value, 1, where);
 }
 inline void reduce_add(float* address, float value, Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(address, sizeof(float), sizeof(float), where);
-  *address += value;
+  add_to_each(address, &value, 1, where);
 }
 inline void reduce_add(float* address, float4 value, Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(address, 16, 16, where);
-  address[0] += value.x;
-  address[1] += value.y;
-  address[2] += value.z;
-  address[3] += value.w;
+  const float values[4] = {value.x, value.y, value.z, value.w};
+  add_to_each(address, values, 4, where);
 }
 inline void reduce_add(float* address, float4 value, std::uint64_t,
                        Where where = Where::current()) {
@@ -97,9 +97,7 @@ inline void reduce_add(float* address, float4 value, std::uint64_t,
 }
 inline void reduce_add(unsigned long long* address, unsigned long long value,
                        Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::check_global_write(address, 8, 8, where);
-  *address += value;
+  add_to_each(address, &value, 1, where);
 }
 inline void reduce_add(unsigned long long* address, unsigned long long value, std::uint64_t,
                        Where where = Where::current()) {

@@ -80,26 +80,18 @@ inline void st_shared(std::uint32_t address, uint4 value, Where where = Where::c
 inline std::uint32_t ld_acquire_cta_shared(const std::uint32_t* word,
                                            Where where = Where::current()) {
   simulator::poll();
-  std::uint32_t value = 0;
-  simulator::read_atomic(word, &value, 4, where);
-  simulator::acquire_from(word);
-  return value;
+  return simulator::load_strong(word, simulator::Order::acquire, simulator::Scope::block, where);
 }
 inline void st_release_cta_shared(std::uint32_t* word, std::uint32_t value,
                                   Where where = Where::current()) {
-  if (simulator::is_dropped(where)) return;
-  simulator::release_to(word);
-  std::uint32_t before = 0;
-  simulator::atomic_begin(word, &before, 4, where);
-  value = simulator::altered(value, where);
-  simulator::atomic_end(word, &value, 4);
+  simulator::store_strong(word, value, simulator::Order::release, simulator::Scope::block, where);
 }
 template <std::uint32_t kValue>
 void red_release_cta_shared_add(std::uint32_t* word, Where where = Where::current()) {
   if (simulator::is_dropped(where)) return;
-  simulator::release_to(word);
   std::uint32_t value = 0;
-  simulator::atomic_begin(word, &value, 4, where);
+  simulator::atomic_begin(word, &value, 4, simulator::Order::release, simulator::Scope::block,
+                          where);
   value += kValue;
   simulator::atomic_end(word, &value, 4);
 }

@@ -61,8 +61,9 @@ bool barrier_red_and(bool mine, Where where = Where::current()) {
 inline void fence_proxy_async_shared(Where where = Where::current()) {
   simulator::proxy_fence(where);
 }
-// Global memory has one proxy here.
-inline void fence_proxy_async_global() {}
+inline void fence_proxy_async_global(Where where = Where::current()) {
+  simulator::proxy_fence(where);
+}
 
 template <int kRegisters>
 void setmaxnreg_inc(Where where = Where::current()) {

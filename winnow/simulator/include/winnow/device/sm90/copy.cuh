@@ -14,7 +14,7 @@ using simulator::Where;
 inline void bulk_prefetch_l2(const void* source, std::uint32_t bytes,
                              Where where = Where::current()) {
   simulator::checked(where, [&] { simulator::check_bulk_prefetch(source, bytes); });
-  simulator::check_global_read(source, bytes, 16, where);
+  simulator::check_global_prefetch(source, bytes, 16, where);
 }
 inline void bulk_load(std::uint32_t destination, const void* source, std::uint32_t bytes,
                       std::uint32_t barrier, std::uint64_t, Where where = Where::current()) {
