@@ -442,6 +442,7 @@ void run_hosts(int count, const std::function<void(int)>& body) {
       team.back()->number = number;
     }
     last_host = 0;
+    round_of_team = 1;  // so that all may run
     running = team.front().get();
   }
   std::vector<std::thread> threads;
