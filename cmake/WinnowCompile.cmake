@@ -99,6 +99,14 @@ function(winnow_precompile target)
   endif()
 endfunction()
 
+# Those of a target with the same options.
+function(winnow_precompile_as target other)
+  if(WINNOW_PRECOMPILE)
+    target_precompile_headers(${target} REUSE_FROM ${other})
+    target_compile_options(${target} PRIVATE ${precompiled_options})
+  endif()
+endfunction()
+
 # Code that judges the library: AddressSanitizer watches what it hands over, while UBSan, a quarter of the
 # compiler's time, is for the library.
 function(winnow_judges target)
