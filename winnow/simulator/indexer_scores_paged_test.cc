@@ -60,6 +60,7 @@ constexpr const char* kRest = "*reinterpret_cast<float4*>(out + at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
+    scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),
@@ -72,7 +73,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
     tiles("PageOfTheNextLane", "const int page = __shfl_sync(", Action::add, 1),
     scores.undo("ScoresNotStored", "of_group[query * stride1 + row] ="),
-    scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
     scores.undo("RestNotStored", kRest),
     scores.move("RestOfTheNextLane", kRest, 16),
     last_columns.undo("LastColumnsNotStored", "e < min(at + 4, end); ++e) out[e] = rest;"),

@@ -42,6 +42,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     stores.move("ValuesOfTheNextColumn", kValues, std::int64_t{4} * 16),
     of_threads(224, 256, stores.undo("ValuesOfTheLastColumnsNotStored", kValues)),
     of_threads(20, 21, stores.undo("ValuesOfTheLastTokenNotStored", kValues)),
+    simulator::saying("global memory: ",
+                      stores.move("ValuesFarOutsideOfTheCache", kValues, std::int64_t{1} << 40)),
     elements.move("NarrowValuesOfTheTokenBefore", kValues, -2),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorPagedAppend, append_operation(), kQuickCases, kThoroughCases,
