@@ -17,5 +17,38 @@ TEST(SimulatorQuantize, EveryCasePasses) {
   EXPECT_GT(cases, 50);
 }
 
+const BugsOf kernel{"quantize_cuda.cu", "f32-d128"}, paged{"quantize_cuda.cu", "f32-d128-pages"},
+    elements{"quantize_cuda.cu", "bf16-unaligned"}, row{"write_row.cuh", "f16-d128"};
+constexpr const char* kPacks = "*reinterpret_cast<Pack*>(to) = *this;";
+constexpr const char* kScale = "if (lane == 0) *scale_at = scale;";
+const std::vector<PlantedBug> kQuickBugs = {
+    in_one_schedule(row("LargestOfTheLane", "return __reduce_max_sync(", Action::drop)),
+    kernel.undo("ScalesNotStored", kScale),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    paged("SlotOfTheLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", Action::drop),
+    paged("SlotOfTheNextLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", Action::add, 1),
+    kernel.undo("RowsNotStored", kPacks),
+    kernel.move("RowsOfTheNextLane", kPacks, 4),
+    paged.move("RowsOfTheNextPlace", kPacks, 128),
+    of_threads(224, 256, kernel.undo("RowsOfTheLastWarpNotStored", kPacks)),
+    of_threads(31, 32, kernel.undo("LastColumnsNotStored", kPacks)),
+    elements.undo("ElementsNotStored", "to[c] = elements[c];"),
+    elements.move("ElementsOneFurther", "to[c] = elements[c];", 1),
+    kernel.move("ScalesOfTheNextRow", kScale, 4),
+    paged.undo("ScalesOfPagesNotStored", kScale),
+    paged.move("ScalesOfTheNextPlace", kScale, 4),
+};
+class SimulatorQuantizeBug : public ::testing::TestWithParam<PlantedBug> {};
+TEST_P(SimulatorQuantizeBug, IsFound) { simulator::expect_found(quantize_operation(), GetParam()); }
+TEST(SimulatorQuantizeTests, HaveTheirCasesAndLines) {
+  simulator::expect_there(quantize_operation(), kQuickBugs);
+  simulator::expect_there(quantize_operation(), kThoroughBugs);
+}
+constexpr auto kNameOf = [](const auto& info) { return simulator::test_name(info.param.name); };
+INSTANTIATE_TEST_SUITE_P(Quick, SimulatorQuantizeBug, ::testing::ValuesIn(kQuickBugs), kNameOf);
+INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorQuantizeBug, ::testing::ValuesIn(kThoroughBugs),
+                         kNameOf);
+
 }  // namespace
 }  // namespace winnow::indexer

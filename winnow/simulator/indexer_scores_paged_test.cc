@@ -53,16 +53,30 @@ const std::vector<PassingCase> kThoroughCases = {
     {"left512", kEach},
 };
 
-const BugsOf groups{"topk_paged_sm90.cuh", "columns301"};
+const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90.cuh", "long"},
+    scores{"scores_paged_sm90.cuh", "columns9000"},
+    last_columns{"scores_paged_sm90.cuh", "columns301"};
+constexpr const char* kRest = "*reinterpret_cast<float4*>(out + at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
+    scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),
     groups("NoArrivalOfFreeHeads", "shared.heads_empty()[heads.stage].arrive_warp", Action::drop),
     groups("NoArrivalOfWeightsAndLengths", "shared.heads_full()[heads.stage].arrive_warp",
            Action::drop),
+    tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
+    tiles("NoWaitForKeys", "shared.full()[ring.stage].wait", Action::drop),
+    tiles("NoCopyOfKeys", "tensor_load(shared.pages()[", Action::drop),
+    tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
+    tiles("PageOfTheNextLane", "const int page = __shfl_sync(", Action::add, 1),
+    scores.undo("ScoresNotStored", "of_group[query * stride1 + row] ="),
+    scores.undo("RestNotStored", kRest),
+    scores.move("RestOfTheNextLane", kRest, 16),
+    last_columns.undo("LastColumnsNotStored", "e < min(at + 4, end); ++e) out[e] = rest;"),
+    last_columns.move("LastColumnsOneFurther", "e < min(at + 4, end); ++e) out[e] = rest;", 4),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorScoresPaged, scores_paged_operation(), kQuickCases, kThoroughCases,

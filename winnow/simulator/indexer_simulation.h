@@ -14,6 +14,7 @@ namespace winnow::indexer {
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::in_one_schedule;
+using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;

@@ -1,5 +1,5 @@
-// Bugs that tests plant: the engine drops or alters the calls of wrappers at one source line of a
-// kernel, which is compiled once and stays as it is.
+// Bugs that tests plant: the engine drops or alters the calls of wrappers, or undoes or moves the
+// plain stores, at one source line of a kernel, which is compiled once and stays as it is.
 #pragma once
 
 #include <cstdint>
@@ -53,13 +53,15 @@ struct Plant {
             // the lane of a shuffle, what an atomicAdd() adds
     delay,  // the call takes place after the thread's next arrival at a barrier
     weaken,  // a release or an acquire is relaxed, an atomic operation a plain load and store
+    undo,    // a plain store, through a pointer: what was there before comes back
+    move,    // such a store takes place `addend` bytes further on
   };
   std::string file;  // the end of the path
   std::string text;  // occurs in exactly one line of it
   Action action = Action::none;
   std::int64_t addend = 0;
   int below = 0;  // the call begins this many lines below that line
-  // Only calls of threads [first_thread, end_thread).
+  // Only calls and stores of threads [first_thread, end_thread).
   unsigned first_thread = 0, end_thread = ~0u;
   // Of accesses to blocks of the cluster only those to ranks from this one on.
   unsigned first_rank = 0;
@@ -69,7 +71,7 @@ struct Plant {
 // Plants one bug at a time. Throws std::invalid_argument unless `text` occurs in exactly one line
 // of the file, which is looked for below `root`.
 void plant(Plant bug, const std::string& root);
-// The line at which it would: the same, and throws if no call can begin there.
+// The line at which it would: the same, and throws if no call or store can begin there.
 unsigned line_of_plant(const Plant& bug, const std::string& root);
 void unplant();
 // How often the planted bug has taken effect since it was planted.
@@ -78,6 +80,8 @@ std::int64_t plant_hits();
 namespace detail {
 inline bool any_planted = false;
 bool is_planted(const Where& where, Plant::Action action, unsigned rank = ~0u);
+// Whether the running thread's plain store by this code is to be undone or moved.
+bool is_planted_store(const void* code);
 std::int64_t planted_addend();
 }  // namespace detail
 

@@ -25,6 +25,7 @@ struct QuantizeCase {
   DType slot_dtype = DType::i64;
   bool skipped = false;  // every third slot is negative
   Layout layout = Layout::dense;
+  std::int64_t gap = 32;  // elements before and behind each row, where the layout has gaps
 };
 
 std::vector<QuantizeCase> make_cases() {
@@ -50,6 +51,7 @@ std::vector<QuantizeCase> make_cases() {
   add_case({.name = "i32-slots", .num_pages = 2, .slot_dtype = DType::i32});
   add_case({.name = "skipped", .num_pages = 2, .skipped = true});
   add_case({.name = "wide", .layout = Layout::wide});
+  add_case({.name = "unaligned", .layout = Layout::wide, .gap = 3});
   add_case({.name = "wide-pages", .num_pages = 3, .layout = Layout::wide});
   add_case({.name = "reversed", .layout = Layout::reversed});
   add_case({.name = "reversed-pages", .num_pages = 3, .layout = Layout::reversed});
@@ -97,18 +99,21 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
   }
 }
 
+testing::Gaps gaps_of(const QuantizeCase& shape) { return {.length = shape.gap}; }
+
 // What a call writes to, before it.
 struct Outputs {
   StridedTensor rows, scale, pages;
 
   explicit Outputs(const QuantizeCase& shape) {
+    const testing::Gaps gaps = gaps_of(shape);
     if (shape.num_pages > 0) {
       pages = make_output(DType::u8, {shape.num_pages, page_bytes(shape.d)}, shape.layout);
     } else if (shape.h > 0) {
-      rows = make_output(DType::f8_e4m3, {shape.n, shape.h, shape.d}, shape.layout);
+      rows = make_output(DType::f8_e4m3, {shape.n, shape.h, shape.d}, shape.layout, gaps);
       scale = make_output(DType::f32, {shape.n, shape.h}, shape.layout);
     } else {
-      rows = make_output(DType::f8_e4m3, {shape.n, shape.d}, shape.layout);
+      rows = make_output(DType::f8_e4m3, {shape.n, shape.d}, shape.layout, gaps);
       scale = make_output(DType::f32, {shape.n}, Layout::dense);
     }
   }
@@ -117,9 +122,10 @@ struct Outputs {
 testing::CaseOutcome run(const QuantizeCase& shape, const Target& target) {
   const Device device = testing::device_of(target);
   testing::Random random(testing::seed_from(shape.name));
-  const StridedTensor x = shape.h > 0
-                              ? make_tensor(shape.dtype, {shape.n, shape.h, shape.d}, shape.layout)
-                              : make_tensor(shape.dtype, {shape.n, shape.d}, shape.layout);
+  const testing::Gaps gaps = gaps_of(shape);
+  const StridedTensor x =
+      shape.h > 0 ? make_tensor(shape.dtype, {shape.n, shape.h, shape.d}, shape.layout, gaps)
+                  : make_tensor(shape.dtype, {shape.n, shape.d}, shape.layout, gaps);
   for (std::int64_t i = 0; i < shape.n; ++i) {
     const TensorView row = x.view.slice(0, i, i + 1);
     if (shape.h == 0) fill_row(row, i, random);

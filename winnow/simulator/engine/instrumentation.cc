@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
@@ -26,6 +27,22 @@ struct {
   Where where;
   bool is_global = false;
 } held;
+
+// Of a store that is about to be made, and that a planted bug undoes or moves.
+struct {
+  std::byte* address = nullptr;  // null: there is none
+  std::int64_t moved = 0;        // 0: undone
+  std::vector<std::byte> before;
+} planted;
+
+void settle_planted() {
+  if (planted.address == nullptr) return;
+  std::byte* const address = std::exchange(planted.address, nullptr);
+  const std::size_t bytes = planted.before.size();
+  std::vector<std::byte> stored(address, address + bytes);
+  std::memcpy(address, planted.before.data(), bytes);
+  if (planted.moved != 0) std::memcpy(address + planted.moved, stored.data(), bytes);
+}
 
 void check(const void* address, std::size_t bytes, bool writes, bool strong, const Where& where) {
   if (writes) ++changes;
@@ -56,11 +73,21 @@ void check(const void* address, std::size_t bytes, bool writes, bool strong, con
   }
 }
 
-void access(const void* address, std::size_t bytes, bool writes, bool strong, const void* code) {
+void access(void* address, std::size_t bytes, bool writes, bool strong, const void* code) {
   if (current == nullptr || is_busy || current->fiber->has_on_stack(address)) return;
   is_busy = true;
   settle_store();
-  check(address, bytes, writes, strong, Where::of_code(code));  // does not return if it fails
+  const bool alters = writes && detail::any_planted && detail::is_planted_store(code);
+  const std::int64_t moved = alters ? detail::planted_addend() : 0;
+  // Does not return if it fails. A store that is undone is as if it were not there.
+  if (!alters || moved != 0) {
+    check(static_cast<std::byte*>(address) + moved, bytes, writes, strong, Where::of_code(code));
+  }
+  if (alters) {
+    planted.address = static_cast<std::byte*>(address);
+    planted.moved = moved;
+    planted.before.assign(planted.address, planted.address + bytes);
+  }
   is_busy = false;
 }
 
@@ -78,6 +105,7 @@ void hold_store(const void* address, std::size_t bytes, const std::string& text,
 }
 
 void settle_store() {
+  settle_planted();
   if (held.address == nullptr) return;
   const void* const address = std::exchange(held.address, nullptr);
   if (std::memcmp(address, held.before, held.bytes) != 0) fail("race", held.text, held.where);
@@ -87,6 +115,7 @@ void settle_store() {
 void forget_access() {
   is_busy = false;
   held.address = nullptr;
+  planted.address = nullptr;
 }
 
 }  // namespace winnow::simulator

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "winnow/simulator/engine.h"
+#include "winnow/simulator/engine/report.h"
 
 namespace winnow::simulator {
 namespace {
@@ -20,6 +21,18 @@ std::int64_t hits = 0;
 bool ends_with(const char* text, const std::string& end) {
   const std::size_t length = std::strlen(text);
   return length >= end.size() && end.compare(text + length - end.size()) == 0;
+}
+
+bool alters_stores(const Plant& bug) {
+  return bug.action == Plant::Action::undo || bug.action == Plant::Action::move;
+}
+
+// Counts it if so.
+bool is_of_planted_thread() {
+  const unsigned thread = thread_number();
+  if (thread < planted.first_thread || thread >= planted.end_thread) return false;
+  ++hits;
+  return true;
 }
 
 // The lines of the file below `root` whose path ends in `file`; if there are several, of the last
@@ -53,8 +66,11 @@ unsigned line_of_plant(const Plant& bug, const std::string& root) {
   }
   const auto line = found - lines.begin() + bug.below;
   const bool exists = line >= 0 && line < std::ssize(lines);
-  if (!exists || lines[static_cast<std::size_t>(line)].find('(') == std::string::npos) {
-    throw std::invalid_argument("plant: no call begins " + std::to_string(bug.below) +
+  const bool of_store = alters_stores(bug);
+  if (!exists ||
+      lines[static_cast<std::size_t>(line)].find(of_store ? '=' : '(') == std::string::npos) {
+    throw std::invalid_argument(std::string("plant: no ") + (of_store ? "store" : "call") +
+                                " begins " + std::to_string(bug.below) +
                                 " lines below the line of " + named);
   }
   return static_cast<unsigned>(line + 1);
@@ -67,10 +83,14 @@ bool is_planted(const Where& where, Plant::Action action, unsigned rank) {
       !ends_with(where.file_name(), planted.file)) {
     return false;
   }
-  const unsigned thread = thread_number();
-  if (thread < planted.first_thread || thread >= planted.end_thread) return false;
-  ++hits;
-  return true;
+  return is_of_planted_thread();
+}
+
+bool is_planted_store(const void* code) {
+  if (!alters_stores(planted)) return false;
+  const std::string line = line_of_code(code);  // of a file without its path
+  return ("/" + planted.file + ":" + std::to_string(planted.line)).ends_with("/" + line) &&
+         is_of_planted_thread();
 }
 
 std::int64_t planted_addend() { return planted.addend; }

@@ -25,7 +25,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-nan", {"eager"}},
 };
 const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cuda.cuh", "bf16-hca"},
-    keys{"window_cuda.cuh", "f16-keys"}, copies{"compressor/forward/forward_cuda.cu", "bf16-csa"};
+    keys{"window_cuda.cuh", "f16-keys"}, copies{"compressor/forward/forward_cuda.cu", "bf16-csa"},
+    rows{"window_cuda.cuh", "bf16-csa"};
 const std::vector<PlantedBug> kQuickBugs = {
     groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
     copies("PartBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", Action::drop),
@@ -38,6 +39,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     copies("OneGroupTooMany", "device::cp_async_wait<kParts - 1>();", Action::add, 1),
     keys("ColumnsBeforeTheyAreThere", "for (int half = 1; half < p.d; half *= 2) {", Action::drop,
          0, 1),
+    copies("PartsNotCopied", "device::cp_async(device::shared_address(&to), from);", Action::drop),
+    rows("SquaresOfTheLane", "x += __shfl_xor_sync(", Action::drop),
+    rows("SquaresOfTheNextLane", "x += __shfl_xor_sync(", Action::add, 1),
+    rows.undo("RowsNotStored", "*reinterpret_cast<uint2*>(to) = words;"),
+    rows.move("RowsOfTheNextThread", "*reinterpret_cast<uint2*>(to) = words;", 8),
     keys("ColumnsReadBeforeTheyAreThere", "high = a - b;", Action::drop, 0, 3),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorForward, forward_operation(), kQuickCases, kThoroughCases,

@@ -23,6 +23,12 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-pages-wide", {"random:6"}},   {"bf16-long-steps", {"random:7"}},
 };
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
+const BugsOf pages{"step_cuda.cu", "bf16-pages-hca"}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
+    windows{"window_cuda.cuh", "f32-overlap-undone"}, groups{"window_cuda.cuh", "bf16-pages-hca"};
+constexpr const char* kKeys = "*reinterpret_cast<cache::Share<std::uint8_t, kColumns>*>(place.row";
+constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
+constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
+constexpr const char* kFloats = "*reinterpret_cast<float4*>(to) = words;";
 const std::vector<PlantedBug> kQuickBugs = {
     lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", Action::drop),
     slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", Action::drop, 0, 1),
@@ -32,6 +38,21 @@ const std::vector<PlantedBug> kThoroughBugs = {
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
      {"starved:0"}},
+    slots.undo("SlotNotKept", "if (leads) slots[thread.window] = slot;"),
+    slots.move("SlotOfTheNextWindow", "if (leads) slots[thread.window] = slot;", 8),
+    pages.undo("KeysNotStored", kKeys),
+    pages.move("KeysOfTheNextLane", kKeys, 4),
+    pages.undo("ScalesNotStored", "if (column == 0) *place.scale = scale;"),
+    pages.move("ScalesOfTheNextPlace", "if (column == 0) *place.scale = scale;", 4),
+    cache("LargestOfTheLane", kLargest, Action::drop),
+    cache("LargestOfTheNextLane", kLargest, Action::add, 1),
+    cache.undo("F8NotStored", kF8),
+    cache.move("F8OfTheNextLane", kF8, 4),
+    cache.undo("CacheScalesNotStored", "scales[column / Row::kGroup] = sparse_mla::"),
+    groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
+    groups.undo("SumsNotExchanged", "exchange.sums[threadIdx.x] = sums;"),
+    windows.undo("StateAndRowsNotStored", kFloats),
+    windows.move("StateAndRowsOfTheNextThread", kFloats, 16),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorStep, step_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

@@ -48,6 +48,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-paged-length-out-of-range", {"random:4"}},
     {"bf16_576-paged-h128-batch", {"random:5"}},
     {"bf16_576-paged-no-block", {"eager"}},
+    {"fp8_656-k2048-batch", {"late"}, 6},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -125,7 +126,11 @@ PlantedBug of_kernel(PlantedBug bug) {
 }
 
 const BugsOf merge_few{"decode_merge_sm90.cuh", "fp8_656-k2048"};
+// Of one query in 7 parts; in 33, of which 16 are merged at a time.
+const BugsOf merge{"decode_merge_sm90.cuh", "fp8_656-k2048-batch", 6},
+    merge_many{"decode_merge_sm90.cuh", "fp8_656-k2048-batch", 33};
 
+constexpr const char* kMergeBegins = "head = blockIdx.x % heads, head_block = head / kHeads;";
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
            of_kernel(bug("NoProxyFence", "CacheFormat::bf16) fence_proxy_async", Action::drop))),
@@ -134,6 +139,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(saying(
         "race: ", merge_few("MergeFewBeforeTheParts",
                             "first_head = blockIdx.x % blocks * kFewHeads,", Action::drop, 0, 4))),
+    in_one_schedule(
+        saying("race: ", merge("MergeBeforeTheParts", kMergeBegins, Action::drop, 0, 3))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
@@ -165,6 +172,22 @@ const std::vector<PlantedBug> kThoroughBugs = {
         of_kernel(bug("NoReleaseOfQueries", "tile + 2 >= tiles && work.releases", Action::drop))),
     in_parts(
         saying("race: ", bug("QueriesReplacedTooEarly", "shared.q_free().wait", Action::drop))),
+    saying("race: ",
+           merge("MergeBeforeTheSumsAreThere", "staged[quarter][1][eighth] =", Action::drop, 0, 1)),
+    merge("MergeWithWeightsOfTheLane", "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +",
+          Action::drop),
+    merge("MergeWithWeightsOfTheNextPart",
+          "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +", Action::add, 1),
+    merge.undo("MergeOfSumsNotStaged", "staged[quarter][0][eighth] ="),
+    merge.move("MergeOfSumsOfTheNextThread", "staged[quarter][1][eighth] =", 16),
+    merge.undo("MergedRowsNotStored",
+               "*reinterpret_cast<std::uint32_t*>(params.out.at(i, s, at) + 2 * first) ="),
+    merge.move("MergedRowsOfTheNextColumns",
+               "*reinterpret_cast<std::uint32_t*>(params.out.at(i, s, at) + 2 * first) =", 4),
+    in_one_schedule(merge_many("MergeManyWithWeightsOfTheLane",
+                               "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +",
+                               Action::drop)),
+    in_one_schedule(merge_many("MergeManyBeforeTheParts", kMergeBegins, Action::drop, 0, 3)),
     of_kernel(bug("NoWaitForRows", "shared.full()[consumer][kGroup].wait", Action::drop)),
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
 };

@@ -47,6 +47,15 @@ const std::vector<PlantedBug> kThoroughBugs = {
            "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;",
            Action::drop),
     layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", Action::drop, 0, 1),
+    layout("LayoutPairsCountedByPlainStores",
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);",
+           Action::weaken),
+    layout("LayoutCountsNotCleared", "array[i] = 0;", Action::undo),
+    layout("LayoutCountsClearedOneFurther", "array[i] = 0;", Action::move, 4),
+    layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", Action::undo),
+    layout("LayoutInRankNotCleared", "r += p.lanes) in_rank[r] = 0;", Action::undo),
+    layout("LayoutInRankNotSet", "if (first_of_rank) in_rank[rank] = 1;", Action::undo),
+    layout("LayoutInRankOfTheNextRank", "if (first_of_rank) in_rank[rank] = 1;", Action::move, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorLayout, with_room(layout_operation()), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

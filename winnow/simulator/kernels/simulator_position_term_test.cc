@@ -10,6 +10,7 @@ testing::Operation position_term_operation();
 namespace {
 
 using simulator::BugsOf;
+using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
@@ -28,7 +29,10 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f16-out-d160", {"random:7"}},  {"bf16-reversed", {"random:7"}},
     {"f32-bias-per-seq", {"late"}},  {"f32-d112", {"starved:1"}},
 };
-const BugsOf tiles{"tile_cuda.cuh", "bf16-d64"}, plan{"split_cuda.cuh", "bf16-d64"};
+const BugsOf tiles{"tile_cuda.cuh", "bf16-d64"}, tiles_of_rows{"tile_cuda.cuh", "f32-d32"},
+    plan{"split_cuda.cuh", "bf16-d64"}, kernel{"position_term_cuda.cu", "bf16-d64"},
+    splits{"position_term_cuda.cu", "f32-splits"}, narrow{"position_term_cuda.cu", "f16-out-d80"};
+constexpr const char* kTerms = "row_of<float>(p.matrix_bd, s, head)[column + token] = term;";
 const std::vector<PlantedBug> kQuickBugs = {
     tiles("SumsOfTheNextLane", "sums[i] = keep + __shfl_xor_sync(", Action::add, 1),
     plan("LongestOfTheLane", "work.longest = __reduce_max_sync(", Action::drop),
@@ -38,6 +42,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("RowsOfTheLane", "return __shfl_sync(device::kFullWarp, sums[0], source);", Action::drop),
     tiles("RowsOfTheNextLane", "return __shfl_sync(device::kFullWarp, sums[0], source);",
           Action::add, 2),
+    tiles_of_rows("SumsOfOneRowOfTheLane", "sums[0] += __shfl_xor_sync(", Action::drop),
+    tiles_of_rows("SumsOfOneRowOfTheNextRow", "sums[0] += __shfl_xor_sync(", Action::add, 4),
+    kernel.undo("TermsNotStored", kTerms),
+    kernel.move("TermsOfTheNextToken", kTerms, 4),
+    of_threads(96, 128, splits.undo("TermsOfTheLastWarpNotStored", kTerms)),
+    narrow.undo("NarrowTermsNotStored", "= from_float<T>(term);"),
+    narrow.move("NarrowTermsOfTheTokenBefore", "= from_float<T>(term);", -2),
     tiles("LengthsOfTheNextSequence", "return min(max(__ldg(data + s), 0), limit);", Action::add,
           4),
 };

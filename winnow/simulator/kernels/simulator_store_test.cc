@@ -1,13 +1,13 @@
 // sparse_mla::store of CUDA in the simulator.
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include <gmock/gmock.h>
-
 #include "winnow/simulator/testing/simulate.h"
 #include "winnow/sparse_mla/store/store.h"
-#include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
+#include "winnow/testing/strided.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::sparse_mla {
 
@@ -15,12 +15,23 @@ testing::Operation store_operation();
 
 namespace {
 
+using simulator::BugsOf;
+using simulator::in_one_schedule;
+using simulator::of_threads;
 using simulator::PassingCase;
+using simulator::PlantedBug;
+using simulator::saying;
+using Action = simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
-    {"fp8_656-rows", {"eager", "random:1"}}, {"fp8_584-rows", {"random:2"}},
-    {"bf16_576-skipped", {"random:3"}},      {"bf16_512-i32-slots", {"eager"}},
-    {"fp8_584-block3", {"eager"}},           {"fp8_584-table", {"random:1"}},
+    {"fp8_656-rows", {"eager", "random:1"}},
+    {"fp8_584-rows", {"random:2"}},
+    {"bf16_576-skipped", {"random:3"}},
+    {"bf16_512-i32-slots", {"eager"}},
+    {"fp8_584-block3", {"eager"}},
+    {"fp8_584-table", {"random:1"}},
+    {"again300", {"random:2"}},
+    {"again1100", {"random:2"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-whole-cache", {"random:4"}}, {"fp8_584-whole-cache", {"random:4"}},
@@ -28,51 +39,82 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-table", {"random:6"}},
 };
 // Of several rows with the same slot the last one stays, whether slots are compared or a table says
-// which it is: the cache contains what the last rows alone leave there.
-TEST(SimulatorStoreAgain, KeepsTheLastRow) {
+// which it is, whatever that held before.
+testing::CaseOutcome store_again(std::int64_t n) {
   constexpr Device kGpu{DeviceType::cuda, 0};
-  constexpr std::int64_t kSlots = 128;
-  for (const std::int64_t n : {300, 1100}) {
-    simulator::settings().schedule = simulator::parse_schedule("random:2");
-    testing::Random random(7);
-    Tensor rows(DType::bf16, {n, 512}), slots(DType::i32, {n}), last(DType::i32, {n});
-    testing::fill_normal(rows, random);
-    std::vector<std::int64_t> last_row(kSlots, -1);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t slot = random.below(kSlots);
-      slots.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
-      last_row[static_cast<std::size_t>(slot)] = i;
-    }
-    testing::fill_unwritten(last);  // all bits set: -1
-    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
-      const std::int64_t row = last_row[static_cast<std::size_t>(slot)];
-      if (row >= 0) last.view().at<std::int32_t>(row) = static_cast<std::int32_t>(slot);
-    }
-    const Tensor rows_there = rows.to(kGpu);
-    const auto stored = [&](const Tensor& at) {
-      const Tensor slots_there = at.to(kGpu);
-      Tensor cache(DType::bf16, {2, kSlots / 2, 1, 512}, kGpu);  // NaN until it is written
-      StoreArgs args{
-          .rows = rows_there, .slots = slots_there, .format = CacheFormat::bf16, .cache = cache};
-      Tensor workspace(DType::u8, {store_workspace_bytes(args)}, kGpu);
-      args.workspace = workspace;
-      store(args);
-      return testing::read(cache.to({}));
-    };
-    EXPECT_THAT(stored(slots),
-                ::testing::Pointwise(::testing::NanSensitiveDoubleEq(), stored(last)))
-        << n << " rows";
+  constexpr std::int64_t kSlots = 128, kColumns = 512;
+  testing::Random random(7);
+  Tensor rows(DType::bf16, {n, kColumns}), slots(DType::i32, {n});
+  Tensor expected(DType::bf16, {2, kSlots / 2, 1, kColumns});
+  testing::fill_normal(rows, random);
+  const auto row_of = [](Tensor& tensor, std::int64_t row) {
+    return static_cast<BFloat16*>(tensor.data()) + row * kColumns;
+  };
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t slot = random.below(kSlots);
+    slots.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
+    std::copy_n(row_of(rows, i), kColumns, row_of(expected, slot));
   }
+  const Tensor rows_there = rows.to(kGpu), slots_there = slots.to(kGpu);
+  Tensor cache(DType::bf16, {2, kSlots / 2, 1, kColumns}, kGpu);
+  StoreArgs args{
+      .rows = rows_there, .slots = slots_there, .format = CacheFormat::bf16, .cache = cache};
+  Tensor unwritten(DType::u8, {store_workspace_bytes(args)});
+  testing::fill_unwritten(unwritten);
+  Tensor workspace = unwritten.to(kGpu);
+  args.workspace = workspace;
+  store(args);
+  testing::CaseOutcome outcome;
+  testing::compare_bytes(outcome, "cache", cache.to({}), expected);
+  return outcome;
 }
 
-class SimulatorStore : public ::testing::TestWithParam<PassingCase> {};
-// Its warps share nothing, so there are no bugs of order to plant.
-TEST_P(SimulatorStore, Passes) { simulator::expect_passes(store_operation(), GetParam()); }
-constexpr auto kNameOf = [](const auto& info) { return simulator::test_name(info.param.name); };
-INSTANTIATE_TEST_SUITE_P(Smallest, SimulatorStore,
-                         ::testing::Values(simulator::smallest(kQuickCases)), kNameOf);
-INSTANTIATE_TEST_SUITE_P(Quick, SimulatorStore, ::testing::ValuesIn(kQuickCases), kNameOf);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorStore, ::testing::ValuesIn(kThoroughCases), kNameOf);
+testing::Operation store_and_again() {
+  testing::Operation operation = store_operation();
+  for (const std::int64_t n : {300, 1100}) {
+    operation.cases.push_back({testing::numbered("again", n), "",
+                               [n](const testing::Target&) { return store_again(n); }, true});
+  }
+  return operation;
+}
+
+const BugsOf kernel{"store_cuda.cu", "fp8_656-rows"}, table{"store_cuda.cu", "again1100"},
+    compared{"store_cuda.cu", "again300"};
+const BugsOf wide{"write_row.cuh", "fp8_656-rows"}, narrow{"write_row.cuh", "fp8_584-rows"},
+    brain{"write_row.cuh", "bf16_576-skipped"};
+constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
+constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
+const std::vector<PlantedBug> kQuickBugs = {
+    in_one_schedule(compared("LaterRowsOfTheLane", "return !__any_sync(", Action::drop)),
+    narrow.undo("NoPadding", "scales[Row::kGroups] = 0;"),
+};
+const std::vector<PlantedBug> kThoroughBugs = {
+    kernel("SlotOfTheLane", "const std::int64_t slot = __shfl_sync(", Action::drop),
+    kernel("SlotOfTheNextLane", "const std::int64_t slot = __shfl_sync(", Action::add, 1),
+    table.undo("RowsNotNamed", "static_cast<volatile std::uint32_t*>(p.last_rows)[slot] ="),
+    // Where blocks run in turn, the last row is named last.
+    {"RowsNotRaised",
+     "again1100",
+     {"store_cuda.cu", "atomicMax(p.last_rows + slot", Action::drop},
+     {"random:3", "starved:0"}},
+    table("RowsRaisedTooFar", "atomicMax(p.last_rows + slot", Action::add, 1),
+    saying("race: ",
+           table("RowsRaisedByPlainStores", "atomicMax(p.last_rows + slot", Action::weaken)),
+    wide("LargestOfTheLane", kLargest, Action::drop),
+    narrow("LargestOfTheNextLane", kLargest, Action::add, 1),
+    wide.undo("F8NotStored", kF8),
+    narrow.move("F8OfTheNextLane", kF8, 8),
+    wide.undo("ScalesNotStored", "reinterpret_cast<float*>(scales)[column / Row::kGroup] = scale;"),
+    narrow.move("ScalesOfTheNextGroup", "scales[column / Row::kGroup] = sparse_mla::", 1),
+    wide.undo("RopeNotStored", "*reinterpret_cast<Words*>(row + Row::kRopeOffset"),
+    narrow.move("RopeOfTheNextLane", "*reinterpret_cast<Words*>(row + Row::kRopeOffset", 16),
+    brain.undo("RowsNotStored", "if (inside) *reinterpret_cast<Words*>(row + 2 * column) = brain;"),
+    of_threads(224, 256,
+               brain.undo("RowsOfTheLastWarpNotStored",
+                          "if (inside) *reinterpret_cast<Words*>(row + 2 * column) =")),
+};
+WINNOW_SIMULATOR_TESTS(SimulatorStore, store_and_again(), kQuickCases, kThoroughCases, kQuickBugs,
+                       kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

@@ -67,6 +67,12 @@ inline PlantedBug beyond_a_pair(PlantedBug bug) {
   bug.plant.first_rank = 2;
   return bug;
 }
+// In calls and stores of threads [first, end) alone.
+inline PlantedBug of_threads(unsigned first, unsigned end, PlantedBug bug) {
+  bug.plant.first_thread = first;
+  bug.plant.end_thread = end;
+  return bug;
+}
 // For bugs that every schedule shows alike, in cases that take long.
 inline PlantedBug in_one_schedule(PlantedBug bug) {
   bug.schedules = {bug.schedules.front()};
@@ -89,6 +95,14 @@ struct BugsOf {
   // The call begins `below` lines below the one that holds `text`.
   PlantedBug operator()(const char* name, const char* text, Plant::Action action,
                         std::int64_t addend = 0, int below = 0) const;
+  // In a plain store, which every schedule shows alike: it is missing, or goes so many bytes
+  // further on.
+  PlantedBug undo(const char* name, const char* text) const {
+    return in_one_schedule((*this)(name, text, Plant::Action::undo));
+  }
+  PlantedBug move(const char* name, const char* text, std::int64_t bytes) const {
+    return in_one_schedule((*this)(name, text, Plant::Action::move, bytes));
+  }
 };
 
 // For names of tests: "bf16-h64" is bf16_h64.
