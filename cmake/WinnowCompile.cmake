@@ -99,7 +99,7 @@ function(winnow_precompile target)
   endif()
 endfunction()
 
-# Those of a target with the same options.
+# The precompiled headers of another target, which has the same options.
 function(winnow_precompile_as target other)
   if(WINNOW_PRECOMPILE)
     target_precompile_headers(${target} REUSE_FROM ${other})
