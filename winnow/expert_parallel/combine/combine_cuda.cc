@@ -211,7 +211,10 @@ void CudaCombine::fill_params() {
   sums_.row_bytes = place_.row_bytes();
   sums_.routing = routing_.tables;
   if (args_.weighted) sums_.weights = state_.cuda_weights;
-  if (args_.weights.present()) sums_.weights.pairs = layer_.combine_weights();
+  if (args_.weights.present()) {
+    sums_.weights.pairs = layer_.combine_weights();
+    sums_.weights_are_new = true;
+  }
   sums_.token_major = routing_.order == RowOrder::token_major;
   sums_.travel = travel();
   sums_.max_tokens = config.max_tokens;

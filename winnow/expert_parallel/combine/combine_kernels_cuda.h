@@ -37,7 +37,8 @@ struct CudaSumParams {
   DType dtype = DType::bf16;  // f32, f16 or bf16: of rows, sums, bias and out
   std::int64_t row_bytes = 0;
   RoutingTables routing;
-  CudaWeights weights;  // null: not weighted
+  CudaWeights weights;           // null: not weighted
+  bool weights_are_new = false;  // a kernel of this call writes them, and not dispatch
   bool token_major = false;
   Travel travel = Travel::rows_are_read;
   std::int64_t max_tokens = 0;  // T

@@ -479,7 +479,9 @@ __global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     if (!may_begin()) return;
     row_sums::add_rows<T, kWeighted, kLevels>(ring);
   } else {
-    // The routing is there already: what comes first of it is read meanwhile.
+    // Dispatch wrote the routing and its weights: what comes first of them is read while the kernel
+    // before runs. Weights of this call come from that kernel.
+    if (kWeighted && params.weights_are_new) device::wait_for_kernel_before();
     Feeder feeder(ring);
     const std::uint32_t length = slice_length(params);
     Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
