@@ -126,17 +126,22 @@ TEST_F(IndexerGpu, PlateausOfZerosAreChosenAsOnTheCpu) {
           shape.ranges = Ranges::absent;
           shape.order = Order::plateau;
           const CaseInputs inputs = make_inputs(shape);
-          const auto choose = [&](const CaseInputs& given, Device device) {
+          const auto choose = [&](const CaseInputs& given, Backend backend) {
+            const Device device = backend == Backend::cpu ? Device() : kGpu;
             Tensor indices(DType::i32, {shape.s_q, shape.topk}, device);
             Tensor length(DType::i32, {shape.s_q}, device);
             TopkArgs args{.ties = ties, .indices = indices, .length = length};
             given.pass_to(args);
-            topk(args);
+            topk(args, {.backend = backend});
             return indices.to({});
           };
-          EXPECT_TRUE(
-              winnow::testing::same_bytes(choose(inputs, {}), choose(inputs.on(kGpu), kGpu)))
-              << to_string(dtype) << ", " << h << " heads, " << s_k << " rows";
+          const Tensor want = choose(inputs, Backend::cpu);
+          const CaseInputs there = inputs.on(kGpu);
+          for (const Backend backend : {Backend::sm90, Backend::cuda}) {
+            EXPECT_TRUE(winnow::testing::same_bytes(want, choose(there, backend)))
+                << to_string(backend) << ", " << to_string(dtype) << ", " << h << " heads, " << s_k
+                << " rows";
+          }
         }
       }
     }
