@@ -186,7 +186,7 @@ std::span<const BackendStatus> backends() {
       gpu_status(Backend::sm90, "CUDA kernels for Hopper (compute capability 9.0)"),
       gpu_status(Backend::cuda,
                  "portable CUDA kernels (compute capability 8.0 and newer); those of operations "
-                 "that sm90 has, too: compiled and simulated, not yet run on a GPU"),
+                 "that sm90 has, too, have run on an H200 alone"),
       {Backend::cpu, "every operation, on any processor", true, ""},
   }};
   return list;
