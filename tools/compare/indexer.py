@@ -92,8 +92,8 @@ def topk(device: torch.device) -> Iterator[Problem]:
             )
 
 
-def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tuple:
-    deep_gemm, cudnn = find("deep_gemm"), find("cudnn")
+def _pages(b: int, s_q: int, rows: int, device: torch.device) -> Tuple:
+    """Queries, pages of keys, weights, tables and lengths of a decode step."""
     torch.manual_seed(s_q)
     pages = torch.zeros(b * rows // 64, 64 * (D + 4), dtype=torch.uint8, device=device)
     for i in range(b):
@@ -104,7 +104,12 @@ def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tup
     lengths = torch.full((b,), rows, dtype=torch.int32, device=device)
     q, q_scale = indexer.quantize(torch.randn(b * s_q, HEADS, D, device=device).bfloat16())
     weights = torch.randn(b * s_q, HEADS, device=device) * (D * HEADS) ** -0.5 * q_scale
-    q = q.view(b, s_q, HEADS, D)
+    return q.view(b, s_q, HEADS, D), pages, weights, tables, lengths
+
+
+def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tuple:
+    deep_gemm, cudnn = find("deep_gemm"), find("cudnn")
+    q, pages, weights, tables, lengths = _pages(b, s_q, rows, device)
     plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
     ends = (lengths[:, None] - s_q + 1 + torch.arange(s_q, device=device)).int().flatten()
 
@@ -131,6 +136,31 @@ def topk_paged(device: torch.device) -> Iterator[Problem]:
         shape = f"b {b}, s_q {s_q}, h {HEADS}, d {D}, rows {rows}, topk {count}"
         calls = _paged(b, s_q, rows, count, device)
         yield Problem("indexer::topk_paged", name, shape, *calls, chosen, 0.99)
+
+
+def scores_paged(device: torch.device) -> Iterator[Problem]:
+    """All scores of decode steps over pages of keys in 8 bits."""
+    deep_gemm = find("deep_gemm")
+    for b, rows in ((2, 32768), (64, 32768), (128, 8192)) if device.type == "cuda" else ((2, 256),):
+        q, pages, weights, tables, lengths = _pages(b, 1, rows, device)
+        plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
+        keys = pages.view(-1, 64, 1, D + 4)
+        yield Problem(
+            "indexer::scores_paged",
+            f"b{b}-sq1-h{HEADS}-sk{rows}",
+            f"b {b}, s_q 1, h {HEADS}, d {D}, rows {rows}",
+            lambda: indexer.scores_paged(  # noqa: B023
+                q, pages, weights.view(len(q), 1, HEADS), tables, lengths, rows, clean=False  # noqa: B023
+            ).view(len(q), rows),  # noqa: B023
+            {
+                "deep_gemm": lambda: deep_gemm.fp8_paged_mqa_logits(
+                    q, keys, weights, lengths, tables, plan, rows, clean_logits=False  # noqa: B023
+                )
+            },
+            cosine,
+            0.9999,
+            graph=True,
+        )  # fmt: skip
 
 
 def _gradients(q: Any, k: Any, weights: Any, count: int) -> Tuple:
@@ -171,5 +201,6 @@ def backward(device: torch.device) -> Iterator[Problem]:
 OPERATIONS = {
     "indexer::topk": (topk, ["cudnn", "deep_gemm"]),
     "indexer::topk_paged": (topk_paged, ["deep_gemm"]),
+    "indexer::scores_paged": (scores_paged, ["deep_gemm"]),
     "indexer::backward": (backward, ["cudnn"]),
 }

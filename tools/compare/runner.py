@@ -5,8 +5,10 @@ A peer is a Python package that somebody has installed. It is imported, never fe
 
 import dataclasses
 import datetime
+import functools
 import importlib
 import importlib.metadata
+import inspect
 import random
 import statistics
 import time
@@ -31,6 +33,13 @@ def find(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         return None
+
+
+def of_hopper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of FlashMLA with Hopper's kernels, which sgl-flash-mla has behind an argument."""
+    if "use_legacy" in inspect.signature(function).parameters:
+        return functools.partial(function, use_legacy=True)
+    return function
 
 
 def missing(name: str) -> str:

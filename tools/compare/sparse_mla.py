@@ -4,7 +4,7 @@ import functools
 from typing import Any, Callable, Iterator, Tuple
 
 import torch
-from runner import Problem, cosine, find
+from runner import Problem, cosine, find, of_hopper
 
 from winnow import sparse_mla
 
@@ -20,6 +20,8 @@ STEPS = (  # format, b, heads, topk of decode steps of two queries
     ("fp8_584", 64, 128, 2048),
     ("fp8_584", 64, 64, 2048),
 )
+DENSE = ((64, 4096), (128, 4096), (64, 16384), (128, 16384))  # b, rows of a context
+LAYERS = ((64, 512), (128, 1024))  # heads, chosen rows of DeepSeek-V4's CSA
 STEPS_ON_CPU = (("fp8_656", 2, 16, 128), ("fp8_584", 2, 16, 128))
 Calls = Tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -34,10 +36,48 @@ def _rows(s_q: int, s_kv: int, topk: int, device: torch.device) -> torch.Tensor:
 
 
 def _forward(flash_mla: Any, q: Any, kv: Any, rows: Any) -> Calls:
+    theirs = of_hopper(flash_mla.flash_mla_sparse_fwd)
     return (
         lambda: sparse_mla.forward(q, kv, rows)[0],
-        lambda: flash_mla.flash_mla_sparse_fwd(q, kv, rows[:, None], SCALE)[0],
+        lambda: theirs(q, kv, rows[:, None], SCALE)[0],
     )
+
+
+def _layers(device: torch.device) -> Iterator[Problem]:
+    """DeepSeek-V4's CSA: a window and chosen rows, which they get as one cache and one list."""
+    gpu = device.type == "cuda"
+    theirs = of_hopper(find("flash_mla").flash_mla_sparse_fwd)
+    for heads, count in LAYERS if gpu else ((16, 8),):
+        tokens, window = (16384, 128) if gpu else (64, 16)
+        torch.manual_seed(heads)
+        q = torch.randn(tokens, heads, D_V, device=device).bfloat16()
+        kv = torch.randn(tokens, 1, D_V, device=device).bfloat16()
+        extra = torch.randn(tokens // 4, 1, D_V, device=device).bfloat16()
+        rows = _rows(tokens, len(extra), count, device)
+        ends = torch.arange(1, tokens + 1, dtype=torch.int32, device=device)
+        begins = (ends - window).clamp(min=0)
+        near = ends[:, None] - window + torch.arange(window, dtype=torch.int32, device=device)
+        both = torch.cat([kv, extra])
+        listed = torch.cat([near.clamp(min=-1), rows + tokens], dim=1)[:, None]
+        scale = D_V**-0.5
+        yield Problem(
+            "sparse_mla::forward",
+            f"bf16-h{heads}-csa",
+            f"s_q {tokens}, h_q {heads}, window {window}, {count} of {len(extra)}, d_qk {D_V}",
+            lambda: sparse_mla.forward(  # noqa: B023
+                q, kv, None, key_start=begins, key_end=ends, extra_kv=extra, extra_indices=rows  # noqa: B023
+            )[0],
+            {"flash_mla": lambda: theirs(q, both, listed, scale)[0]},  # noqa: B023
+            cosine,
+            0.9999,
+            flops=2.0 * tokens * heads * (window + count) * 2 * D_V,
+        )  # fmt: skip
+
+
+def forward(device: torch.device) -> Iterator[Problem]:
+    """Chosen rows of one cache, and layers of two sources."""
+    yield from _over_rows("forward", "flash_mla", D_QK + D_V, _forward, device)
+    yield from _layers(device)
 
 
 def _distribution(cudnn: Any, q: Any, kv: Any, rows: Any) -> Calls:
@@ -100,9 +140,40 @@ def _cache(kind: str, columns: int, blocks: int, device: torch.device) -> torch.
     return cache
 
 
+def _dense(flash_mla: Any, device: torch.device) -> Iterator[Problem]:
+    """All rows of paged contexts in bf16, one query a sequence."""
+    call, heads = of_hopper(flash_mla.flash_mla_with_kvcache), 128
+    for b, rows in DENSE if device.type == "cuda" else ((2, 128),):
+        torch.manual_seed(b)
+        q = torch.randn(b, 1, heads, D_QK, device=device).bfloat16()
+        cache = torch.randn(b * rows // 64, 64, 1, D_QK, device=device).bfloat16()
+        tables = torch.randperm(len(cache), device=device).int().view(b, -1)
+        lengths = torch.full((b,), rows, dtype=torch.int32, device=device)
+        plan = flash_mla.get_mla_metadata(lengths, heads, 1)[0]
+        yield Problem(
+            "sparse_mla::decode",
+            f"bf16_576-b{b}-sq1-h{heads}-dense{rows}",
+            f"b {b}, h_q {heads}, all of {rows} rows",
+            lambda: sparse_mla.decode(  # noqa: B023
+                q, cache, format="bf16", block_tables=tables, context_lens=lengths,  # noqa: B023
+                batch_invariant=False,
+            )[0],
+            {
+                "flash_mla": lambda: call(
+                    q, cache, tables, lengths, D_V, plan, softmax_scale=SCALE, causal=False  # noqa: B023
+                )[0]
+            },
+            cosine,
+            0.9999,
+            flops=2.0 * b * heads * rows * (D_QK + D_V),
+            graph=True,
+        )  # fmt: skip
+
+
 def decode(device: torch.device) -> Iterator[Problem]:
     """Steps over the cache of as many sequences, in calls whose bits may depend on the batch."""
     flash_mla, gpu = find("flash_mla"), device.type == "cuda"
+    call = of_hopper(flash_mla.flash_mla_with_kvcache)
     context = 32768 if gpu else 256
     for kind, b, heads, topk in STEPS if gpu else STEPS_ON_CPU:
         torch.manual_seed(b + heads)
@@ -119,7 +190,7 @@ def decode(device: torch.device) -> Iterator[Problem]:
             f"s_kv {context}, s_q 2, b {b}, h_q {heads}, topk {topk}",
             lambda: sparse_mla.decode(q, cache, rows, format=kind, batch_invariant=False)[0],  # noqa: B023
             {
-                "flash_mla": lambda: flash_mla.flash_mla_with_kvcache(
+                "flash_mla": lambda: call(
                     q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023
                 )[0]
             },
@@ -128,13 +199,11 @@ def decode(device: torch.device) -> Iterator[Problem]:
             flops=2.0 * 2 * b * heads * topk * (columns + D_V),
             graph=True,
         )  # fmt: skip
+    yield from _dense(flash_mla, device)
 
 
 OPERATIONS = {
-    "sparse_mla::forward": (
-        functools.partial(_over_rows, "forward", "flash_mla", D_QK + D_V, _forward),
-        ["flash_mla"],
-    ),
+    "sparse_mla::forward": (forward, ["flash_mla"]),
     "sparse_mla::decode": (decode, ["flash_mla"]),
     "sparse_mla::distribution": (
         functools.partial(_over_rows, "distribution", "cudnn", D_QK, _distribution),
