@@ -136,7 +136,7 @@ test-gpu-cpp:
 	@tools/setup
 	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(werror)
 	cmake --build --preset release --target winnow_cli conformance_gpu_test gpu_test backward_gpu_test decode_gpu_test \
-	  $(compressor_gpu_tests) $(indexer_gpu_tests) \
+	  mma_product_gpu_test $(compressor_gpu_tests) $(indexer_gpu_tests) \
 	  $(paged_gpu_tests) $(expert_parallel_gpu_tests) $(tests_on_each_device) all_to_all_soak
 	build/bin/winnow verify --device cuda
 	for operation in forward distribution backward decode; do \
@@ -146,6 +146,7 @@ test-gpu-cpp:
 	build/bin/gpu_test
 	build/bin/backward_gpu_test
 	build/bin/decode_gpu_test
+	build/bin/mma_product_gpu_test
 	for test in $(compressor_gpu_tests) $(indexer_gpu_tests); do \
 	  build/bin/$$test --gtest_filter='*TheFirstCallMayBeCaptured' && build/bin/$$test || exit 1; done
 	build/bin/paged_graph_gpu_test --gtest_filter='*TheFirstCallMayBeCaptured'

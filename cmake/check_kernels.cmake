@@ -5,7 +5,7 @@
 #   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
   ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/winnow/*.h
-  ${SOURCE_DIR}/winnow/*.cc ${SOURCE_DIR}/tools/*.cu)
+  ${SOURCE_DIR}/winnow/*.cc ${SOURCE_DIR}/tools/*.cu ${SOURCE_DIR}/tools/*.cuh)
 list(FILTER files EXCLUDE REGEX "^winnow/(core|device)/")  # no kernels stand in core
 list(LENGTH files count)
 if(count LESS 100)

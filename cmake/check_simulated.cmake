@@ -44,7 +44,8 @@ else()
 endif()
 
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
-  ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/examples/*.cu ${SOURCE_DIR}/tools/*.cu)
+  ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/examples/*.cu ${SOURCE_DIR}/tools/*.cu
+  ${SOURCE_DIR}/tools/*.cuh)
 list(FILTER files EXCLUDE REGEX "^winnow/simulator/|${outside}")
 set(found "")
 set(done "")

@@ -23,6 +23,7 @@ PAGES = ("benchmarks.md", "verification.md")
 MEMBER = re.compile(
     r"(?<=-kv|-sk)\d+|(?<=\d-b)\d+|(?<=-)\d+(?=-sms)|(?<=^b)\d+|(?<=-)(128|256|512)$"
 )
+CEILINGS = {"copy": "a copy", "matmul": "a product", "mma.sync product": "a product with mma.sync"}
 COLORS = ("#1b6ca8", "#e08a1e", "#5aa469", "#9b5de5", "#c9ccd1")
 INK, GRAY = "#222831", "#5f6770"
 WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 900, 330, 820, 80, 11, 8
@@ -54,7 +55,12 @@ def write(path, content):
 def _key(record, result):
     """Results with the same key measure the same, so a new one replaces the old."""
     beside = bool(result.get("peers"))
-    return record["where"], result["operation"], result["benchmark"], beside
+    return record["where"], result["operation"], _name(result), beside
+
+
+def _name(result):
+    """The benchmark, and the backend where another one would come first."""
+    return result["benchmark"] + (f", {result['backend']}" if "backend" in result else "")
 
 
 def _put(name, kind, entry, stays):
@@ -139,9 +145,9 @@ def _families(results):
     """(operation, label, [runs of each member]) of each family, in the order of the results."""
     families = {}
     for one in results:
-        name = MEMBER.sub("*", one["benchmark"], count=1)
+        name = MEMBER.sub("*", _name(one), count=1)
         members = families.setdefault((one["operation"], name), {})
-        members.setdefault(one["benchmark"], []).append(one)
+        members.setdefault(_name(one), []).append(one)
     for (operation, name), members in families.items():
         found = [match[0] for key in members if (match := MEMBER.search(key))]
         label = name.replace("*", " / ".join(_sizes(found))) if found else name
@@ -295,13 +301,14 @@ def _rate(members):
 def _of_ceiling(members):
     values = _joined(members, "ratio", _percent)
     ceilings = {one["ceiling"] for runs in members for one in runs if "ceiling" in one}
-    return f"{values} % of a {'copy' if 'copy' in ceilings else 'product'}" if values else ""
+    names = " or ".join(sorted(CEILINGS[one] for one in ceilings))
+    return f"{values} % of {names}" if values else ""
 
 
 def _briefly(one):
     """A benchmark in a few words."""
     share = f" ({_percent(one['ratio'])} %)" if "ratio" in one else ""
-    return f"{one['benchmark']} {_times([[one]])}{share}"
+    return f"{_name(one)} {_times([[one]])}{share}"
 
 
 def benches(records):
@@ -417,7 +424,7 @@ def _by_gpu(records, value):
         for one in record["results"]:
             number = value(one)
             if number is not None and re.fullmatch(r"NVIDIA [^,]*", record["where"]):
-                of_gpu = found.setdefault(f"{one['operation']} {one['benchmark']}", {})
+                of_gpu = found.setdefault(f"{one['operation']} {_name(one)}", {})
                 of_gpu.setdefault(_short(record["where"]), []).append(number)
     return {
         label: {gpu: sorted(runs)[(len(runs) - 1) // 2] for gpu, runs in of_gpu.items()}

@@ -183,6 +183,16 @@ def test_a_new_report_takes_the_place_of_older_results(records, monkeypatch, tmp
     assert records.outputs() == {}
 
 
+def test_results_of_the_portable_backend_stand_beside_the_others(records):
+    record = next(one for one in entries() if "results" in one)
+    result = record["results"][0]
+    portable = {**result, "backend": "cuda", "ceiling": "mma.sync product", "ratio": 0.5}
+    assert VALIDATOR.is_valid({"records": [{**record, "results": [result, portable]}]})
+    assert records._key(record, portable) != records._key(record, result)
+    assert records._briefly(portable).startswith(f"{result['benchmark']}, cuda ")
+    assert records._of_ceiling([[portable]]) == "50 % of a product with mma.sync"
+
+
 def test_a_verification_is_added(records, monkeypatch, tmp_path):
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     monkeypatch.setattr(records, "outputs", dict)

@@ -23,11 +23,13 @@
 #include "winnow/core/executor.h"
 #include "winnow/core/nearest.h"
 #include "winnow/core/parallel.h"
+#include "winnow/core/route.h"
 #include "winnow/core/tensor.h"
 #include "winnow/core/version.h"
 #include "winnow/cpu/kernels.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/testing/generate.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::cli {
 namespace {
@@ -135,17 +137,24 @@ Runnable prepare_ceiling(const testing::Ceiling& ceiling) {
   return nullptr;
 }
 
+// The backend of operations that all of them implement.
+Backend backend_of(const testing::Target& target) {
+  constexpr Backend kAll[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
+  return choose_backend("bench", testing::device_of(target), target.options, kAll);
+}
+
 ordered_json run_one(const testing::Operation& operation, const testing::Benchmark& one,
-                     const testing::Target& target, const BenchOptions& options) {
+                     const testing::Target& target, Backend backend, const BenchOptions& options) {
   const testing::Prepared prepared = one.prepare(target);
   const bool gpu = one.device == DeviceType::cuda;
   const Runnable ceiling = gpu ? nullptr : prepare_ceiling(one.ceiling);
-  const Measured measured =
-      gpu ? measure_on_gpu(prepared.run, one, options) : measure(prepared.run, ceiling, options);
+  const Measured measured = gpu ? measure_on_gpu(prepared.run, one, backend, options)
+                                : measure(prepared.run, ceiling, options);
   ordered_json result = {{"operation", operation.name},
                          {"benchmark", one.name},
                          {"shape", one.shape},
                          {"seconds", measured.operation}};
+  if (backend == Backend::cuda) result["backend"] = to_string(backend);
   if (prepared.memory_bytes > 0) result["memory_bytes"] = prepared.memory_bytes;
   if (one.flops > 0) result["gflops_per_second"] = one.flops / measured.operation * 1e-9;
   if (one.bytes > 0) result["gigabytes_per_second"] = one.bytes / measured.operation * 1e-9;
@@ -154,13 +163,13 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
     const bool matmul = c.kind == testing::Ceiling::Kind::matmul;
     const double work = matmul ? 2.0 * double(c.m) * double(c.n) * double(c.k) : double(c.bytes);
     const double rate = (matmul ? one.flops : one.bytes) / measured.operation;
-    result["ceiling"] = matmul ? "matmul" : "copy";
+    result["ceiling"] = !matmul ? "copy" : backend == Backend::cuda ? "mma.sync product" : "matmul";
     result["ceiling_seconds"] = measured.ceiling;
     result[matmul ? "ceiling_gflops_per_second" : "ceiling_gigabytes_per_second"] =
         work / measured.ceiling * 1e-9;
     result["ratio"] = rate / (work / measured.ceiling);
   }
-  judge(operation, one, gpu ? gpus().gpus.front().name : "", result);
+  judge(operation, one, gpu ? gpus().gpus.front().name : "", backend, result);
   return result;
 }
 
@@ -232,6 +241,7 @@ double median(std::vector<double> values) {
 int run_bench(const BenchOptions& options) {
   const auto operations = select_operations("bench", options.operation);
   const testing::Target target = make_target("bench", options.where);
+  const Backend backend = backend_of(target);
   // The library's own arguments; ours were parsed before.
   std::string arguments[] = {"winnow", "--benchmark_enable_random_interleaving=true"};
   char* argv[] = {arguments[0].data(), arguments[1].data(), nullptr};
@@ -251,7 +261,7 @@ int run_bench(const BenchOptions& options) {
       if (one.device != target.device) continue;
       found = true;
       progress.show(operation->name + " " + one.name);
-      results.push_back(run_one(*operation, one, target, options));
+      results.push_back(run_one(*operation, one, target, backend, options));
       missed = missed || !results.back().value("reached", true);
     }
   }

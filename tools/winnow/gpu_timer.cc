@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/winnow/l2_flush.h"
+#include "tools/winnow/mma_product.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -41,11 +42,18 @@ class Event {
 
 constexpr Device kDevice{DeviceType::cuda, 0};
 
+Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
+  Tensor matrix(DType::bf16, {rows, columns});
+  testing::Random random(static_cast<std::uint64_t>(rows + columns));
+  testing::fill_normal_rows(matrix, random);
+  return matrix.to(kDevice);
+}
+
 // c[m, n] = a[m, k] * b[k, n] in bf16 with f32 sums. cuBLAS is looked up at run time, so that only
 // those who measure on a GPU need it.
-class Matmul {
+class CublasMatmul {
  public:
-  explicit Matmul(const testing::Ceiling& size)
+  explicit CublasMatmul(const testing::Ceiling& size)
       : size_(size),
         a_(random_matrix(size.m, size.k)),
         b_(random_matrix(size.k, size.n)),
@@ -79,17 +87,26 @@ class Matmul {
  private:
   using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
                        const void*, int, int, const void*, void*, int, int, int, int);
-  static Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
-    Tensor matrix(DType::bf16, {rows, columns});
-    testing::Random random(static_cast<std::uint64_t>(rows + columns));
-    testing::fill_normal_rows(matrix, random);
-    return matrix.to(kDevice);
-  }
 
   testing::Ceiling size_;
   Tensor a_, b_, c_;
   void* handle_ = nullptr;  // lives as long as the program
   Gemm gemm_ = nullptr;
+};
+
+// The same with mma.sync and a transposed b.
+class MmaMatmul {
+ public:
+  explicit MmaMatmul(const testing::Ceiling& size)
+      : a_(random_matrix(size.m, size.k)),
+        b_(random_matrix(size.n, size.k)),
+        c_(DType::bf16, {size.m, size.n}, kDevice),
+        product_(a_, b_, c_) {}
+  void run() { product_.queue(); }
+
+ private:
+  Tensor a_, b_, c_;
+  MmaProduct product_;
 };
 
 // Copies half of ceiling.bytes, which reads the half and writes it.
@@ -115,6 +132,21 @@ class Copy {
  private:
   Tensor from_, to_;
 };
+
+// What runs the ceiling once; empty if there is none.
+std::function<void()> prepare_ceiling(const testing::Ceiling& ceiling, Backend backend) {
+  const auto run_of = [](auto prepared) { return [prepared] { prepared->run(); }; };
+  switch (ceiling.kind) {
+    case testing::Ceiling::Kind::matmul:
+      if (backend == Backend::cuda) return run_of(std::make_shared<MmaMatmul>(ceiling));
+      return run_of(std::make_shared<CublasMatmul>(ceiling));
+    case testing::Ceiling::Kind::copy:
+      return run_of(std::make_shared<Copy>(ceiling));
+    case testing::Ceiling::Kind::none:
+      break;
+  }
+  return nullptr;
+}
 
 class L2Flush {
  public:
@@ -162,18 +194,12 @@ std::vector<double> seconds_of(const std::function<void()>& run, int launches, L
 }  // namespace
 
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
-                        const BenchOptions& options) {
-  const testing::Ceiling& ceiling = benchmark.ceiling;
+                        Backend backend, const BenchOptions& options) {
   const auto launch = expert_parallel::launch_environment();
   check(cudaSetDevice(launch ? launch->local_rank : 0));
-  std::unique_ptr<Matmul> matmul;
-  std::unique_ptr<Copy> copy;
+  const std::function<void()> ceiling = prepare_ceiling(benchmark.ceiling, backend);
   std::unique_ptr<L2Flush> flush;
-  if (ceiling.kind == testing::Ceiling::Kind::matmul) matmul = std::make_unique<Matmul>(ceiling);
-  if (ceiling.kind == testing::Ceiling::Kind::copy) copy = std::make_unique<Copy>(ceiling);
   if (benchmark.cold) flush = std::make_unique<L2Flush>();
-  const bool has_ceiling = matmul != nullptr || copy != nullptr;
-  const auto run_ceiling = [&] { matmul != nullptr ? matmul->run() : copy->run(); };
   // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
   constexpr int kOfRanks = 20;
   const auto launches = [&](double each) {
@@ -186,22 +212,22 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::B
     return seconds_of(operation, runs, flush.get(), benchmark.queued);
   };
   const auto time_ceiling = [&](int runs) {
-    return seconds_of(run_ceiling, runs, nullptr, benchmark.queued);
+    return seconds_of(ceiling, runs, nullptr, benchmark.queued);
   };
   const double first = time(1).front();
   const double once = median(time(launches(first)));
-  const double ceiling_once = has_ceiling ? time_ceiling(1).front() : 0;
+  const double ceiling_once = ceiling ? time_ceiling(1).front() : 0;
   std::vector<double> operation_seconds, ceiling_seconds;
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
     take(time(launches(once)), operation_seconds);
-    if (has_ceiling) take(time_ceiling(launches(ceiling_once)), ceiling_seconds);
+    if (ceiling) take(time_ceiling(launches(ceiling_once)), ceiling_seconds);
   }
-  return {median(operation_seconds), has_ceiling ? median(ceiling_seconds) : 0};
+  return {median(operation_seconds), ceiling ? median(ceiling_seconds) : 0};
 }
 
 #else
 
-Measured measure_on_gpu(const std::function<void()>&, const testing::Benchmark&,
+Measured measure_on_gpu(const std::function<void()>&, const testing::Benchmark&, Backend,
                         const BenchOptions&) {
   throw Error(ErrorCode::unsupported, "bench", "this build has no CUDA kernels");
 }

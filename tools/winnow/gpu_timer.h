@@ -18,15 +18,16 @@ struct Measured {
 // 0 for no values; between the middle two for an even number.
 double median(std::vector<double> values);
 
-// Times `operation` and the benchmark's ceiling, a bf16 matrix product by cuBLAS on random numbers
-// or a copy, by CUDA events, in alternating batches: several runs of one, then several of the
+// Times `operation` and the benchmark's ceiling, a bf16 matrix product on random numbers or a copy,
+// by CUDA events, in alternating batches: several runs of one, then several of the
 // other. `operation` queues its work on the default stream of GPU 0, or in a launched world of the
 // rank's GPU; there all ranks make the same number of runs. If the benchmark is `cold`, L2 is
 // emptied before each run of the operation; otherwise it keeps what the run before has left. If it
 // is `queued`, runs are queued without waiting for each one. Calls of several ranks are: if each
 // run was awaited, a rank's time would include the time until the host of the slowest rank has
-// woken up. Throws Error (unsupported) if the ceiling is a product and there is no cuBLAS.
+// woken up. The product is by cuBLAS, whose absence is an Error (unsupported), or where `backend`,
+// of the operation, is cuda with mma.sync (MmaProduct): on Hopper its kernels could not be as fast.
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
-                        const BenchOptions& options);
+                        Backend backend, const BenchOptions& options);
 
 }  // namespace winnow::cli

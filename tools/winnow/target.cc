@@ -1,5 +1,6 @@
 #include "tools/winnow/target.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "tools/winnow/demo/text_format.h"
@@ -68,15 +69,48 @@ constexpr GpuTarget kTargets[] = {
     {kH100, "paged_xl::attention", "bf16-plain-s1-c8192", 0.72},
 };
 
+constexpr std::string_view kPortableGpus[] = {kReferenceGpu, kH100};
+
+// Decoding with so few heads is bound by the rows that it reads.
+constexpr PortableTarget kPortableTargets[] = {
+    {"sparse_mla::forward", "bf16-h128-kv8192", 0.55},
+    {"sparse_mla::forward", "bf16-h128-kv32768", 0.55},
+    {"sparse_mla::forward", "bf16-h128-kv131072", 0.55},
+    {"sparse_mla::forward", "bf16-h64-kv8192", 0.50},
+    {"sparse_mla::forward", "bf16-h64-kv32768", 0.50},
+    {"sparse_mla::forward", "bf16-h64-kv131072", 0.50},
+    {"sparse_mla::backward", "bf16-h128-kv8192", 0.38},
+    {"sparse_mla::backward", "bf16-h128-kv32768", 0.38},
+    {"sparse_mla::backward", "bf16-h128-kv131072", 0.38},
+    {"sparse_mla::backward", "bf16-h64-kv8192", 0.38},
+    {"sparse_mla::backward", "bf16-h64-kv32768", 0.38},
+    {"sparse_mla::backward", "bf16-h64-kv131072", 0.38},
+    {"sparse_mla::decode", "fp8_656-b64-sq2-h16-k2048", 0.70},
+    {"sparse_mla::decode", "fp8_656-b64-sq2-h32-k2048", 0.70},
+    {"indexer::topk", "bf16-h64-sk8192", 0.45},
+    {"indexer::topk", "bf16-h64-sk32768", 0.45},
+    {"indexer::topk", "bf16-h64-sk131072", 0.45},
+};
+
 }  // namespace
 
 std::span<const GpuTarget> gpu_targets() { return kTargets; }
+std::span<const PortableTarget> portable_targets() { return kPortableTargets; }
+std::span<const std::string_view> portable_gpus() { return kPortableGpus; }
 
 void judge(const testing::Operation& operation, const testing::Benchmark& benchmark,
-           std::string_view gpu, ordered_json& result, std::span<const GpuTarget> others) {
+           std::string_view gpu, Backend backend, ordered_json& result,
+           std::span<const GpuTarget> others, std::span<const PortableTarget> portable) {
   std::optional<double> ratio, seconds;
   ordered_json gpus = ordered_json::array();
-  if (benchmark.target || benchmark.target_seconds) {
+  if (backend == Backend::cuda) {
+    for (const PortableTarget& target : portable) {
+      if (target.operation != operation.name || target.benchmark != benchmark.name) continue;
+      gpus = kPortableGpus;
+      if (std::ranges::count(kPortableGpus, gpu) > 0) ratio = target.ratio;
+    }
+    others = {};
+  } else if (benchmark.target || benchmark.target_seconds) {
     const std::string_view on = benchmark.device == DeviceType::cuda ? kReferenceGpu : "";
     gpus.push_back(on);
     if (gpu == on) {

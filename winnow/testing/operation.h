@@ -69,6 +69,7 @@ struct Case {
 struct Ceiling {
   enum class Kind { none, matmul, copy } kind = Kind::none;
   std::int64_t m = 0, n = 0, k = 0;  // matmul: c[m, n] = a[m, k] * b[k, n]; f32, bf16 on a GPU
+                                     // (with mma.sync where the backend is cuda)
   std::int64_t bytes = 0;  // copy: bytes that are read once and written once; on a GPU, whose
                            // bandwidth is that of both, half of them are read and half written
   int threads = 0;         // of the operation; 0: num_threads()

@@ -60,6 +60,11 @@ struct GpuShape {
   std::int64_t dense = 0;
 
   std::int64_t context() const { return dense > 0 ? dense : kContext; }
+  std::int64_t row_bytes() const {
+    return row_elements(format) * (format == CacheFormat::bf16 ? 2 : 1);
+  }
+  // With so few heads reading a query's rows takes longer than multiplying them.
+  bool bound_by_rows() const { return h_q <= 32; }
 };
 
 // Every sequence has blocks of its own, all with the same random rows.
@@ -154,8 +159,15 @@ testing::Benchmark make_gpu_benchmark(const GpuShape& shape) {
                     testing::numbered(", h_q ", shape.h_q) +
                     (shape.dense > 0 ? std::string() : testing::numbered(", topk ", shape.topk));
   const std::int64_t rows = shape.dense > 0 ? shape.dense : shape.topk;
-  benchmark.flops = 2.0 * double(shape.b * shape.s_q * shape.h_q) * double(rows) * double(columns);
-  benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  if (shape.bound_by_rows()) {
+    benchmark.bytes = double(shape.b * shape.s_q * rows) * double(shape.row_bytes());
+    benchmark.ceiling.kind = testing::Ceiling::Kind::copy;
+    benchmark.ceiling.bytes = std::int64_t{4} << 30;
+  } else {
+    benchmark.flops =
+        2.0 * double(shape.b * shape.s_q * shape.h_q) * double(rows) * double(columns);
+    benchmark.ceiling = {testing::Ceiling::Kind::matmul, 8192, 8192, 8192, 0};
+  }
   benchmark.device = DeviceType::cuda;
   benchmark.queued = true;
   benchmark.slow = shape.b > 128;
