@@ -2,6 +2,7 @@
 run by the ranks of test_context_parallel.py."""
 
 import datetime
+import itertools
 import os
 import time
 from unittest import mock
@@ -217,3 +218,24 @@ def rank_that_goes_on(rank, folder):
             raise AssertionError(f"rank {rank} did not see that another is {fault}")
         (folder / f"{fault}-{rank}").touch()
     os._exit(0)
+def autocast(group):
+    """Tensors in float32 under torch.autocast are cast as winnow.torch's functions do it, and the
+    backward pass, outside of it, finds them so."""
+    for keys, inside in itertools.product(KEYS, (True, False)):
+        tokens = context_parallel(group, keys=keys).tokens(8)
+        q, kv, x = torch.randn(4, HEADS, 576), torch.randn(4, 1, 576), torch.randn(4, 8, 64)
+        k, w = torch.randn(4, 64), torch.rand(4, 8)
+        leaves = [t.requires_grad_() for t in (q, kv, x, k, w)]
+        rows = None if inside else (tokens.gather(kv), tokens.gather(k))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows, index = (tokens.gather(kv), tokens.gather(k)) if rows is None else rows
+            own, window = tokens.history(kv, 2).flatten(0, 2), tokens.window(3, q.device)
+            out, lse = tokens.sparse_mla_attention(q, rows, return_lse=True)
+            beside = tokens.sparse_mla_attention(q, own, **window)
+            loss = tokens.indexer_loss(x, index, w, attention=(q, rows, lse, None, None))
+        assert out.dtype == (torch.bfloat16 if inside else torch.float32)
+        assert beside.dtype == torch.bfloat16
+        gradients = torch.autograd.grad(out.sum() + beside.sum() + loss, leaves)
+        assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
+
+

@@ -11,7 +11,7 @@ from winnow.context_parallel.attention import AnyRows
 from winnow.context_parallel.group import ContextParallel, refuse
 from winnow.context_parallel.history import history
 from winnow.context_parallel.placement import Placement, chunks_of
-from winnow.context_parallel.rows import Rows, gathered
+from winnow.context_parallel.rows import Rows, cast, gathered
 from winnow.context_parallel.windows import Windows
 
 Attention = Tuple[Tensor, Rows, Tensor, Optional[float], Optional[Tensor]]
@@ -146,9 +146,7 @@ class Tokens:
             not need it, such as the projections of the queries, and let go of it (`del`, the end of
             a function, release()) when the layer has run: it holds the rows of all ranks.
         """
-        if torch.is_autocast_enabled(rows.device.type) and rows.is_floating_point():
-            if rows.dtype in (torch.float32, torch.float16, torch.bfloat16):
-                rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        rows = cast(rows)
         placement = self.numbers(rows.device).placement if of is None else of.placement
         own = self.batch * self.own if of is None else of.own
         self._agree_on("gather", "rows", rows, own)
@@ -277,9 +275,7 @@ class Tokens:
             (indices, length), with return_scores (indices, length, scores).
         """
         start, end = self._limits(q, key_start, key_end)
-        if torch.is_autocast_enabled(q.device.type) and q.dtype != k.dtype:
-            q = q.to(k.dtype)
-        found = choice.choose(q, k, weights, topk, k_scale, start, end, ties)
+        found = choice.choose(cast(q, k.dtype), k, weights, topk, k_scale, start, end, ties)
         return found if return_scores else found[:2]
 
     def indexer_loss(
@@ -322,12 +318,15 @@ class Tokens:
         if attention is not None:
             of_q, rows, lse, scale, sink = attention
             lse = lse.detach() if sink is None else torch.logaddexp(lse, sink).detach()
-            teacher = loss.Teacher(of_q.detach(), rows, lse, scale, heads_group)
+            of_q = cast(of_q.detach(), rows.dtype)
+            teacher = loss.Teacher(of_q, rows, lse, scale, heads_group)
         start, end = self._limits(q, key_start, key_end)
         deterministic = torch.are_deterministic_algorithms_enabled()
         problem = loss.Problem(k, teacher, chunk, deterministic)
         target = None if target is None else target.detach()
-        losses, sees = loss.losses(problem, q, weights, start, end, _two(indices), target)
+        q = cast(q, k.dtype)
+        with torch.autocast(q.device.type, enabled=False):  # what comes again has this dtype
+            losses, sees = loss.losses(problem, q, weights, start, end, _two(indices), target)
         if reduction == "none":
             return losses
         total = losses.sum()
