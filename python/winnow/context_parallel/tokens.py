@@ -29,8 +29,10 @@ def checked_lengths(
         refuse("batch", "1 or more", batch)
     if cu_seqlens is None:
         return [count] * batch, [False] * batch
-    starts = cu_seqlens
     every = batch * count
+    if not isinstance(cu_seqlens, list) or not all(isinstance(at, int) for at in cu_seqlens):
+        refuse("cu_seqlens", "whole numbers in a list or a tensor of one dimension", cu_seqlens)
+    starts = cu_seqlens
     lengths = [b - a for a, b in zip(starts[:-1], starts[1:], strict=True)]
     fits = len(starts) > 1 and starts[0] == 0 and min(lengths) >= 0 and starts[-1] <= every
     if not fits:
@@ -174,12 +176,16 @@ class Tokens:
             attends to a window of neighbours, without gathering all rows.
         """
         self._agree_on("history", "x", x, self.batch * self.own, width=str(width))
+        if not isinstance(width, int) or width < 0:
+            refuse("width", "0 or more", width)
         return history(self, x, width)
 
     def window(self, width: int, device: torch.device) -> Dict[str, Tensor]:
         """key_start and key_end of this rank's queries in history(x, width - 1), flattened to
         [chunks * batch * (width - 1 + chunk), ...]: the last `width` tokens that each one sees,
         itself among them."""
+        if not isinstance(width, int) or width < 1:
+            refuse("width", "1 or more", width)
         place = self.numbers(device).place
         chunks, chunk = self.context.chunks, self.chunk
         blocks = torch.arange(chunks * self.batch, device=device).view(chunks, self.batch)
@@ -274,6 +280,9 @@ class Tokens:
         Returns:
             (indices, length), with return_scores (indices, length, scores).
         """
+        _check_handle("k", k)
+        if k_scale is not None:
+            _check_handle("k_scale", k_scale)
         start, end = self._limits(q, key_start, key_end)
         found = choice.choose(cast(q, k.dtype), k, weights, topk, k_scale, start, end, ties)
         return found if return_scores else found[:2]
@@ -314,9 +323,11 @@ class Tokens:
             refuse("target", "it or attention", got)
         if reduction not in ("mean", "sum", "none"):
             refuse("reduction", "mean, sum or none", reduction)
+        _check_handle("k", k)
         teacher = None
         if attention is not None:
             of_q, rows, lse, scale, sink = attention
+            _check_handle("attention: kv", rows)
             lse = lse.detach() if sink is None else torch.logaddexp(lse, sink).detach()
             of_q = cast(of_q.detach(), rows.dtype)
             teacher = loss.Teacher(of_q, rows, lse, scale, heads_group)
@@ -379,6 +390,11 @@ class Tokens:
             self, at, kv, gate, position_bias, first_position, overlap=overlap,
             norm_weight=norm_weight, eps=eps, cos=cos, sin=sin, hadamard=hadamard,
         )  # fmt: skip
+
+
+def _check_handle(argument: str, rows: Any) -> None:
+    if not isinstance(rows, Rows):
+        refuse(argument, "a handle of gather()", type(rows).__name__)
 
 
 def _two(indices: Optional[Tensor]) -> Optional[Tensor]:
