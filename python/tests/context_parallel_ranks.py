@@ -2,10 +2,12 @@
 run by the ranks of test_context_parallel.py."""
 
 import datetime
+import itertools
 import os
 import time
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -145,6 +147,21 @@ def refusals(group):
                 context.tokens, 8, cu_seqlens=torch.tensor(bad))  # fmt: skip
     refused("cu_seqlens: want sequences within the batch's rows of 8 tokens, got one from 3 to 9",
             context.tokens, 8, batch=2, cu_seqlens=[0, 3, 9])  # fmt: skip
+    for bad in ([0, 2.5, 8], "08", torch.tensor([[0, 8]]), torch.tensor([0, 2.5, 8])):
+        got = bad.tolist() if torch.is_tensor(bad) else bad
+        refused("cu_seqlens: want whole numbers in a list or a tensor of one dimension, got "
+                f"{got}", context.tokens, 8, cu_seqlens=bad)  # fmt: skip
+    # What one rank gives that is no number, or no placement, does not leave the others waiting.
+    bad = [0, "x"] if rank else [0, 8]
+    refused(f"tokens: cu_seqlens: want the same on all ranks, got {bad} on rank {rank}, another on "
+            f"rank {other}", context.tokens, 8, cu_seqlens=bad)  # fmt: skip
+    bad = "zigzag" if rank else "balanced"
+    refused(f"context_parallel: placement: want the same on all ranks, got {bad} on rank {rank}, "
+            f"another on rank {other}", context_parallel, group, placement=bad)  # fmt: skip
+    for whole in (np.int64, torch.tensor):  # one rank's kind of number is as good as another's
+        kind = whole if rank else int
+        starts = [kind(0), kind(8)]
+        assert context.tokens(kind(8), batch=kind(1), cu_seqlens=starts).lengths == [8]
     call = "tokens" if rank == 0 else "context_parallel"
     calls = (lambda: context.tokens(8)), (lambda: context_parallel(group))
     refused(f"order of calls: want {call}() on all ranks, got another on rank {other}", calls[rank])
@@ -157,6 +174,11 @@ def refusals(group):
     refused(f"gather: dtype: want the same on all ranks, got {dtype} on rank {rank}, another on "
             f"rank {other}", tokens.gather, torch.zeros(4, 512, dtype=dtype))  # fmt: skip
     refused("history: x: want 4 rows, got shape [3, 2]", tokens.history, torch.zeros(3, 2), 1)
+    refused("width: want 0 or more, got -1", tokens.history, torch.zeros(4, 2), -1)
+    refused("width: want 1 or more, got 0", tokens.window, 0, torch.device("cpu"))
+    refused("ratio: want 1 to 128, got 129", tokens.windows, 129, "cpu")
+    refused("gate: want dtype torch.float32 as kv, got torch.float64", tokens.compressor_forward,
+            torch.zeros(4, 8), torch.zeros(4, 8).double(), torch.zeros(2, 8))  # fmt: skip
     refused("shard: want 8 tokens in dimension 0, got [4, 2]", tokens.shard, torch.zeros(4, 2))
     rows, q = tokens.gather(torch.ones(4, 1, 512)), torch.zeros(3, 2, 512)
     refused("q: want 3 dimensions and 4 tokens, got shape [3, 2, 512]",
@@ -168,6 +190,13 @@ def refusals(group):
             torch.ones(4, 8), reduction="max")  # fmt: skip
     refused("key_start: want key_end with it, got one of them", tokens.indexer_topk, q, keys, w, 2,
             key_start=torch.zeros(4, dtype=torch.int32))  # fmt: skip
+    refused("k: want a handle of gather(), got Tensor", tokens.indexer_topk, q, w, w, 2)
+    refused("k: want a handle of gather(), got Tensor", tokens.indexer_loss, q, w, w, w)
+    refused("attention: kv: want a handle of gather(), got Tensor", tokens.indexer_loss, q, keys, w,
+            attention=(q, w, w, None, None))  # fmt: skip
+    refused("first_position: want a number for each of 1 sequences, got []",
+            tokens.compressor_forward, *[torch.zeros(4, 8)] * 2, torch.zeros(2, 8),
+            first_position=[])  # fmt: skip
     # All that was refused on all ranks alike, and they go on.
     assert torch.equal(torch.cat([part for _, part in rows.parts()]), torch.ones(8, 1, 512))
     assert torch.equal(torch.cat([part for _, part in keys.parts()]), torch.ones(8, 64))
@@ -187,6 +216,27 @@ def backward_of_a_part(group):
         for _ in range(2):
             (got,) = torch.autograd.grad(out.sum(), kv, retain_graph=True)
             assert torch.equal(got, want)
+
+
+def autocast(group):
+    """Tensors in float32 under torch.autocast are cast as winnow.torch's functions do it, and the
+    backward pass, outside of it, finds them so."""
+    for keys, inside in itertools.product(KEYS, (True, False)):
+        tokens = context_parallel(group, keys=keys).tokens(8)
+        q, kv, x = torch.randn(4, HEADS, 576), torch.randn(4, 1, 576), torch.randn(4, 8, 64)
+        k, w = torch.randn(4, 64), torch.rand(4, 8)
+        leaves = [t.requires_grad_() for t in (q, kv, x, k, w)]
+        rows = None if inside else (tokens.gather(kv), tokens.gather(k))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows, index = (tokens.gather(kv), tokens.gather(k)) if rows is None else rows
+            own, window = tokens.history(kv, 2).flatten(0, 2), tokens.window(3, q.device)
+            out, lse = tokens.sparse_mla_attention(q, rows, return_lse=True)
+            beside = tokens.sparse_mla_attention(q, own, **window)
+            loss = tokens.indexer_loss(x, index, w, attention=(q, rows, lse, None, None))
+        assert out.dtype == (torch.bfloat16 if inside else torch.float32)
+        assert beside.dtype == torch.bfloat16
+        gradients = torch.autograd.grad(out.sum() + beside.sum() + loss, leaves)
+        assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
 
 
 # ---- faults

@@ -31,6 +31,32 @@ def statuses(found):
     return {where: status for where, (status, _) in found.items()}
 
 
+def test_files_that_are_no_sources(tmp_path):
+    """Links that lead nowhere or out of the folder, folders and pipes named as sources, files that
+    cannot be read, and those that no parser takes."""
+    folder, call = tmp_path / "package", "import flash_mla\nflash_mla.get_mla_metadata(x=1)\n"
+    written(tmp_path, {"package/a.py": call, "elsewhere/b.py": call, "package/__init__.py": ""})
+    (folder / "link.py").symlink_to(tmp_path / "elsewhere" / "b.py")
+    (folder / "broken.py").symlink_to(tmp_path / "nowhere.py")
+    (folder / "itself.py").symlink_to("itself.py")
+    (folder / "folder.py").mkdir()
+    os.mkfifo(folder / "pipe.py")
+    (folder / "sum.py").write_text(f"import flash_mla\nx = {'-' * 200_000}1\n")
+    assert [(f.path, f.line) for f in _check.check(folder)] == [
+        ("a.py", 2), ("link.py", 2), ("sum.py", 1),
+    ]  # fmt: skip
+
+
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    written(tmp_path, {"a.py": "import flash_mla\n"})
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    (found,) = _check.check(tmp_path, ["flash_mla"])
+    assert str(found) == "a.py:1: flash_mla: not judged: it cannot be read: Permission denied"
+
+
 # Ways to a function, each ending in a call that is not taken: its argument is of no such name.
 WAYS = {
     "module": "import deep_gemm\ndeep_gemm.fp8_mqa_logits(x=1)\n",

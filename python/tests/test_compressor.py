@@ -293,6 +293,12 @@ def test_refusals():
     given = problem()
     with pytest.raises(ValueError, match=r"rows: want 7 rows, the last of cu_rows, got 8"):
         winnow.compressor.forward(**given)
+    for number in (-1, 35, 2**61):
+        text = f"num_rows: want 0 to 34, the tokens of kv, got {number}"
+        with pytest.raises(winnow.InvalidArgument, match=text):
+            winnow.compressor.forward(**given, num_rows=number)
+        with pytest.raises(winnow.InvalidArgument, match="kv: want 2 dimensions"):
+            winnow.compressor.forward(**{**given, "kv": given["kv"][0]}, num_rows=number)
     with pytest.raises(ValueError, match=r"d_norm_weight: want none, where norm_weight is absent"):
         winnow.compressor.backward(
             **{**given, "norm_weight": None},

@@ -63,6 +63,10 @@ def test_what_autograd_keeps_does_not_grow_with_the_ranks(deep_ep_pool, keys):
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 1
 
 
+def test_autocast(deep_ep_pool):
+    deep_ep_pool.run(2, ranks_of.autocast)
+
+
 def test_a_backward_pass_that_does_not_reach_the_rows(deep_ep_pool):
     deep_ep_pool.run(2, ranks_of.backward_of_a_part)
 

@@ -193,6 +193,7 @@ def some(**options):
         ({"lengths": [2]}, "rows[0]: want shape [tokens, topk] with 2 tokens, the sum of lengths,"),
         ({"rows": {0: torch.zeros(3, 1)}}, "rows[0]: want int16, int32 or int64, got float32"),
         ({"rows": {1: [[0], [1]]}}, "rows[1]: want a tensor on the CPU, got list"),
+        ({"rows": {"1": torch.zeros(3, 1).int()}}, "rows: want the numbers of layers as keys, got"),
         ({"rows": {1: torch.tensor([[0], [3], [0]])}}, "rows[1]: want rows below 3,"),
         ({"rows": {1: torch.tensor([[0], [-2], [0]])}}, "rows[1]: want rows below 3,"),
     ],
@@ -201,6 +202,29 @@ def test_choices_that_are_refused(options, text):
     with pytest.raises(ValueError) as error:
         dsa.Choices(**some(**options))
     assert f"transformers: {text}" in str(error.value)
+
+
+def test_a_file_that_holds_something_else(tmp_path):
+    (tmp_path / "text").write_text("no tensors")
+    with pytest.raises(ValueError, match="path: want a file of safetensors"):
+        dsa.Choices.load(tmp_path / "text")
+
+
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "v4-flash"])
+def test_sequences_that_change_places_while_choices_are_recorded(name):
+    """What a token chose stands in another row of the batch then."""
+    model, ids = model_of(name), text_of(name)
+    text = "model: want sequences that keep their row of the batch"
+    with pytest.raises(ValueError, match=text):
+        with dsa.record(model):
+            model.generate(input_ids=ids, max_new_tokens=NEW, num_beams=3, do_sample=False)
+    with torch.no_grad(), dsa.record(model):
+        cache = model(input_ids=ids[:, :20])[CACHE]
+        cache.reorder_cache(torch.tensor([0, 1]))
+        model(input_ids=ids[:, 20:30], **{CACHE: cache})
+        cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(ValueError, match=text):
+            model(input_ids=ids[:, 30:], **{CACHE: cache})
 
 
 @pytest.mark.parametrize(

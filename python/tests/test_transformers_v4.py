@@ -274,6 +274,18 @@ def test_caches_that_have_no_windows_or_others(flash):
     cache.crop(-2)
     text = "cache: want one that was not cropped: .* got 18 tokens, and windows of 20"
     refused(text, flash, ids[:, :1], cache=cache)
+    three = torch.cat((ids, ids[:1]))
+    text = r"cache: want windows of {} sequences, .* got windows of 2"
+    for length in (20, 19):  # the end of a window, where torch has no error of its own, and within
+        cache = flash(ids[:, :length]).cache
+        cache.batch_repeat_interleave(2)
+        refused(text.format(4), flash, ids.repeat(2, 1)[:, -1:], cache=cache)
+        cache = flash(ids[:, :length]).cache
+        cache.batch_select_indices(torch.tensor([1]))
+        refused(text.format(1), flash, ids[1:, -1:], cache=cache)
+    cache = flash(ids).cache
+    cache.reorder_cache(torch.tensor([0, 1, 0]))
+    flash(three[:, -1:], cache=cache)
     mask = padding(LEFT, ids, 5)
     cache = flash(ids, attention_mask=mask).cache
     more = torch.cat((mask, mask[:, -1:]), 1)

@@ -307,7 +307,7 @@ class _Refused(Recorded):
 
 
 # What torch.autocast casts, as torch's own operators have it: neither float64 nor float8.
-_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _casting(packet, device_type, names, casts):
@@ -316,7 +316,7 @@ def _casting(packet, device_type, names, casts):
 
     def cast(values, name, follows):
         value = values[positions[name]] if positions[name] < len(values) else None
-        if value is None or value.device.type != device_type or value.dtype not in _AUTOCAST:
+        if value is None or value.device.type != device_type or value.dtype not in AUTOCAST:
             return
         given = torch.get_autocast_dtype(device_type)
         dtype = values[positions[follows]].dtype if follows else given

@@ -92,22 +92,32 @@ def _read(folder: Path) -> Tuple[Package, List[Finding]]:
     root = folder.resolve()
     while (root / "__init__.py").exists():
         root = root.parent
-    texts = {path: path.read_bytes() for path in sorted(folder.rglob("*.py"))}
-    chosen = {path for path, text in texts.items() if _MENTIONS.search(text)}
     modules, unread = [], []
-    for path in sorted(chosen):
-        parts = list(path.resolve().relative_to(root).with_suffix("").parts)
+
+    def not_judged(path: Path, libraries: Sequence[str], line: int, reason: str) -> None:
+        where = str(path.relative_to(folder))
+        unread.extend(Finding(where, line, library, NOT_JUDGED, reason) for library in libraries)
+
+    for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            not_judged(path, LIBRARIES, 1, f"it cannot be read: {error.strerror}")
+            continue
+        if not _MENTIONS.search(text):
+            continue
+        # Where a link stands, not where it leads to.
+        parts = list((folder.resolve() / path.relative_to(folder)).relative_to(root).parts)
+        parts[-1] = path.stem
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if library_name(name) is not None:
             continue  # the library itself, or a copy of it
         try:
-            modules.append(Module(name, path, ast.parse(texts[path])))
-        except (SyntaxError, ValueError) as error:
+            modules.append(Module(name, path, ast.parse(text)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            mentioned = [library for library in LIBRARIES if library.encode() in text]
             line = getattr(error, "lineno", None) or 1
-            for library in LIBRARIES:
-                if library.encode() in texts[path]:
-                    where = str(path.relative_to(folder))
-                    unread.append(Finding(where, line, library, NOT_JUDGED, f"no Python: {error}"))
+            not_judged(path, mentioned, line, f"no Python: {error}")
     return Package(modules), unread
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from winnow.context_parallel.placement import Placement
-from winnow.context_parallel.rows import Part, Rows, Source
+from winnow.context_parallel.rows import Part, Rows, Source, cast
 
 AnyRows = Union[Rows, Tensor]
 _TENSORS = 5  # of a Read
@@ -229,12 +229,15 @@ def attend(
 ) -> Tuple[Tensor, Tensor]:
     """(out, lse), differentiable in q, the sink and all rows. choices: the fields of a Read but
     its rows, for each of the rows."""
-    if torch.is_autocast_enabled(q.device.type):  # as gather() does it with the rows
-        q = q.to(torch.get_autocast_dtype(q.device.type))
+    # gather() has cast the rows of all ranks, which come again as they are.
+    dtype = next((one.dtype for one in rows if isinstance(one, Rows)), None)
+    q = cast(q, dtype)
+    rows = [one if isinstance(one, Rows) else cast(one, dtype) for one in rows]
     carriers = [one.read() if isinstance(one, Rows) else None for one in rows]
     reads = [
         Read(one.local if isinstance(one, Rows) else one, *choice)
         for one, choice in zip(rows, choices, strict=True)
     ]
     tensors = [tensor for read in reads for tensor in read]
-    return _Attention.apply(scale, deterministic, list(rows), q, sink, *carriers, *tensors)
+    with torch.autocast(q.device.type, enabled=False):
+        return _Attention.apply(scale, deterministic, rows, q, sink, *carriers, *tensors)

@@ -21,6 +21,16 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _plain(value: Any) -> Any:
+    """Whole numbers of Python in the place of those of torch, numpy and others, and lists in that
+    of tensors; what is neither stays as it is, for all ranks to refuse."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple, range)):
+        return value
+    return [number.tolist() if hasattr(number, "tolist") else number for number in value]
+
+
 def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
     _refusal.refuse("context_parallel", argument, wanted, got)
 
@@ -53,10 +63,6 @@ def context_parallel(
         ValueError: an argument is not as described, torch.distributed is not initialised, this
             process is not in the group, or the ranks gave different arguments.
     """
-    if placement not in PLACEMENTS:
-        refuse("placement", " or ".join(PLACEMENTS), placement)
-    if keys not in KEYS:
-        refuse("keys", " or ".join(KEYS), keys)
     if not dist.is_available() or not dist.is_initialized():
         refuse(
             "group", "torch.distributed, initialised", "none: init_process_group() was not called"
@@ -67,7 +73,12 @@ def context_parallel(
         got = "a group without this process" if isinstance(group, int) else type(group).__name__
         refuse("group", "a ProcessGroup of torch.distributed that this process is in", got)
     made = ContextParallel(group, placement, keys)
-    made.agree("context_parallel", placement=placement, keys=keys)
+    # First of all, so that what is refused of one rank is refused on all.
+    made.agree("context_parallel", placement=str(placement), keys=str(keys))
+    if placement not in PLACEMENTS:
+        refuse("placement", " or ".join(PLACEMENTS), placement)
+    if keys not in KEYS:
+        refuse("keys", " or ".join(KEYS), keys)
     return made
 
 
@@ -106,7 +117,7 @@ class ContextParallel:
         """
         from winnow.context_parallel.tokens import Tokens, checked_lengths
 
-        starts = None if cu_seqlens is None else [int(start) for start in cu_seqlens]
+        count, batch, starts = _plain(count), _plain(batch), _plain(cu_seqlens)
         # First of all, so that what is refused of one rank is refused on all.
         self.agree("tokens", count=str(count), batch=str(batch), cu_seqlens=str(starts))
         return Tokens(self, count, batch, *checked_lengths(self, count, batch, starts))

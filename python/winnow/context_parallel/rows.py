@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from winnow._operators import AUTOCAST
 from winnow._torch_private import graph_task, in_backward
 from winnow.context_parallel.group import ContextParallel
 from winnow.context_parallel.placement import Placement
@@ -31,6 +32,15 @@ class Arriving:
             if self._then is not None:
                 self._result = self._then(self._result)
         return self._result
+
+
+def cast(tensor: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """Where torch.autocast is on, the tensor in `dtype`, or in autocast's."""
+    device = tensor.device.type
+    if not torch.is_autocast_enabled(device):
+        return tensor
+    dtype = dtype or torch.get_autocast_dtype(device)
+    return tensor.to(dtype) if {tensor.dtype, dtype} <= set(AUTOCAST) else tensor
 
 
 def bytes_of(rows: Tensor) -> Tensor:

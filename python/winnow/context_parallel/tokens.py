@@ -11,7 +11,7 @@ from winnow.context_parallel.attention import AnyRows
 from winnow.context_parallel.group import ContextParallel, refuse
 from winnow.context_parallel.history import history
 from winnow.context_parallel.placement import Placement, chunks_of
-from winnow.context_parallel.rows import Rows, gathered
+from winnow.context_parallel.rows import Rows, cast, gathered
 from winnow.context_parallel.windows import Windows
 
 Attention = Tuple[Tensor, Rows, Tensor, Optional[float], Optional[Tensor]]
@@ -29,8 +29,10 @@ def checked_lengths(
         refuse("batch", "1 or more", batch)
     if cu_seqlens is None:
         return [count] * batch, [False] * batch
-    starts = cu_seqlens
     every = batch * count
+    if not isinstance(cu_seqlens, list) or not all(isinstance(at, int) for at in cu_seqlens):
+        refuse("cu_seqlens", "whole numbers in a list or a tensor of one dimension", cu_seqlens)
+    starts = cu_seqlens
     lengths = [b - a for a, b in zip(starts[:-1], starts[1:], strict=True)]
     fits = len(starts) > 1 and starts[0] == 0 and min(lengths) >= 0 and starts[-1] <= every
     if not fits:
@@ -146,9 +148,7 @@ class Tokens:
             not need it, such as the projections of the queries, and let go of it (`del`, the end of
             a function, release()) when the layer has run: it holds the rows of all ranks.
         """
-        if torch.is_autocast_enabled(rows.device.type) and rows.is_floating_point():
-            if rows.dtype in (torch.float32, torch.float16, torch.bfloat16):
-                rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        rows = cast(rows)
         placement = self.numbers(rows.device).placement if of is None else of.placement
         own = self.batch * self.own if of is None else of.own
         self._agree_on("gather", "rows", rows, own)
@@ -176,12 +176,16 @@ class Tokens:
             attends to a window of neighbours, without gathering all rows.
         """
         self._agree_on("history", "x", x, self.batch * self.own, width=str(width))
+        if not isinstance(width, int) or width < 0:
+            refuse("width", "0 or more", width)
         return history(self, x, width)
 
     def window(self, width: int, device: torch.device) -> Dict[str, Tensor]:
         """key_start and key_end of this rank's queries in history(x, width - 1), flattened to
         [chunks * batch * (width - 1 + chunk), ...]: the last `width` tokens that each one sees,
         itself among them."""
+        if not isinstance(width, int) or width < 1:
+            refuse("width", "1 or more", width)
         place = self.numbers(device).place
         chunks, chunk = self.context.chunks, self.chunk
         blocks = torch.arange(chunks * self.batch, device=device).view(chunks, self.batch)
@@ -276,10 +280,11 @@ class Tokens:
         Returns:
             (indices, length), with return_scores (indices, length, scores).
         """
+        _check_handle("k", k)
+        if k_scale is not None:
+            _check_handle("k_scale", k_scale)
         start, end = self._limits(q, key_start, key_end)
-        if torch.is_autocast_enabled(q.device.type) and q.dtype != k.dtype:
-            q = q.to(k.dtype)
-        found = choice.choose(q, k, weights, topk, k_scale, start, end, ties)
+        found = choice.choose(cast(q, k.dtype), k, weights, topk, k_scale, start, end, ties)
         return found if return_scores else found[:2]
 
     def indexer_loss(
@@ -318,16 +323,21 @@ class Tokens:
             refuse("target", "it or attention", got)
         if reduction not in ("mean", "sum", "none"):
             refuse("reduction", "mean, sum or none", reduction)
+        _check_handle("k", k)
         teacher = None
         if attention is not None:
             of_q, rows, lse, scale, sink = attention
+            _check_handle("attention: kv", rows)
             lse = lse.detach() if sink is None else torch.logaddexp(lse, sink).detach()
-            teacher = loss.Teacher(of_q.detach(), rows, lse, scale, heads_group)
+            of_q = cast(of_q.detach(), rows.dtype)
+            teacher = loss.Teacher(of_q, rows, lse, scale, heads_group)
         start, end = self._limits(q, key_start, key_end)
         deterministic = torch.are_deterministic_algorithms_enabled()
         problem = loss.Problem(k, teacher, chunk, deterministic)
         target = None if target is None else target.detach()
-        losses, sees = loss.losses(problem, q, weights, start, end, _two(indices), target)
+        q = cast(q, k.dtype)
+        with torch.autocast(q.device.type, enabled=False):  # what comes again has this dtype
+            losses, sees = loss.losses(problem, q, weights, start, end, _two(indices), target)
         if reduction == "none":
             return losses
         total = losses.sum()
@@ -380,6 +390,11 @@ class Tokens:
             self, at, kv, gate, position_bias, first_position, overlap=overlap,
             norm_weight=norm_weight, eps=eps, cos=cos, sin=sin, hadamard=hadamard,
         )  # fmt: skip
+
+
+def _check_handle(argument: str, rows: Any) -> None:
+    if not isinstance(rows, Rows):
+        refuse(argument, "a handle of gather()", type(rows).__name__)
 
 
 def _two(indices: Optional[Tensor]) -> Optional[Tensor]:

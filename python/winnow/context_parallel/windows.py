@@ -92,7 +92,7 @@ def _pieces(
 
 
 def find(tokens: "Tokens", ratio: int, overlap: bool, device: torch.device) -> Windows:
-    if not 1 <= ratio <= 128:
+    if not isinstance(ratio, int) or not 1 <= ratio <= 128:
         refuse("ratio", "1 to 128", ratio)
     before = (1 + overlap) * ratio - 1
     runs = _runs(tokens, ratio, before, overlap)
@@ -148,6 +148,11 @@ def compress(
     """The rows of this rank's windows, [windows.own, d]."""
     if kv.shape != gate.shape or kv.dim() != 2:
         refuse("gate", f"shape {list(kv.shape)} as kv, of 2 dimensions", list(gate.shape))
+    sequences = sum(not hidden for hidden in tokens.padding)
+    if first_position is not None and len(first_position) < sequences:
+        refuse("first_position", f"a number for each of {sequences} sequences", first_position)
+    if gate.dtype != kv.dtype:
+        refuse("gate", f"dtype {kv.dtype} as kv", gate.dtype)
     both = tokens.history(torch.cat((kv, gate), 1), windows.before).flatten(0, 2)
     fed = both.split(kv.shape[1], 1)
     if windows.rows == 0:  # the gradient goes back to other ranks all the same

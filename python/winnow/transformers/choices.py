@@ -2,7 +2,7 @@
 gives back (choosing.py)."""
 
 import operator
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Choices:
         short = max(self._lengths, default=0) <= _LONGEST_OF_16_BITS
         tokens = sum(self._lengths)
         self._rows: Dict[int, Tensor] = {}
+        if not all(isinstance(layer, int) for layer in rows):
+            refuse("rows", "the numbers of layers as keys", list(rows))
         for layer in sorted(rows):
             name, chosen = f"rows[{layer}]", rows[layer]
             if not isinstance(chosen, Tensor) or chosen.device.type != "cpu":
@@ -85,6 +87,7 @@ class Choices:
         Raises:
             ValueError: a sequence that does not exist, or one that is shorter than its length.
         """
+        sequences = [operator.index(number) for number in sequences]
         for number in sequences:
             if not 0 <= number < len(self._lengths):
                 refuse("sequences", f"numbers of [0, {len(self._lengths)})", number)
@@ -138,9 +141,13 @@ class Choices:
         Raises:
             ValueError: the file holds something else.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        tensors = load_file(path)
+        try:
+            tensors = load_file(path)
+        except SafetensorError as error:
+            refuse("path", 'a file of safetensors with "lengths" and "layer.N"', error)
         lengths = tensors.pop("lengths", None)
         numbers = {name: name.removeprefix("layer.") for name in tensors}
         if lengths is None or not all(number.isdecimal() for number in numbers.values()):
@@ -167,6 +174,24 @@ class Recording:
 
     def __init__(self):
         self._calls: Dict[int, List[Tuple[Tensor, Tensor, Tensor]]] = {}
+        self._left: Optional[Tuple[Any, Tensor]] = None
+
+    def leave(self, cache: Any) -> None:
+        """Behind a forward pass, with its cache, of which the next one has to find the rows."""
+        keys = _keys(cache)
+        self._left = None if keys is None else (cache, keys)
+
+    def enter(self, cache: Any) -> None:
+        """Before a forward pass; refuses sequences that have changed places in the batch."""
+        if self._left is None or self._left[0] is not cache:
+            return
+        before, now = self._left[1], _keys(cache)
+        if now is None or now is before:
+            return
+        count = min(before.shape[2], now.shape[2])  # a cache may be cropped
+        if not torch.equal(before[:, :, :count], now[:, :, :count]):
+            wanted = "sequences that keep their row of the batch, while choices are recorded"
+            refuse("model", wanted, "a cache whose rows were moved, as beam search does it")
 
     def add(self, layer: int, rows: Tensor, tokens: Tokens) -> None:
         """rows: [tokens, topk], numbered within the sequence."""
@@ -188,6 +213,12 @@ class Recording:
                 wanted = f"the tokens of layer {first} in every layer, {lengths}"
                 refuse("model", wanted, f"{of_layer} in layer {layer}")
         return Choices({layer: rows for layer, (rows, _) in found.items()}, lengths)
+
+
+def _keys(cache: Any) -> Optional[Tensor]:
+    """[batch, heads, rows, columns] of the first layer that has any."""
+    kept = (getattr(layer, "keys", None) for layer in getattr(cache, "layers", ()))
+    return next((keys for keys in kept if keys is not None and keys.dim() == 4), None)
 
 
 def _in_order(calls: List[Tuple[Tensor, Tensor, Tensor]]) -> Tuple[Tensor, List[int]]:

@@ -1,7 +1,7 @@
 """What the indexers of a model have chosen: recorded, and given to another forward pass."""
 
 import contextlib
-from typing import Iterator
+from typing import Iterator, Optional
 
 from torch import nn
 
@@ -12,8 +12,9 @@ from winnow.transformers.refusal import refuse
 
 
 @contextlib.contextmanager
-def _with_option(model: nn.Module, make) -> Iterator[None]:
-    """Within, every forward pass of the model's layers has make() under OPTION."""
+def _with_option(model: nn.Module, make, recording: Optional[Recording] = None) -> Iterator[None]:
+    """Within, every forward pass of the model's layers has make() under OPTION, and `recording` is
+    told of its cache."""
     first = next(all_attentions(model))[1]
     path = next(name for name, module in model.named_modules() if module is first)
     around = path.rpartition("layers.")[0].rstrip(".")  # the module that calls the layers
@@ -21,13 +22,24 @@ def _with_option(model: nn.Module, make) -> Iterator[None]:
     def add(module, arguments, options):
         if OPTION in options:
             refuse("model", "one use of record() or replay() at a time", "a second one within it")
+        if recording is not None:
+            recording.enter(options.get("cache", options.get("past_key_values")))
         return arguments, {**options, OPTION: make()}
 
-    hook = model.get_submodule(around).register_forward_pre_hook(add, with_kwargs=True)
+    def leave(module, arguments, output):
+        if recording is not None:
+            recording.leave(getattr(output, "cache", getattr(output, "past_key_values", None)))
+
+    caller = model.get_submodule(around)
+    hooks = [
+        caller.register_forward_pre_hook(add, with_kwargs=True),
+        caller.register_forward_hook(leave),
+    ]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
@@ -41,16 +53,18 @@ def record(model: nn.Module) -> Iterator[Choices]:
 
     The choices are filled when the block ends. They are of each token that was read: generate()
     does not read the last token that it returns. The sequences are the rows of the batch in their
-    order, without padding; several packed ones of a row follow each other. If a token was read more
-    than once, its last choice counts. On a GPU rows are copied to the host beside the computation.
+    order, without padding; several packed ones of a row follow each other. So they are not those of
+    beam search, which moves them. If a token was read more than once, its last choice counts. On a
+    GPU rows are copied to the host beside the computation.
 
     Raises:
         ValueError: model is not one with DeepSeek Sparse Attention, is compiled, attends densely,
-            has a static cache, or chose nothing; or tokens of a sequence were left out.
+            has a static cache, or chose nothing; tokens of a sequence were left out, or the rows of
+            a cache were moved from one sequence to another.
     """
     recording = Recording()
     choices = Choices({}, [])
-    with _with_option(model, lambda: recording):
+    with _with_option(model, lambda: recording, recording):
         yield choices
     vars(choices).update(vars(recording.choices()))
 

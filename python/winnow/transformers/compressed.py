@@ -229,8 +229,19 @@ def _state_of(attention: nn.Module, cache):
     return state
 
 
+def _check_batch(state, batch: int) -> None:
+    """Refuses windows of another batch than the cache's rows: batch_repeat_interleave() and
+    batch_select_indices() of transformers change the rows alone."""
+    names = ("compressed_kv", "buffer_kv", "buffer_gate", "overlap_kv", "overlap_gate")
+    for held in (tensor for name in names for tensor in getattr(state, name, {}).values()):
+        if held is not None and held.shape[0] != batch:
+            wanted = f"windows of {batch} sequences, as the call has; reorder_cache() changes both"
+            refuse("cache", wanted, f"windows of {held.shape[0]}")
+
+
 def _check_state(state, sequences: Sequences) -> None:
     """Refuses what would go on with a cache that has other windows; marks a new one."""
+    _check_batch(state, sequences.batch)
     rows = [piece.row for piece in sequences.real]
     if len(rows) != len(set(rows)):
         refuse("use_cache", "False for packed sequences", "True")

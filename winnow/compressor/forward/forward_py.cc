@@ -18,10 +18,16 @@ nb::object forward(const Arguments<kForward>& given) {
   compressor::ForwardArgs args = given.read(call);
   const std::int64_t ratio = std::max<std::int64_t>(size_of_dim(args.position_bias, 0), 1);
   const auto num_rows = given.get<"num_rows", std::optional<std::int64_t>>();
+  // The table refuses a kv of another rank, whatever num_rows says.
+  const std::int64_t tokens = args.kv.rank() == 2 ? args.kv.size(0) : 0;
+  if (args.kv.rank() == 2 && num_rows.has_value() && (*num_rows < 0 || *num_rows > tokens)) {
+    throw Error(ErrorCode::invalid_argument, kForward.operation, "num_rows",
+                "0 to " + std::to_string(tokens) + ", the tokens of kv", std::to_string(*num_rows));
+  }
+  const std::int64_t rows = args.kv.rank() == 2 ? num_rows.value_or(tokens / ratio) : 0;
   nb::object out = given.get<"out">();
   args.rows = call.output("out", out, args.kv.dtype(),
-                          {num_rows.value_or(size_of_dim(args.kv, 0) / ratio),
-                           size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
+                          {rows, size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
   call.run([&](const RunOptions& options) { compressor::forward(args, options); });
   return out;
 }
