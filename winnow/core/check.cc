@@ -194,9 +194,10 @@ void Check::shape(std::string_view argument, const ConstTensorView& view,
 void Check::dtype(std::string_view argument, const ConstTensorView& view,
                   std::span<const DType> allowed, std::span<const DType> on_gpu) const {
   const bool narrowed = on_gpu.size() > 0 && view.device().type == DeviceType::cuda;
+  const std::span<const DType> taken = narrowed ? on_gpu : allowed;
+  if (std::ranges::find(taken, view.dtype()) != taken.end()) return;
   std::string wanted;
-  for (const DType dtype : narrowed ? on_gpu : allowed) {
-    if (dtype == view.dtype()) return;
+  for (const DType dtype : taken) {
     if (wanted == to_string(dtype)) continue;  // not "f32 or f32"
     if (!wanted.empty()) wanted += " or ";
     wanted += to_string(dtype);
@@ -219,13 +220,16 @@ void Check::aligned(std::string_view argument, const ConstTensorView& view,
   const auto refuse = [&](std::string got) {
     fail(argument, "memory aligned to " + std::to_string(bytes) + " bytes", std::move(got));
   };
-  const auto address = reinterpret_cast<std::uintptr_t>(view.data());
-  if (address % static_cast<std::uintptr_t>(bytes) != 0) {
-    refuse("an address " + std::to_string(address % static_cast<std::uintptr_t>(bytes)) +
-           " bytes beyond");
-  }
+  // A division would cost more than all else here.
+  const auto beyond = [below = static_cast<std::uint64_t>(bytes) - 1](auto number) {
+    return static_cast<std::uint64_t>(number) & below;
+  };
+  const std::uint64_t rest = beyond(reinterpret_cast<std::uintptr_t>(view.data()));
+  if (rest != 0) refuse("an address " + std::to_string(rest) + " bytes beyond");
+  const std::int64_t element = size_of(view.dtype());
+  if (bytes <= element) return;  // then every stride is a multiple
   for (int dim = 0; dim + 1 < view.rank(); ++dim) {
-    if (view.size(dim) > 1 && view.stride(dim) * size_of(view.dtype()) % bytes != 0) {
+    if (view.size(dim) > 1 && beyond(view.stride(dim) * element) != 0) {
       refuse("strides " + describe(view.strides()));
     }
   }

@@ -74,7 +74,8 @@ class WINNOW_EXPORT Check {
   }
   // Stride 1 in the last dimension (unless it has fewer than two elements).
   void contiguous_rows(std::string_view argument, const ConstTensorView& view) const;
-  // The pointer and every stride over more than one element are multiples of `bytes`.
+  // The pointer and every stride over more than one element are multiples of `bytes`, a power of
+  // two.
   void aligned(std::string_view argument, const ConstTensorView& view, std::int64_t bytes) const;
   // No two elements of an output share memory.
   void distinct_elements(std::string_view argument, const ConstTensorView& view) const;

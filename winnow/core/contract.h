@@ -241,8 +241,12 @@ class Contract<Table, std::tuple<Entries...>> {
     }
   }
   template <auto... kMembers>
-  void step(Ranks<kMembers...>*, Checker& checker, std::size_t&, const Args& args, auto&...) const {
-    (checker.rank(place(name_of<kMembers>()), args.*kMembers), ...);
+  static void step(Ranks<kMembers...>*, Checker& checker, std::size_t&, const Args& args,
+                   auto&...) {
+    constexpr Contract kContract;  // so that the places are found when this is compiled
+    (checker.rank(std::integral_constant<std::size_t, kContract.place(name_of<kMembers>())>(),
+                  args.*kMembers),
+     ...);
   }
 };
 
