@@ -17,7 +17,7 @@ from typing import Any, Dict
 
 from winnow import paged_xl
 from winnow.compat import flash_mla
-from winnow.compat._refusal import check_value, flag, refuse, renamed, shape_of
+from winnow.compat._refusal import REFUSALS, check_value, flag, refuse, renamed, shape_of
 from winnow.compat.flash_mla import flash_mla_sparse_fwd
 
 __all__ = [
@@ -133,17 +133,10 @@ def xl_single_query_cached_kv_attention(
             refuse(name, "block_tables", "2 dimensions [num_seqs, tokens]", f"shape {list(tables)}")
         table = block_tables[:, :: max(1, cache[-1])]
         block_tables = table.contiguous() if hasattr(table, "contiguous") else table.copy()
-    renamed(
-        name,
-        {},
-        paged_xl.attention,
-        query,
-        key_cache,
-        value_cache,
-        pos_bias_u,
-        matrix_bd,
-        scale,
-        block_tables,
-        context_lens,
-        out=out,
-    )
+    try:
+        paged_xl.attention(
+            query, key_cache, value_cache, pos_bias_u, matrix_bd, scale, block_tables, context_lens,
+            out=out,
+        )  # fmt: skip
+    except REFUSALS as error:
+        raise renamed(name, {}, error) from None

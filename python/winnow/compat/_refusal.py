@@ -1,12 +1,14 @@
 """How the functions of this package refuse."""
 
-from typing import Any, Callable, Dict, NoReturn, Tuple, Type, TypeVar
+from typing import Any, Dict, NoReturn, Tuple, Type, TypeVar
 
 from winnow._refusal import refuse
 from winnow._winnow import details_of
 from winnow.errors import Error, InvalidArgument
 
-__all__ = ["check_value", "error_of", "flag", "refuse", "refuse_call", "renamed", "shape_of"]
+__all__ = [
+    "REFUSALS", "check_value", "error_of", "flag", "refuse", "refuse_call", "renamed", "shape_of",
+]  # fmt: skip
 
 
 Raised = TypeVar("Raised", bound=Error)
@@ -52,18 +54,18 @@ def check_value(operation: str, argument: str, wanted: Any, got: Any, note: str 
         refuse(operation, argument, f"{wanted}{note}", got)
 
 
-def renamed(operation: str, names: Dict[str, str], function: Callable, *given, **options) -> Any:
-    """function(...), whose errors name the operation and the arguments as the caller knows them:
-    `names` has those of the arguments that are called differently here, by the names here."""
-    try:
-        return function(*given, **options)
-    except (InvalidArgument, TypeError) as error:
-        if not getattr(error, "argument", ""):
-            raise
-        argument = names.get(error.argument, error.argument)
-        if isinstance(error, TypeError):
-            text = f"{argument}: want {error.wanted}, got {error.got}"
-            raise TypeError(f"{operation}(): {text}") from None
-        error.args = (f"{operation}: {argument}{error.message.removeprefix(error.argument)}",)
-        error.operation, error.argument = operation, argument
-        raise error from None
+REFUSALS = (InvalidArgument, TypeError)
+
+
+def renamed(operation: str, names: Dict[str, str], error: Exception) -> Exception:
+    """An error of Winnow's functions, to be raised in terms of the operation and the arguments as
+    the caller knows them: `names` has those of the arguments that are called differently here, by
+    the names here. No wrapper of the call, which would cost 0.8 us."""
+    if not getattr(error, "argument", ""):
+        return error
+    argument = names.get(error.argument, error.argument)
+    if isinstance(error, TypeError):
+        return TypeError(f"{operation}(): {argument}: want {error.wanted}, got {error.got}")
+    error.args = (f"{operation}: {argument}{error.message.removeprefix(error.argument)}",)
+    error.operation, error.argument = operation, argument
+    return error

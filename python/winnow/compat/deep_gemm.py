@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Optional, Tuple
 import torch
 
 from winnow import indexer
-from winnow.compat._refusal import error_of, flag, refuse, renamed, shape_of
+from winnow.compat._refusal import REFUSALS, error_of, flag, refuse, renamed, shape_of
 from winnow.errors import Error
 
 __all__ = [
@@ -126,7 +126,8 @@ def _columns(name: str, argument: str, value: Any) -> int:
 def _rows(rows: int, columns: int, like: Tensor) -> Tensor:
     """A new result [rows, columns] whose rows begin at aligned addresses."""
     stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
-    return torch.empty((rows, stride), dtype=torch.float32, device=like.device)[:, :columns]
+    result = like.new_empty((rows, stride), dtype=torch.float32)
+    return result if stride == columns else result[:, :columns]
 
 
 def _mqa_logits(
@@ -139,14 +140,16 @@ def _mqa_logits(
     keys, scales = kv
     queries, s_k = _first(name, "q", q), _first(name, "kv", keys)
 
-    def scores(rows: slice, out: Tensor) -> Tensor:
-        return renamed(
-            name, _NAMES, indexer.scores, q[rows], keys, weights[rows], k_scale=scales,
-            key_start=start[rows], key_end=end[rows], out=out,
-        )  # fmt: skip
+    def scores(q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Tensor) -> Tensor:
+        try:
+            return indexer.scores(
+                q, keys, weights, k_scale=scales, key_start=start, key_end=end, out=out
+            )
+        except REFUSALS as error:
+            raise renamed(name, _NAMES, error) from None
 
     if width is None:
-        return scores(slice(None), _rows(queries, s_k, q))
+        return scores(q, weights, start, end, _rows(queries, s_k, q))
     result = _rows(queries, width, q)
     if result.numel() == 0:
         return result
@@ -158,7 +161,7 @@ def _mqa_logits(
         rows = slice(first, min(first + step, queries))
         dense = _rows(rows.stop - rows.start, s_k + 1, q)
         dense[:, s_k] = float("-inf")
-        scores(rows, dense[:, :s_k])
+        scores(q[rows], weights[rows], start[rows], end[rows], dense[:, :s_k])
         columns = (start[rows, None] + ahead).clamp_(0, s_k)
         torch.gather(dense, 1, columns, out=result[rows])
     return result
@@ -238,7 +241,7 @@ def _paged(
     if indices is not None:
         refuse(name, "indices", "None", type(indices).__name__)
     cache, shape = shape_of(name, "kv_cache", kv_cache), shape_of(name, "q", q)
-    if len(cache) != 4 or cache[1:3] != (64, 1):
+    if len(cache) != 4 or cache[1] != 64 or cache[2] != 1:
         refuse(name, "kv_cache", "shape [blocks, 64, 1, d + 4]", list(cache))
     if len(shape) != 4:
         refuse(name, "q", "shape [b, next_n, h, d]", list(shape))
@@ -247,15 +250,20 @@ def _paged(
     if len(given) != 2 or given[0] != b * next_n:
         refuse(name, "weights", f"shape [b * next_n = {b * next_n}, h]", list(given))
     try:
-        pages = kv_cache.view(torch.uint8).view(cache[0], 64 * cache[3])
+        rows = kv_cache if kv_cache.dtype == torch.uint8 else kv_cache.view(torch.uint8)
+        pages = rows.view(cache[0], 64 * cache[3])
     except RuntimeError:  # their rows are not adjacent
         refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
-    logits = _rows(b * next_n, _columns(name, "max_context_len", max_context_len), q)
-    renamed(
-        name, _NAMES_OF_PAGED, indexer.scores_paged, q, pages, weights.unflatten(0, (b, next_n)),
-        block_table, context_lens, max_context_len, clean=flag(name, "clean_logits", clean_logits),
-        out=logits.unflatten(0, (b, next_n)),
-    )  # fmt: skip
+    columns = _columns(name, "max_context_len", max_context_len)
+    logits = _rows(b * next_n, columns, q)
+    clean = flag(name, "clean_logits", clean_logits)
+    try:
+        indexer.scores_paged(
+            q, pages, weights.view(b, next_n, given[1]), block_table, context_lens, columns,
+            clean=clean, out=logits.view(b, next_n, columns),
+        )  # fmt: skip
+    except REFUSALS as error:
+        raise renamed(name, _NAMES_OF_PAGED, error) from None
     return logits
 
 

@@ -15,7 +15,15 @@ from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
 from winnow.compat import fused_norm_rope_attn_rope_cast
-from winnow.compat._refusal import check_value, flag, refuse, refuse_call, renamed, shape_of
+from winnow.compat._refusal import (
+    REFUSALS,
+    check_value,
+    flag,
+    refuse,
+    refuse_call,
+    renamed,
+    shape_of,
+)  # fmt: skip
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -199,19 +207,20 @@ def flash_mla_with_kvcache(
                 if hasattr(lens, "expand")
                 else lens.repeat(of_each[1], 1)
             )
-        out, lse = renamed(
-            name,
-            _NAMES_OF_DECODE,
-            sparse_mla.decode,
-            q,
-            _bytes(k_cache),
-            format="fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16",
-            scale=softmax_scale,
-            block_tables=block_table,
-            context_lens=lens,
-            batch_invariant=invariant,
-            out=out,
-        )
+        of_rows = "fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16"
+        try:
+            out, lse = sparse_mla.decode(
+                q,
+                _bytes(k_cache),
+                format=of_rows,
+                scale=softmax_scale,
+                block_tables=block_table,
+                context_lens=lens,
+                batch_invariant=invariant,
+                out=out,
+            )
+        except REFUSALS as error:
+            raise renamed(name, _NAMES_OF_DECODE, error) from None
         _nothing_is_plus_inf(lse)
         return out, lse.swapaxes(1, 2)
     if flag(name, "causal", causal):
@@ -224,23 +233,23 @@ def flash_mla_with_kvcache(
         refuse(name, "kv_format", f"{wanted} for rows of {row} bytes", kv_format)
     if extra_k_cache is not None and shape_of(name, "extra_k_cache", extra_k_cache)[-1:] != (row,):
         _format_of(name, "extra_k_cache", extra_k_cache)
-    out, lse = renamed(
-        name,
-        _NAMES_OF_DECODE,
-        sparse_mla.decode,
-        q,
-        _bytes(k_cache),
-        indices,
-        format=_FORMATS[row],
-        scale=softmax_scale,
-        topk_length=topk_length,
-        attn_sink=attn_sink,
-        extra_cache=_bytes(extra_k_cache),
-        extra_indices=extra_indices_in_kvcache,
-        extra_topk_length=extra_topk_length,
-        batch_invariant=invariant,
-        out=out,
-    )
+    try:
+        out, lse = sparse_mla.decode(
+            q,
+            _bytes(k_cache),
+            indices,
+            format=_FORMATS[row],
+            scale=softmax_scale,
+            topk_length=topk_length,
+            attn_sink=attn_sink,
+            extra_cache=_bytes(extra_k_cache),
+            extra_indices=extra_indices_in_kvcache,
+            extra_topk_length=extra_topk_length,
+            batch_invariant=invariant,
+            out=out,
+        )
+    except REFUSALS as error:
+        raise renamed(name, _NAMES_OF_DECODE, error) from None
     _nothing_is_plus_inf(lse)
     return out, lse.swapaxes(1, 2)
 
@@ -293,17 +302,17 @@ def flash_mla_sparse_fwd(
     log2 = return_log2_lse is not None and flag(name, "return_log2_lse", return_log2_lse)
 
     def forward(chosen: Any, **options: Any) -> Tuple[Any, Any, Any]:
-        out, max_logits, lse = renamed(
-            name,
-            _NAMES_OF_FORWARD,
-            sparse_mla.forward,
-            q,
-            kv,
-            chosen,
-            scale=sm_scale,
-            topk_length=topk_length,
-            **options,
-        )
+        try:
+            out, max_logits, lse = sparse_mla.forward(
+                q,
+                kv,
+                chosen,
+                scale=sm_scale,
+                topk_length=topk_length,
+                **options,
+            )
+        except REFUSALS as error:
+            raise renamed(name, _NAMES_OF_FORWARD, error) from None
         _nothing_is_plus_inf(lse)
         if log2:
             max_logits *= math.log2(math.e)
