@@ -20,8 +20,7 @@ void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
   before_atomics_.clear();
   read_sets_.assign(1, {});
   added_.clear();
-  sites_.assign(1, {"", {}});
-  recent_sites_ = {};
+  sites_.clear();
 }
 
 // Calls function(word, address, mask of its bytes).
@@ -92,7 +91,7 @@ void Shadow::read(std::uint32_t address, std::size_t bytes, const Access& access
 void Shadow::write(std::uint32_t address, std::size_t bytes, const Access& access) {
   Stamp checked;
   std::uint32_t checked_reads = 0;
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
     if (word.write != checked && (word.mask & mask) != 0) {
       check_written(word, at, access);
@@ -123,14 +122,14 @@ std::string Shadow::unordered_rewrite(std::uint32_t address, std::size_t bytes,
 }
 
 void Shadow::overwrite(std::uint32_t address, std::size_t bytes, const Access& access) {
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t, std::uint8_t mask) {
     word = {access.stamp, site, 0, mask, false};
   });
 }
 
 void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& access) {
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
     // One atomic operation needs no order behind another, but each behind the write before them.
     if (!word.atomic) before_atomics_[at] = word;
@@ -170,21 +169,6 @@ std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
   stamps.push_back(stamp);
   read_sets_.push_back(std::move(stamps));
   return place->second = static_cast<std::uint32_t>(read_sets_.size() - 1);
-}
-
-std::uint32_t Shadow::site_of(const Access& access) {
-  const auto is_same = [&](const Site& site) {
-    return site.where.line() == access.where.line() && site.where.code() == access.where.code() &&
-           site.what == access.what;
-  };
-  std::uint32_t& recent = recent_sites_[(reinterpret_cast<std::uintptr_t>(access.where.code()) / 4 +
-                                         access.where.line()) %
-                                        recent_sites_.size()];
-  if (is_same(sites_[recent])) return recent;
-  recent = static_cast<std::uint32_t>(std::find_if(sites_.begin(), sites_.end(), is_same) -
-                                      sites_.begin());
-  if (recent == sites_.size()) sites_.push_back({access.what, access.where});
-  return recent;
 }
 
 std::string Shadow::name_of(Stamp stamp) const {
