@@ -214,6 +214,17 @@ inline void Others::join(const Others& other) {
   clocks_ = std::move(changed);
 }
 
+// What a word tells of clusters: see Knowledge.
+struct Told {
+  Others generic, proxy;
+  void join(const Told& other) {
+    generic.join(other.generic);
+    proxy.join(other.proxy);
+  }
+};
+// What words have told kernels that have ended is visible to either proxy.
+inline Told told_to_kernels(const Others& told) { return {told, told}; }
+
 // What a thread knows of: for its own accesses, and for those of the asynchronous proxy (bulk
 // copies, wgmma) that it starts, which see writes of the generic proxy only behind a proxy fence.
 struct Knowledge {
@@ -226,14 +237,14 @@ struct Knowledge {
     generic.join(other.generic);
     proxy.join(other.proxy);
   }
-};
-
-// What a word tells of clusters, for both.
-struct Told {
-  Others generic, proxy;
-  void join(const Told& other) {
-    generic.join(other.generic);
-    proxy.join(other.proxy);
+  // What others are told by a thread of the cluster; and what is told to one of it.
+  void tell(std::uint32_t cluster, Told& to) const {
+    generic.tell(cluster, to.generic);
+    proxy.tell(cluster, to.proxy);
+  }
+  void hear(std::uint32_t cluster, const Told& from) {
+    generic.hear(cluster, from.generic);
+    proxy.hear(cluster, from.proxy);
   }
 };
 

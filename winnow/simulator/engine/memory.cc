@@ -150,15 +150,9 @@ void send(const void* word, Order order, Scope scope, bool adds) {
     if (knowledge == nullptr) continue;
     Message::Level& level = message->levels[level_of(each)];
     if (level.of != party(each)) level = {party(each), {}};
-    knowledge->generic.tell(cluster->number, level.told.generic);
-    knowledge->proxy.tell(cluster->number, level.told.proxy);
+    knowledge->tell(cluster->number, level.told);
   }
   if (releases) advance_own_clock();
-}
-
-void hear(const Told& told) {
-  current->knowledge.generic.hear(cluster->number, told.generic);
-  current->knowledge.proxy.hear(cluster->number, told.proxy);
 }
 
 // What a strong read of the running thread learns: at once, or at its next fence.
@@ -170,7 +164,7 @@ void receive(const void* word, Order order, Scope scope) {
     const Message::Level& level = message->levels[level_of(each)];
     if (level.of != party(each)) continue;
     if (order == Order::acquire) {
-      hear(level.told);
+      current->knowledge.hear(cluster->number, level.told);
     } else {
       fences().seen[level_of(each)].join(level.told);
     }
@@ -249,7 +243,7 @@ void fence(Scope scope, const Where& where) {
   if (is_dropped(where)) return;
   Fences& all = fences();
   for (const Scope each : kScopes) {
-    if (each <= scope) hear(all.seen[level_of(each)]);
+    if (each <= scope) current->knowledge.hear(cluster->number, all.seen[level_of(each)]);
   }
   for (const Scope each : kScopes) {
     if (each <= scope) all.knowledge[level_of(each)] = current->knowledge;
