@@ -106,10 +106,14 @@ void write_shared(std::uint32_t address, const void* from, std::size_t bytes, co
 
 namespace {
 
-Shadow& shadow_of_atomic(std::uint32_t at, std::size_t bytes, const char* what,
-                         const Where& where) {
+// False: the address is not one of shared memory, and nothing is noted.
+bool note_in_shared(void (Shadow::*note)(std::uint32_t, std::size_t, const Access&),
+                    const void* address, std::size_t bytes, const char* what, const Where& where) {
+  if (!is_shared(address)) return false;
+  const std::uint32_t at = place_of_pointer(address, where);
   check_aligned(at, bytes, what, where);
-  return block->shadow(at, bytes, what, where);
+  (block->shadow(at, bytes, what, where).*note)(at, bytes, block->access(*current, what, where));
+  return true;
 }
 
 // Null: there is none, and `makes` is false.
@@ -177,11 +181,8 @@ void read_strong(const void* address, void* to, std::size_t bytes, Order order, 
                  const Where& where) {
   constexpr const char* kWhat = "a strong load";
   if (is_weakened(where)) order = Order::relaxed;
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    shadow_of_atomic(at, bytes, kWhat, where)
-        .atomic_read(at, bytes, block->access(*current, kWhat, where));
-  } else if (check_global_place(address, bytes, bytes, where)) {
+  if (!note_in_shared(&Shadow::atomic_read, address, bytes, kWhat, where) &&
+      check_global_place(address, bytes, bytes, where)) {
     note_strong_read(address, bytes, scope, kWhat, where);
   }
   receive(address, order, scope);
@@ -192,11 +193,7 @@ void write_strong(void* address, const void* from, std::size_t bytes, Order orde
                   const Where& where) {
   constexpr const char* kWhat = "a strong store";
   if (is_weakened(where)) order = Order::relaxed;
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    shadow_of_atomic(at, bytes, kWhat, where)
-        .atomic(at, bytes, block->access(*current, kWhat, where));
-  } else {
+  if (!note_in_shared(&Shadow::atomic, address, bytes, kWhat, where)) {
     check_strong_write(address, bytes, scope, kWhat, where);
   }
   send(address, order, scope, false);
@@ -207,16 +204,13 @@ void atomic_begin(const void* address, void* before, std::size_t bytes, Order or
                   const Where& where) {
   constexpr const char* kWhat = "an atomic operation";
   const bool is_plain = is_weakened(where);
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    Shadow& shadow = shadow_of_atomic(at, bytes, kWhat, where);
-    const Access access = block->access(*current, kWhat, where);
-    is_plain ? shadow.write(at, bytes, access) : shadow.atomic(at, bytes, access);
-  } else if (is_plain) {
-    check_global_read(address, bytes, bytes, where);
-    check_global_write(address, bytes, bytes, where);
-  } else {
-    check_strong_write(address, bytes, scope, kWhat, where);
+  if (!note_in_shared(is_plain ? &Shadow::write : &Shadow::atomic, address, bytes, kWhat, where)) {
+    if (is_plain) {
+      check_global_read(address, bytes, bytes, where);
+      check_global_write(address, bytes, bytes, where);
+    } else {
+      check_strong_write(address, bytes, scope, kWhat, where);
+    }
   }
   if (!is_plain) {
     receive(address, Order::relaxed, scope);
