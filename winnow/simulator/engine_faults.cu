@@ -101,6 +101,23 @@ std::vector<Fault> memory_faults() {
               if (thread() == 0) ld_shared<std::uint32_t>(smem + 4);
               if (thread() == 1) st_shared(smem + 4, 1u);
             }),
+      fault("StoreBehindALoadThatManyLoadsHaveFollowed", "race",
+            "is not ordered behind a read by thread 1",
+            [](Address smem, Words) {
+              constexpr unsigned kOthers = ~2u;
+              if (thread() == 0) st_shared(smem, 0u), st_shared(smem + 4, 0u);
+              __syncwarp();
+              if (thread() == 1) ld_shared<std::uint32_t>(smem + 4);
+              __ballot_sync(~0u, true);  // orders nothing
+              if (thread() == 1) return;
+              for (unsigned i = 0; i < 1000; ++i) {
+                ld_shared<std::uint32_t>(smem);
+                __syncwarp(kOthers);
+                if (thread() == 0) st_shared(smem, i);
+                __syncwarp(kOthers);
+              }
+              if (thread() == 0) st_shared(smem + 4, 1u);
+            }),
       fault("AtomicsBehindAStore", "race", "is not ordered behind a write by thread 0",
             [](Address, Words) {
               WINNOW_BLOCK_SHARED(counter, int);

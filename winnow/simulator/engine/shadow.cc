@@ -9,6 +9,10 @@
 
 namespace winnow::simulator {
 
+namespace {
+constexpr std::size_t kLeastStamps = 1 << 18;  // fewer are not worth a look at all words
+}
+
 void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
                    const std::vector<OperationRecord>* operations, unsigned threads) {
   memory_ = memory;
@@ -20,6 +24,8 @@ void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
   before_atomics_.clear();
   read_sets_.assign(1, {});
   added_.clear();
+  stamps_ = 0;
+  most_stamps_ = kLeastStamps;
   sites_.clear();
 }
 
@@ -72,6 +78,7 @@ void Shadow::check_reads(const Word& word, std::uint32_t address, const Access& 
 }
 
 void Shadow::read(std::uint32_t address, std::size_t bytes, const Access& access) {
+  if (stamps_ >= most_stamps_) drop_unused_sets();
   Stamp checked;
   std::uint32_t from = ~0u, to = 0;
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
@@ -167,8 +174,29 @@ std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
     });
   }
   stamps.push_back(stamp);
+  stamps_ += stamps.size();
   read_sets_.push_back(std::move(stamps));
   return place->second = static_cast<std::uint32_t>(read_sets_.size() - 1);
+}
+
+// Each reader of a word that many read makes a set of its own, which the next one replaces.
+void Shadow::drop_unused_sets() {
+  std::vector<std::vector<Stamp>> used(1);
+  std::vector<std::uint32_t> number_in_use(read_sets_.size());
+  stamps_ = 0;
+  for (Word& word : words_) {
+    if (word.reads == 0) continue;
+    std::uint32_t& number = number_in_use[word.reads];
+    if (number == 0) {
+      number = static_cast<std::uint32_t>(used.size());
+      used.push_back(std::move(read_sets_[word.reads]));
+      stamps_ += used.back().size();
+    }
+    word.reads = number;
+  }
+  read_sets_ = std::move(used);
+  added_.clear();
+  most_stamps_ = std::max(kLeastStamps, 2 * stamps_);
 }
 
 std::string Shadow::name_of(Stamp stamp) const {

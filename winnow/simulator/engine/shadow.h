@@ -83,6 +83,7 @@ class Shadow {
   void check_written(const Word& word, std::uint32_t address, const Access& access) const;
   void check_reads(const Word& word, std::uint32_t address, const Access& access) const;
   std::uint32_t with_read(std::uint32_t set, Stamp stamp);
+  void drop_unused_sets();
   std::string name_of(Stamp stamp) const;
   std::string describe(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
                        const Access& access) const;
@@ -98,6 +99,8 @@ class Shadow {
   std::unordered_map<std::uint32_t, Word> before_atomics_;  // of words that are atomic
   std::vector<std::vector<Stamp>> read_sets_;               // [0]: none
   std::unordered_map<Added, std::uint32_t, AddedHash> added_;
+  // Stamps that the sets hold, and with how many those that no word has any more are dropped.
+  std::size_t stamps_ = 0, most_stamps_ = 0;
   Sites sites_;
 };
 
