@@ -142,6 +142,16 @@ std::vector<Fault> memory_faults() {
               bulk_commit();
               bulk_wait<0>();
             }),
+      fault("StoreBehindTheProxyFenceOfGlobalMemory", "proxy fence",
+            "without a proxy fence between them",
+            [](Address smem, Words words) {
+              if (thread() != 0) return;
+              for (Address at = 0; at < 16; at += 4) st_shared(smem + at, 0u);
+              fence_proxy_async_global();
+              bulk_store(words, smem, 16, policy_evict_first());
+              bulk_commit();
+              bulk_wait<0>();
+            }),
   };
 }
 
@@ -514,6 +524,17 @@ std::vector<Fault> handover_faults() {
               init(smem + 16, 1);
               if (thread() != 0) return;
               words[kData] = 1;
+              mbarrier_arrive_expect(smem + 16, 16);
+              bulk_load(smem, words, 16, smem + 16, policy_evict_first());
+              mbarrier_wait(smem + 16, 0, "consume", 0);
+            }),
+      fault("BulkCopyBehindTheProxyFenceOfSharedMemory", "proxy fence",
+            "of global memory, byte 0 of an allocation",
+            [](Address smem, Words words) {
+              init(smem + 16, 1);
+              if (thread() != 0) return;
+              words[kData] = 1;
+              fence_proxy_async_shared();
               mbarrier_arrive_expect(smem + 16, 16);
               bulk_load(smem, words, 16, smem + 16, policy_evict_first());
               mbarrier_wait(smem + 16, 0, "consume", 0);

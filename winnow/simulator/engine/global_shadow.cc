@@ -127,7 +127,7 @@ enum class Known { no, by_words, by_kernels };
 // How the running thread knows of an event.
 Known known(Event event, bool by_proxy = false) {
   const Knowledge& knowledge = current->knowledge;
-  const Clock& clock = by_proxy ? knowledge.proxy : knowledge.generic;
+  const Clock& clock = by_proxy ? knowledge.proxy_of_global : knowledge.generic;
   const auto knows = [&](const Clock& one) {
     return one[event.actor()] >= static_cast<std::int32_t>(event.count());
   };

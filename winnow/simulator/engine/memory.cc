@@ -255,14 +255,13 @@ void release(Knowledge& to) { to.join(current->knowledge); }
 void acquire(const Knowledge& from) { current->knowledge.join(from); }
 void advance_own_clock() { current->knowledge.generic.advance(); }
 
-void proxy_fence(const Where& where) {
+void proxy_fence(Space space, const Where& where) {
   if (is_dropped(where)) return;
-  if (is_delayed(where)) {
-    current->delayed.push_back(
-        [thread = current] { thread->knowledge.proxy.join(thread->knowledge.generic); });
-    return;
-  }
-  current->knowledge.proxy.join(current->knowledge.generic);
+  const auto call = [space, &knowledge = current->knowledge] {
+    (space == Space::shared ? knowledge.proxy_of_shared : knowledge.proxy_of_global)
+        .join(knowledge.generic);
+  };
+  is_delayed(where) ? delay(call) : call();
 }
 
 void delay(std::function<void()> call) { current->delayed.push_back(std::move(call)); }

@@ -61,7 +61,7 @@ void Shadow::check_written(const Word& word, std::uint32_t address, const Access
   if (!is_ordered(word.write, access)) report(word, word.write, true, address, access);
   const bool generic =
       !word.write.is_operation() && !word.write.none() && word.write.actor() < threads_;
-  if (access.async_proxy && generic && !access.knowledge->proxy.knows(word.write)) {
+  if (access.async_proxy && generic && !access.knowledge->proxy_of_shared.knows(word.write)) {
     const Site& site = sites_[word.site];
     fail("proxy fence",
          std::string(access.what) + " at " + std::to_string(address) +
