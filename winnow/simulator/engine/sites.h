@@ -16,7 +16,7 @@ struct Site {
   Where where = {};
   bool operator==(const Site& other) const {
     return where.line() == other.where.line() && where.code() == other.where.code() &&
-           what == other.what;
+           what == other.what && where.file_name() == other.where.file_name();
   }
 };
 
