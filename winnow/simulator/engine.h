@@ -195,7 +195,8 @@ void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],
 
 // ---- Fences ------------------------------------------------------------------------------------
 
-void proxy_fence(const Where& where);  // fence.proxy.async
+enum class Space { shared, global };
+void proxy_fence(Space space, const Where& where);  // fence.proxy.async.shared::cta, .global
 
 // ---- Asynchronous copies -----------------------------------------------------------------------
 // Shared memory that a copy writes is poisoned until the copy lands, and read by a copy when that

@@ -101,6 +101,23 @@ std::vector<Fault> memory_faults() {
               if (thread() == 0) ld_shared<std::uint32_t>(smem + 4);
               if (thread() == 1) st_shared(smem + 4, 1u);
             }),
+      fault("StoreBehindALoadThatManyLoadsHaveFollowed", "race",
+            "is not ordered behind a read by thread 1",
+            [](Address smem, Words) {
+              constexpr unsigned kOthers = ~2u;
+              if (thread() == 0) st_shared(smem, 0u), st_shared(smem + 4, 0u);
+              __syncwarp();
+              if (thread() == 1) ld_shared<std::uint32_t>(smem + 4);
+              __ballot_sync(~0u, true);  // orders nothing
+              if (thread() == 1) return;
+              for (unsigned i = 0; i < 1000; ++i) {
+                ld_shared<std::uint32_t>(smem);
+                __syncwarp(kOthers);
+                if (thread() == 0) st_shared(smem, i);
+                __syncwarp(kOthers);
+              }
+              if (thread() == 0) st_shared(smem + 4, 1u);
+            }),
       fault("AtomicsBehindAStore", "race", "is not ordered behind a write by thread 0",
             [](Address, Words) {
               WINNOW_BLOCK_SHARED(counter, int);
@@ -121,6 +138,16 @@ std::vector<Fault> memory_faults() {
               st_shared(smem + 4 * thread(), thread());
               __syncwarp();
               if (thread() != 0) return;
+              bulk_store(words, smem, 16, policy_evict_first());
+              bulk_commit();
+              bulk_wait<0>();
+            }),
+      fault("StoreBehindTheProxyFenceOfGlobalMemory", "proxy fence",
+            "without a proxy fence between them",
+            [](Address smem, Words words) {
+              if (thread() != 0) return;
+              for (Address at = 0; at < 16; at += 4) st_shared(smem + at, 0u);
+              fence_proxy_async_global();
               bulk_store(words, smem, 16, policy_evict_first());
               bulk_commit();
               bulk_wait<0>();
@@ -497,6 +524,17 @@ std::vector<Fault> handover_faults() {
               init(smem + 16, 1);
               if (thread() != 0) return;
               words[kData] = 1;
+              mbarrier_arrive_expect(smem + 16, 16);
+              bulk_load(smem, words, 16, smem + 16, policy_evict_first());
+              mbarrier_wait(smem + 16, 0, "consume", 0);
+            }),
+      fault("BulkCopyBehindTheProxyFenceOfSharedMemory", "proxy fence",
+            "of global memory, byte 0 of an allocation",
+            [](Address smem, Words words) {
+              init(smem + 16, 1);
+              if (thread() != 0) return;
+              words[kData] = 1;
+              fence_proxy_async_shared();
               mbarrier_arrive_expect(smem + 16, 16);
               bulk_load(smem, words, 16, smem + 16, policy_evict_first());
               mbarrier_wait(smem + 16, 0, "consume", 0);

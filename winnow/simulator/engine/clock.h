@@ -214,26 +214,43 @@ inline void Others::join(const Others& other) {
   clocks_ = std::move(changed);
 }
 
+// What a word tells of clusters: see Knowledge.
+struct Told {
+  Others generic, proxy_of_shared, proxy_of_global;
+  void join(const Told& other) {
+    generic.join(other.generic);
+    proxy_of_shared.join(other.proxy_of_shared);
+    proxy_of_global.join(other.proxy_of_global);
+  }
+};
+// What words have told kernels that have ended is visible to both proxies.
+inline Told told_to_kernels(const Others& told) { return {told, told, told}; }
+
 // What a thread knows of: for its own accesses, and for those of the asynchronous proxy (bulk
-// copies, wgmma) that it starts, which see writes of the generic proxy only behind a proxy fence.
+// copies, wgmma) that it starts, which see writes of the generic proxy only behind a proxy fence of
+// the memory that they are in.
 struct Knowledge {
-  Clock generic, proxy;
+  Clock generic, proxy_of_shared, proxy_of_global;
   void reset(std::size_t actors, Actor own = Clock::kNobody) {
     generic.reset(actors, own);
-    proxy.reset(actors, own);
+    proxy_of_shared.reset(actors, own);
+    proxy_of_global.reset(actors, own);
   }
   void join(const Knowledge& other) {
     generic.join(other.generic);
-    proxy.join(other.proxy);
+    proxy_of_shared.join(other.proxy_of_shared);
+    proxy_of_global.join(other.proxy_of_global);
   }
-};
-
-// What a word tells of clusters, for both.
-struct Told {
-  Others generic, proxy;
-  void join(const Told& other) {
-    generic.join(other.generic);
-    proxy.join(other.proxy);
+  // What others are told by a thread of the cluster; and what is told to one of it.
+  void tell(std::uint32_t cluster, Told& to) const {
+    generic.tell(cluster, to.generic);
+    proxy_of_shared.tell(cluster, to.proxy_of_shared);
+    proxy_of_global.tell(cluster, to.proxy_of_global);
+  }
+  void hear(std::uint32_t cluster, const Told& from) {
+    generic.hear(cluster, from.generic);
+    proxy_of_shared.hear(cluster, from.proxy_of_shared);
+    proxy_of_global.hear(cluster, from.proxy_of_global);
   }
 };
 

@@ -11,6 +11,7 @@
 #include "winnow/simulator/engine/device_memory.h"
 #include "winnow/simulator/engine/grid.h"
 #include "winnow/simulator/engine/report.h"
+#include "winnow/simulator/engine/sites.h"
 
 namespace winnow::simulator {
 namespace {
@@ -65,15 +66,6 @@ struct Page {
   Word words[kPageBytes / 4];
 };
 
-struct Site {
-  const char* what;
-  Where where;
-  bool operator==(const Site& other) const {
-    return where.line() == other.where.line() && where.code() == other.where.code() &&
-           what == other.what;
-  }
-};
-
 struct KnownCluster {
   Ticket ticket;
   std::int64_t launch;
@@ -92,8 +84,7 @@ struct {
   std::vector<KnownCluster> clusters{1};
   // Of each stream: what words had told all kernels up to that of the number.
   std::map<std::uint32_t, std::map<std::uint32_t, Others>> told;
-  std::vector<Site> sites{1};
-  std::array<std::uint16_t, 256> recent_sites{};
+  Sites sites;
 } all;
 
 Page* page_at(std::uintptr_t number) {
@@ -120,16 +111,6 @@ Page* page_at(std::uintptr_t number) {
   return page = (all.pages[number] = std::move(made)).get();
 }
 
-std::uint16_t site_of(const Site& site) {
-  const auto code = reinterpret_cast<std::uintptr_t>(site.where.code());
-  std::uint16_t& recent = all.recent_sites[(code / 4 + site.where.line()) % 256];
-  if (all.sites[recent] == site) return recent;
-  const auto found = std::find(all.sites.begin(), all.sites.end(), site);
-  recent = static_cast<std::uint16_t>(found - all.sites.begin());
-  if (found == all.sites.end()) all.sites.push_back(site);
-  return recent;
-}
-
 Event event_of(Strength strength) {
   return {cluster->number, current->actor,
           static_cast<std::uint32_t>(current->knowledge.generic[current->actor]), strength};
@@ -146,7 +127,7 @@ enum class Known { no, by_words, by_kernels };
 // How the running thread knows of an event.
 Known known(Event event, bool by_proxy = false) {
   const Knowledge& knowledge = current->knowledge;
-  const Clock& clock = by_proxy ? knowledge.proxy : knowledge.generic;
+  const Clock& clock = by_proxy ? knowledge.proxy_of_global : knowledge.generic;
   const auto knows = [&](const Clock& one) {
     return one[event.actor()] >= static_cast<std::int32_t>(event.count());
   };
@@ -197,6 +178,10 @@ struct Made {
   const char* what;
   const Where& where;
 };
+
+std::uint16_t site_of(const Made& made) {
+  return static_cast<std::uint16_t>(all.sites.number_of({made.what, made.where}));
+}
 
 std::string describe(const Made& made, const void* address, Event earlier, std::uint16_t site,
                      bool wrote) {
@@ -280,7 +265,7 @@ void for_words(const void* address, std::size_t bytes, const Function& function)
 void read(const void* address, std::size_t bytes, const Made& made) {
   if (!kOn) return;
   Search search(made);
-  const std::uint16_t site = site_of({made.what, made.where});
+  const std::uint16_t site = site_of(made);
   for_words(address, bytes, [&](Word& word, std::uintptr_t at, std::uint8_t mask) {
     search.writes(word, at, mask, [&](std::uintptr_t place, Event earlier, auto its, bool wrote) {
       fail("race", describe(made, reinterpret_cast<const void*>(place), earlier, its, wrote),
@@ -305,7 +290,7 @@ std::string write(const void* address, std::size_t bytes, const Made& made) {
   std::string text;
   if (!kOn) return text;
   Search search(made);
-  const std::uint16_t site = site_of({made.what, made.where});
+  const std::uint16_t site = site_of(made);
   const auto found = [&](std::uintptr_t place, Event earlier, std::uint16_t its, bool wrote) {
     if (text.empty()) {
       text = describe(made, reinterpret_cast<const void*>(place), earlier, its, wrote);
@@ -454,8 +439,7 @@ void forget_all_accesses() {
   all.recent = {};
   all.clusters.resize(1);
   all.told.clear();
-  all.sites.resize(1);
-  all.recent_sites = {};
+  all.sites.clear();
 }
 
 }  // namespace winnow::simulator

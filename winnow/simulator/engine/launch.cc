@@ -182,12 +182,6 @@ Slot* take_slot(unsigned ranks, std::size_t threads) {
   return &slot;
 }
 
-// What words have told kernels that have ended is visible to either proxy.
-void hear_of_kernels(Thread& thread, const Others& told) {
-  thread.knowledge.generic.hear(cluster->number, told);
-  thread.knowledge.proxy.hear(cluster->number, told);
-}
-
 // The block takes its place in the cluster, whose size is known.
 void prepare(Block& next) {
   const GridRun& run = *cluster->run;
@@ -213,6 +207,7 @@ void prepare(Block& next) {
     barrier.arriving.reset(cluster->actors);
     barrier.ended.reset(cluster->actors);
   }
+  const Told told = told_to_kernels(run.told_early);
   next.all.resize(next.threads);
   for (unsigned i = 0; i < next.threads; ++i) {
     Thread& thread = next.all[i];
@@ -221,7 +216,7 @@ void prepare(Block& next) {
     thread.fiber = cluster->slot->fibers[thread.actor].get();
     thread.fiber->start(run_thread, nullptr);
     thread.knowledge.reset(cluster->actors, thread.actor);
-    hear_of_kernels(thread, run.told_early);
+    thread.knowledge.hear(cluster->number, told);
     thread.knowledge.generic.advance();
     thread.copied.reset(cluster->actors);
     thread.tensor.reset(cluster->actors, thread.actor);
@@ -472,7 +467,7 @@ void wait_for_kernel_before(const Where& where) {
                .where = where});
   GridRun& run = *cluster->run;
   run.told.join(told_before(*run.behind));
-  hear_of_kernels(*current, run.told);
+  current->knowledge.hear(cluster->number, told_to_kernels(run.told));
   current->knowledge.generic.raise(cluster->kernel_before(), 1);
 }
 

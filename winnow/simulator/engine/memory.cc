@@ -106,10 +106,14 @@ void write_shared(std::uint32_t address, const void* from, std::size_t bytes, co
 
 namespace {
 
-Shadow& shadow_of_atomic(std::uint32_t at, std::size_t bytes, const char* what,
-                         const Where& where) {
+// False: the address is not one of shared memory, and nothing is noted.
+bool note_in_shared(void (Shadow::*note)(std::uint32_t, std::size_t, const Access&),
+                    const void* address, std::size_t bytes, const char* what, const Where& where) {
+  if (!is_shared(address)) return false;
+  const std::uint32_t at = place_of_pointer(address, where);
   check_aligned(at, bytes, what, where);
-  return block->shadow(at, bytes, what, where);
+  (block->shadow(at, bytes, what, where).*note)(at, bytes, block->access(*current, what, where));
+  return true;
 }
 
 // Null: there is none, and `makes` is false.
@@ -150,15 +154,9 @@ void send(const void* word, Order order, Scope scope, bool adds) {
     if (knowledge == nullptr) continue;
     Message::Level& level = message->levels[level_of(each)];
     if (level.of != party(each)) level = {party(each), {}};
-    knowledge->generic.tell(cluster->number, level.told.generic);
-    knowledge->proxy.tell(cluster->number, level.told.proxy);
+    knowledge->tell(cluster->number, level.told);
   }
   if (releases) advance_own_clock();
-}
-
-void hear(const Told& told) {
-  current->knowledge.generic.hear(cluster->number, told.generic);
-  current->knowledge.proxy.hear(cluster->number, told.proxy);
 }
 
 // What a strong read of the running thread learns: at once, or at its next fence.
@@ -170,7 +168,7 @@ void receive(const void* word, Order order, Scope scope) {
     const Message::Level& level = message->levels[level_of(each)];
     if (level.of != party(each)) continue;
     if (order == Order::acquire) {
-      hear(level.told);
+      current->knowledge.hear(cluster->number, level.told);
     } else {
       fences().seen[level_of(each)].join(level.told);
     }
@@ -183,11 +181,8 @@ void read_strong(const void* address, void* to, std::size_t bytes, Order order, 
                  const Where& where) {
   constexpr const char* kWhat = "a strong load";
   if (is_weakened(where)) order = Order::relaxed;
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    shadow_of_atomic(at, bytes, kWhat, where)
-        .atomic_read(at, bytes, block->access(*current, kWhat, where));
-  } else if (check_global_place(address, bytes, bytes, where)) {
+  if (!note_in_shared(&Shadow::atomic_read, address, bytes, kWhat, where) &&
+      check_global_place(address, bytes, bytes, where)) {
     note_strong_read(address, bytes, scope, kWhat, where);
   }
   receive(address, order, scope);
@@ -198,11 +193,7 @@ void write_strong(void* address, const void* from, std::size_t bytes, Order orde
                   const Where& where) {
   constexpr const char* kWhat = "a strong store";
   if (is_weakened(where)) order = Order::relaxed;
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    shadow_of_atomic(at, bytes, kWhat, where)
-        .atomic(at, bytes, block->access(*current, kWhat, where));
-  } else {
+  if (!note_in_shared(&Shadow::atomic, address, bytes, kWhat, where)) {
     check_strong_write(address, bytes, scope, kWhat, where);
   }
   send(address, order, scope, false);
@@ -213,16 +204,13 @@ void atomic_begin(const void* address, void* before, std::size_t bytes, Order or
                   const Where& where) {
   constexpr const char* kWhat = "an atomic operation";
   const bool is_plain = is_weakened(where);
-  if (is_shared(address)) {
-    const std::uint32_t at = place_of_pointer(address, where);
-    Shadow& shadow = shadow_of_atomic(at, bytes, kWhat, where);
-    const Access access = block->access(*current, kWhat, where);
-    is_plain ? shadow.write(at, bytes, access) : shadow.atomic(at, bytes, access);
-  } else if (is_plain) {
-    check_global_read(address, bytes, bytes, where);
-    check_global_write(address, bytes, bytes, where);
-  } else {
-    check_strong_write(address, bytes, scope, kWhat, where);
+  if (!note_in_shared(is_plain ? &Shadow::write : &Shadow::atomic, address, bytes, kWhat, where)) {
+    if (is_plain) {
+      check_global_read(address, bytes, bytes, where);
+      check_global_write(address, bytes, bytes, where);
+    } else {
+      check_strong_write(address, bytes, scope, kWhat, where);
+    }
   }
   if (!is_plain) {
     receive(address, Order::relaxed, scope);
@@ -249,7 +237,7 @@ void fence(Scope scope, const Where& where) {
   if (is_dropped(where)) return;
   Fences& all = fences();
   for (const Scope each : kScopes) {
-    if (each <= scope) hear(all.seen[level_of(each)]);
+    if (each <= scope) current->knowledge.hear(cluster->number, all.seen[level_of(each)]);
   }
   for (const Scope each : kScopes) {
     if (each <= scope) all.knowledge[level_of(each)] = current->knowledge;
@@ -267,14 +255,13 @@ void release(Knowledge& to) { to.join(current->knowledge); }
 void acquire(const Knowledge& from) { current->knowledge.join(from); }
 void advance_own_clock() { current->knowledge.generic.advance(); }
 
-void proxy_fence(const Where& where) {
+void proxy_fence(Space space, const Where& where) {
   if (is_dropped(where)) return;
-  if (is_delayed(where)) {
-    current->delayed.push_back(
-        [thread = current] { thread->knowledge.proxy.join(thread->knowledge.generic); });
-    return;
-  }
-  current->knowledge.proxy.join(current->knowledge.generic);
+  const auto call = [space, &knowledge = current->knowledge] {
+    (space == Space::shared ? knowledge.proxy_of_shared : knowledge.proxy_of_global)
+        .join(knowledge.generic);
+  };
+  is_delayed(where) ? delay(call) : call();
 }
 
 void delay(std::function<void()> call) { current->delayed.push_back(std::move(call)); }

@@ -9,6 +9,10 @@
 
 namespace winnow::simulator {
 
+namespace {
+constexpr std::size_t kLeastStamps = 1 << 18;  // fewer are not worth a look at all words
+}
+
 void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
                    const std::vector<OperationRecord>* operations, unsigned threads) {
   memory_ = memory;
@@ -20,8 +24,9 @@ void Shadow::reset(const char* memory, std::uint32_t base, std::size_t bytes,
   before_atomics_.clear();
   read_sets_.assign(1, {});
   added_.clear();
-  sites_.assign(1, {"", {}});
-  recent_sites_ = {};
+  stamps_ = 0;
+  most_stamps_ = kLeastStamps;
+  sites_.clear();
 }
 
 // Calls function(word, address, mask of its bytes).
@@ -56,7 +61,7 @@ void Shadow::check_written(const Word& word, std::uint32_t address, const Access
   if (!is_ordered(word.write, access)) report(word, word.write, true, address, access);
   const bool generic =
       !word.write.is_operation() && !word.write.none() && word.write.actor() < threads_;
-  if (access.async_proxy && generic && !access.knowledge->proxy.knows(word.write)) {
+  if (access.async_proxy && generic && !access.knowledge->proxy_of_shared.knows(word.write)) {
     const Site& site = sites_[word.site];
     fail("proxy fence",
          std::string(access.what) + " at " + std::to_string(address) +
@@ -73,6 +78,7 @@ void Shadow::check_reads(const Word& word, std::uint32_t address, const Access& 
 }
 
 void Shadow::read(std::uint32_t address, std::size_t bytes, const Access& access) {
+  if (stamps_ >= most_stamps_) drop_unused_sets();
   Stamp checked;
   std::uint32_t from = ~0u, to = 0;
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
@@ -92,7 +98,7 @@ void Shadow::read(std::uint32_t address, std::size_t bytes, const Access& access
 void Shadow::write(std::uint32_t address, std::size_t bytes, const Access& access) {
   Stamp checked;
   std::uint32_t checked_reads = 0;
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
     if (word.write != checked && (word.mask & mask) != 0) {
       check_written(word, at, access);
@@ -123,14 +129,14 @@ std::string Shadow::unordered_rewrite(std::uint32_t address, std::size_t bytes,
 }
 
 void Shadow::overwrite(std::uint32_t address, std::size_t bytes, const Access& access) {
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t, std::uint8_t mask) {
     word = {access.stamp, site, 0, mask, false};
   });
 }
 
 void Shadow::atomic(std::uint32_t address, std::size_t bytes, const Access& access) {
-  const std::uint32_t site = site_of(access);
+  const std::uint32_t site = sites_.number_of({access.what, access.where});
   for_words(address, bytes, [&](Word& word, std::uint32_t at, std::uint8_t mask) {
     // One atomic operation needs no order behind another, but each behind the write before them.
     if (!word.atomic) before_atomics_[at] = word;
@@ -168,23 +174,29 @@ std::uint32_t Shadow::with_read(std::uint32_t set, Stamp stamp) {
     });
   }
   stamps.push_back(stamp);
+  stamps_ += stamps.size();
   read_sets_.push_back(std::move(stamps));
   return place->second = static_cast<std::uint32_t>(read_sets_.size() - 1);
 }
 
-std::uint32_t Shadow::site_of(const Access& access) {
-  const auto is_same = [&](const Site& site) {
-    return site.where.line() == access.where.line() && site.where.code() == access.where.code() &&
-           site.what == access.what;
-  };
-  std::uint32_t& recent = recent_sites_[(reinterpret_cast<std::uintptr_t>(access.where.code()) / 4 +
-                                         access.where.line()) %
-                                        recent_sites_.size()];
-  if (is_same(sites_[recent])) return recent;
-  recent = static_cast<std::uint32_t>(std::find_if(sites_.begin(), sites_.end(), is_same) -
-                                      sites_.begin());
-  if (recent == sites_.size()) sites_.push_back({access.what, access.where});
-  return recent;
+// Each reader of a word that many read makes a set of its own, which the next one replaces.
+void Shadow::drop_unused_sets() {
+  std::vector<std::vector<Stamp>> used(1);
+  std::vector<std::uint32_t> number_in_use(read_sets_.size());
+  stamps_ = 0;
+  for (Word& word : words_) {
+    if (word.reads == 0) continue;
+    std::uint32_t& number = number_in_use[word.reads];
+    if (number == 0) {
+      number = static_cast<std::uint32_t>(used.size());
+      used.push_back(std::move(read_sets_[word.reads]));
+      stamps_ += used.back().size();
+    }
+    word.reads = number;
+  }
+  read_sets_ = std::move(used);
+  added_.clear();
+  most_stamps_ = std::max(kLeastStamps, 2 * stamps_);
 }
 
 std::string Shadow::name_of(Stamp stamp) const {

@@ -1,7 +1,6 @@
 // What happened to each word of a shared memory, and the search for accesses that nothing orders.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "winnow/simulator/engine/clock.h"
+#include "winnow/simulator/engine/sites.h"
 #include "winnow/simulator/plant.h"
 
 namespace winnow::simulator {
@@ -83,7 +83,7 @@ class Shadow {
   void check_written(const Word& word, std::uint32_t address, const Access& access) const;
   void check_reads(const Word& word, std::uint32_t address, const Access& access) const;
   std::uint32_t with_read(std::uint32_t set, Stamp stamp);
-  std::uint32_t site_of(const Access& access);
+  void drop_unused_sets();
   std::string name_of(Stamp stamp) const;
   std::string describe(const Word& word, Stamp earlier, bool earlier_wrote, std::uint32_t address,
                        const Access& access) const;
@@ -99,12 +99,9 @@ class Shadow {
   std::unordered_map<std::uint32_t, Word> before_atomics_;  // of words that are atomic
   std::vector<std::vector<Stamp>> read_sets_;               // [0]: none
   std::unordered_map<Added, std::uint32_t, AddedHash> added_;
-  struct Site {
-    const char* what;
-    Where where;
-  };
-  std::vector<Site> sites_;
-  std::array<std::uint32_t, 64> recent_sites_{};  // by a few bits of what tells them apart
+  // Stamps that the sets hold, and with how many those that no word has any more are dropped.
+  std::size_t stamps_ = 0, most_stamps_ = 0;
+  Sites sites_;
 };
 
 }  // namespace winnow::simulator

@@ -104,12 +104,16 @@ void throw_failure() {
   throw thrown;
 }
 
+// Raises it to the other, which has no more streams.
+void join(Horizon& horizon, const Horizon& other) {
+  for (std::size_t i = 0; i < other.size(); ++i) horizon[i] = std::max(horizon[i], other[i]);
+}
+
 // Raises it to what has ended when the operation has, if it has not yet.
 void learn(Horizon& horizon, Ticket ticket) {
   if (is_over(ticket)) return;
   const Stream& stream = stream_of(ticket.stream);
-  const Horizon& behind = stream.operations[ticket.number - stream.ended - 1].behind;
-  for (std::size_t i = 0; i < behind.size(); ++i) horizon[i] = std::max(horizon[i], behind[i]);
+  join(horizon, stream.operations[ticket.number - stream.ended - 1].behind);
   horizon[ticket.stream] = std::max(horizon[ticket.stream], ticket.number);
 }
 
@@ -130,9 +134,7 @@ void set_horizons(Operation& operation, Ticket before) {
   if (!run.grid.early || is_over(before)) return;
   const GridRun* const ahead = stream_of(before.stream).operations.back().run.get();
   if (ahead == nullptr) return;
-  for (std::size_t i = 0; i < ahead->behind_early->size(); ++i) {
-    early[i] = std::max(early[i], (*ahead->behind_early)[i]);
-  }
+  join(early, *ahead->behind_early);
   run.behind_early = std::make_shared<Horizon>(std::move(early));
   run.ahead = ahead->lets;
 }

@@ -281,7 +281,6 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               winnow::simulator::Where where = winnow::simulator::Where::current()) {
   const unsigned segment = winnow::simulator::lane() & ~static_cast<unsigned>(width - 1);
-  source = winnow::simulator::altered(source, where);
   return winnow::simulator::shuffle("__shfl_sync", mask, value,
                                     segment + (static_cast<unsigned>(source) & (width - 1)), true,
                                     where);

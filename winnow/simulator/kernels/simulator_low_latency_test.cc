@@ -1,5 +1,11 @@
 // The low-latency calls of the all-to-all in the simulator.
+#include <memory>
+#include <vector>
+
+#include "winnow/expert_parallel/testing/low_latency_problem.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
 
@@ -10,10 +16,56 @@ namespace {
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
-const std::vector<PassingCase> kQuickCases = {
-    on_ranks("1-ranks", {"eager"}), on_ranks("2-ranks", {"late"}),
-    on_ranks("3-ranks", {"random:1"}), on_ranks("4-ranks-bf16-halves", {"random:2"}),
-    on_ranks("newest-first-shrink", {"random:3"})};
+// Each call is sent before the one ahead of it is received. So a rank that takes the places of the
+// call before the last knows by their `consumed` words alone that the others have read them: it has
+// received nothing that they have sent since.
+testing::CaseOutcome run_overlapping(const testing::Target& target) {
+  const LowLatencyProblem problem{.name = "overlapping", .world = 2, .rounds = 4};
+  LowLatencyConfig config = problem.config();
+  config.device = testing::device_of(target);
+  const std::vector<LowLatencyRound> rounds = make_rounds(problem);
+  std::vector<Comparisons> of_ranks(static_cast<std::size_t>(problem.world));
+  RankTeam team(problem.world);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    Comparisons& comparisons = of_ranks[static_cast<std::size_t>(rank)];
+    LowLatency layer(transport, team.world().store(), config);
+    const Place place(config.device);
+    std::vector<std::unique_ptr<LowLatencyTensors>> calls;
+    for (const LowLatencyRound& round : rounds) {
+      calls.push_back(std::make_unique<LowLatencyTensors>(place, problem, round, rank));
+    }
+    const auto overlap = [&](void (LowLatencyTensors::*call)(LowLatency&, CallPart)) {
+      ((*calls.front()).*call)(layer, CallPart::send);
+      for (std::size_t i = 1; i < calls.size(); ++i) {
+        ((*calls[i]).*call)(layer, CallPart::send);
+        ((*calls[i - 1]).*call)(layer, CallPart::receive);
+      }
+      ((*calls.back()).*call)(layer, CallPart::receive);
+    };
+    overlap(&LowLatencyTensors::dispatch);
+    comparisons.ran_on(layer.backend());
+    for (const auto& one : calls) one->check_dispatched(comparisons);
+    for (const auto& one : calls) one->make_expert_output();
+    overlap(&LowLatencyTensors::combine);
+    for (const auto& one : calls) one->check_combined(comparisons);
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+testing::Operation simulated_operation() {
+  testing::Operation operation = with_room(low_latency_operation());
+  operation.cases.push_back({"overlapping", "", run_overlapping});
+  return operation;
+}
+
+const std::vector<PassingCase> kQuickCases = {on_ranks("1-ranks", {"eager"}),
+                                              on_ranks("2-ranks", {"late"}),
+                                              on_ranks("3-ranks", {"random:1"}),
+                                              on_ranks("4-ranks-bf16-halves", {"random:2"}),
+                                              on_ranks("newest-first-shrink", {"random:3"}),
+                                              on_ranks("overlapping", {"random:5"})};
 const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves", {"random:4"}),
                                                  on_ranks("3-ranks", {"random:4"}),
                                                  on_ranks("3-ranks-bf16-halves", {"random:4"}),
@@ -31,7 +83,8 @@ const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves",
                                                  on_ranks("many-experts", {"random:4"})};
 const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
     combine{"low_latency_combine_cuda.cu", "3-ranks"},
-    wide{"low_latency_combine_cuda.cu", "wide-bf16"}, both{"low_latency_cuda.cuh", "3-ranks"};
+    wide{"low_latency_combine_cuda.cu", "wide-bf16"}, both{"low_latency_cuda.cuh", "3-ranks"},
+    overlapping{"low_latency_cuda.cuh", "overlapping"};
 const std::vector<PlantedBug> kQuickBugs = {
     dispatch("DispatchCountsBeforeTheyAreCleared",
              "for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) "
@@ -44,6 +97,12 @@ const std::vector<PlantedBug> kQuickBugs = {
     both("BothPlacesNeverFree",
          "device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, rank)),",
          Action::drop),
+    saying(
+        "race: ",
+        overlapping("BothPlacesFreeWithoutARelease",
+                    "device::st_release_sys(word(view.peers[to], view.layout.consumed_word(call, "
+                    "rank)),",
+                    Action::weaken)),
     saying("race: ", dispatch("DispatchWithoutAFence",
                               "const Sent sent = arrive_sent(view, kBlocksSent, mistaken);",
                               Action::drop, 0, -1)),
@@ -199,8 +258,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
          1),
     both("BothEndTooEarly", "if (threadIdx.x == 0) begins[entries] = before;", Action::drop, 0, 1),
 };
-WINNOW_SIMULATOR_TESTS(SimulatorLowLatency, with_room(low_latency_operation()), kQuickCases,
-                       kThoroughCases, kQuickBugs, kThoroughBugs);
+WINNOW_SIMULATOR_TESTS(SimulatorLowLatency, simulated_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

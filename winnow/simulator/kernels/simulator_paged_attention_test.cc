@@ -144,7 +144,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
            alone("LoadsOfTooManyThreads", "__syncthreads();  // keeps the loads", Action::add, 32)),
     saying("named barrier: ",
            alone("LoadsOfTooFewThreads", "__syncthreads();  // keeps the loads", Action::add, -1)),
-    of_warp(1, alone("LoadsWithoutAWarp", "__syncthreads();  // keeps the loads", Action::drop)),
     alone("MaximaElsewhere", "device::load_now(&records[lane].maximum_and_weights)", Action::add,
           8),
     alone("ValuesOfTheNextColumn", "device::load_now(&records[first + i].values[d])", Action::add,

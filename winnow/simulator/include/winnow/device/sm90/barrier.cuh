@@ -59,10 +59,10 @@ bool barrier_red_and(bool mine, Where where = Where::current()) {
 }
 
 inline void fence_proxy_async_shared(Where where = Where::current()) {
-  simulator::proxy_fence(where);
+  simulator::proxy_fence(simulator::Space::shared, where);
 }
 inline void fence_proxy_async_global(Where where = Where::current()) {
-  simulator::proxy_fence(where);
+  simulator::proxy_fence(simulator::Space::global, where);
 }
 
 template <int kRegisters>
