@@ -1,16 +1,19 @@
 // Backward of top-k sparse MLA attention, for GPUs of compute capability 8.0 and newer: the
 // kernels.
 //
-// For a chunk of queries, in turn:
-//   scores   P and dS of a query's tiles and 64 heads, in bf16, to the workspace
-//   dq       dq = dS K of a query and 64 heads
-//   dkv      dS^T Q + P^T dO of a query and 64 of its entries, over all heads; added to the rows
-// so that a row is added to once for each query that sees it. Before them prepare() finds delta and
-// lse' of every head, after them finish() gives dkv its dtype, and sink_kernel() sums d_sink.
+// prepare() finds delta and lse' of every head; then a block takes one query after another, and of
+// its entries up to kSegment at a time, in phases:
+//   numbers  the row of each entry, to shared memory
+//   scores   P and dS of 64 heads after the other, in bf16, to the block's part of the workspace
+//   dq       dq = dS K, of 128 heads and half of the columns or of 64 heads and all of them
+//   dkv      dS^T Q + P^T dO of 128 entries and half of the columns, over all heads; added to the
+//            rows
+// so that a row is added to once for each query that sees it. Blocks are in different phases at a
+// time, so that the additions, which L2 takes 16 bytes of a clock and multiprocessor, lie beside
+// the products of others. After them finish() gives dkv its dtype, and sink_kernel() sums d_sink.
 //
-// Tiles of 32 entries are those of QueryTiles, numbered over both sources; the rows of the second
-// source are numbered on from those of the first. A head is dead whose sink is +inf, or that does
-// not exist: its lse' is +inf, and nothing of it is multiplied.
+// The rows of the second source are numbered on from those of the first. A head is dead whose sink
+// is +inf, or that does not exist: its lse' is +inf, and nothing of it is multiplied.
 //
 // kFixed, the deterministic mode: dkv is summed in 64-bit integers, whose additions have no order.
 // All share one unit, which is found from the largest finite magnitudes of what is multiplied: with
@@ -27,8 +30,12 @@ namespace winnow::sparse_mla::backward_cuda_detail {
 
 using namespace winnow::sparse_mla::attention_cuda;
 
-inline constexpr int kPairRows = 2 * kRows;  // entries of a block of dkv_kernel
-inline constexpr int kStepHeads = 16;        // of a step of it
+// Entries of which a block holds P and dS.
+inline constexpr int kSegment = 2048, kSegmentTiles = kSegment / kRows;
+inline constexpr int kGroupRows = 128;  // entries of a product of dkv
+inline constexpr int kGroupTiles = kGroupRows / kRows;
+inline constexpr int kStepHeads = 16;  // of a step of it
+static_assert(kSegment % kGroupRows == 0);
 
 struct Bounds {  // largest finite magnitudes, as bits
   std::uint32_t q, d_out, delta, kv;
@@ -41,27 +48,27 @@ struct KernelParams {
       d_out_stride1;                         // bytes
   Rows<const float*> lse, delta, attn_sink;  // the last two may be absent
   float scale;
-  int h_q, heads;            // heads: padded to 64
-  std::int32_t first_rows;   // of the first source
-  std::int32_t columns;      // of the weights: entries of all tiles, padded to kPairRows
-  std::int64_t first_query;  // of the chunk
+  int h_q, heads;           // heads: padded to 64
+  std::int32_t first_rows;  // of the first source
+  std::int32_t columns;     // of the weights: entries of a segment, padded to kGroupRows
   std::int64_t s_q;
+  std::uint32_t* taken;  // how many queries blocks have taken beside their first ones
   float *lse2, *deltas;  // [s_q, heads]: lse' in base 2, and delta
   float* shares;         // [s_q, h_q]: what the query adds to d_sink; or null
   std::uint32_t* rows;   // [rows], kFixed: 1 is seen, 2 gets what is not finite
   Bounds* bounds;        // kFixed
-  char* weights;         // [chunk, 2, heads, columns], bf16: P, dS
+  char* weights;         // [blocks, 2, heads, columns], bf16: P, dS
+  float* dq_sums;        // [blocks, heads, d_qk]: dq of the segments before; or null
   void* sums;            // [rows, d_qk], f32, or kFixed 64-bit integers
   char* dq;
   std::int64_t dq_stride0, dq_stride1;  // bytes
   bool dq_f32;
 };
 
-// Where a row of the weights of a query of the chunk begins. `which`: 0 is P, 1 dS.
-__device__ __forceinline__ char* weights_at(const KernelParams& params, std::int64_t chunk_query,
-                                            int which, int head) {
-  return params.weights +
-         ((chunk_query * 2 + which) * params.heads + head) * (std::int64_t{params.columns} * 2);
+// Where a row of the block's weights begins. `which`: 0 is P, 1 dS.
+__device__ __forceinline__ char* weights_at(const KernelParams& params, int which, int head) {
+  return params.weights + ((std::int64_t{blockIdx.x} * 2 + which) * params.heads + head) *
+                              (std::int64_t{params.columns} * 2);
 }
 
 // The number of the row that an entry names, over both sources.
@@ -197,75 +204,144 @@ __device__ __forceinline__ float units_of(const KernelParams& params) {
                          << 23);
 }
 
+// --- a segment of a query -----------------------------------------------------------------------
+
+struct ListMemory {
+  std::int32_t rows[kSegment];  // the row of each entry; -1: nothing is seen there
+  std::int32_t limits[4];       // of the query
+  std::int32_t next[1];         // the number of the block's next query
+};
+struct alignas(kTileLine) PaddedListMemory : ListMemory {};
+struct ListPlan : Shared<ListMemory> {
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(limits)
+  WINNOW_PLACE(next)
+};
+
+// What the phases know.
+struct Segment {
+  std::int64_t query;
+  int tiles;
+  bool first, last;  // of the query
+  ListPlan list;
+
+  __device__ __forceinline__ std::int32_t row(int entry) const { return list.rows()[entry].load(); }
+};
+
+// Names the rows of the tiles from `first` on, of whole groups.
+__device__ __forceinline__ void number_rows(const KernelParams& params,
+                                            const QueryTiles<kRows>& entries, int first, int tiles,
+                                            ListPlan list) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int all = ceil_div(tiles, kGroupTiles) * kGroupTiles;
+  for (int tile = warp; tile < all; tile += kWarps) {
+    const std::int32_t entry = tile < tiles ? entries.load(first + tile, lane) : -1;
+    const bool visible = tile < tiles && is_visible(entries, first + tile, entry);
+    const auto row = static_cast<std::int32_t>(row_number(params, entries, first + tile, entry));
+    list.rows()[kRows * tile + lane].store(visible ? row : -1);
+  }
+}
+
+// Where a row begins.
+__device__ __forceinline__ const char* row_at(const KernelParams& params, std::int32_t row) {
+  const bool second = row >= params.first_rows;
+  const GatherView& source = params.sources.source[second].rows;
+  return source.kv + (row - (second ? params.first_rows : 0)) * source.kv_stride;
+}
+
 // --- P and dS -----------------------------------------------------------------------------------
 
-// Blocks count the blocks of heads of a query first.
-template <class P>
-__global__ void __launch_bounds__(kThreads, 1)
-    scores_kernel(const __grid_constant__ KernelParams params) {
-  const P shared{shared_address(dynamic_shared<128>())};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::uint32_t head_blocks = params.heads / kHeads;
-  const std::int64_t chunk_query = blockIdx.x / head_blocks,
-                     query = params.first_query + chunk_query;
-  const int first = static_cast<int>(blockIdx.x % head_blocks) * kHeads;
-  const int heads = min(params.h_q - first, kHeads);
+template <int kDim, int kParts, int kSumSlots>
+struct ScoresMemory {
+  Tile<kRows, kDim> rows[2];
+  Sums sums[kSumSlots][kParts];
+};
+// kSumSlots: 2 where dP has a place beside the logits, 1 where they share one.
+template <int kDim_, int kParts_, int kSumSlots_>
+struct ScoresPlan : Shared<ScoresMemory<kDim_, kParts_, kSumSlots_>> {
+  using Memory = ScoresMemory<kDim_, kParts_, kSumSlots_>;
+  static constexpr DType kType = DType::bf16;
+  static constexpr int kDim = kDim_, kParts = kParts_, kSumSlots = kSumSlots_;
+  static constexpr int kSteps = kDim / 16 / kParts;              // of 16 columns, of a warp
+  static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;  // of 16 heads, of a warp
+  int which = 0;                                                 // 0: the logits, 1: dP
 
-  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
-  __syncthreads();  // the limits are there
-  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
-  const int tiles = ceil_div(entries.tiles(), 2) * 2;  // of whole pairs
-  std::int32_t entry = entries.load(0, lane);
+  WINNOW_PLACE(rows)
+  __device__ __forceinline__ Place<Sums[kParts]> sums() const {
+    return {this->base + static_cast<std::uint32_t>(offsetof(Memory, sums)) +
+            which % kSumSlots * static_cast<std::uint32_t>(sizeof(Sums) * kParts)};
+  }
+};
+
+template <class P>
+__device__ __forceinline__ void write_scores(const KernelParams& params, const Segment& segment,
+                                             P logits_at, int first) {
+  P d_p_at = logits_at;
+  d_p_at.which = 1;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int heads = min(params.h_q - first, kHeads);
+  const int tiles = ceil_div(segment.tiles, kGroupTiles) * kGroupTiles;
+  const std::uint64_t policy = policy_evict_last();
   const auto copy = [&](int tile) {
-    const std::uint32_t mask = __ballot_sync(kFullWarp, is_visible(entries, tile, entry));
-    const GatherView& rows = entries.rows(tile);
-    copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy_evict_last(),
-                 [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
+    if (tile < tiles) {
+      const int at = 4 * warp + lane / 8, unit = lane % 8;
+      const std::int32_t row = segment.row(kRows * tile + at);
+      const char* const from = row_at(params, max(row, 0)) + unit * kUnitBytes;
+      const std::uint32_t to = in_one_register(logits_at.rows()[tile & 1].unit(at, unit), lane);
+#pragma unroll
+      for (int chunk = 0; chunk < P::kDim / 64; ++chunk) {
+        cp_async_zfill<128>(to + chunk * Tile<kRows, P::kDim>::kChunkBytes,
+                            from + chunk * kTileLine, row >= 0, policy);
+      }
+    }
     cp_async_commit();
-    entry = entries.load(tile + 1, lane);
-    return mask;
   };
-  std::uint32_t next_mask = tiles > 0 ? copy(0) : 0;
+  copy(0);
+  copy(1);
 
   Queries<P> q;
-  load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1, params.q_stride1,
-                  heads, warp, lane, q);
+  load_queries<P>(params.q + segment.query * params.q_stride0 + first * params.q_stride1,
+                  params.q_stride1, heads, warp, lane, q);
   std::uint32_t d_out[P::kBlocks][kValueColumns / 16 / P::kParts][4];
-  load_queries<P>(params.d_out + query * params.d_out_stride0 + first * params.d_out_stride1,
-                  params.d_out_stride1, heads, warp, lane, d_out);
-  const int row = 8 * warp + lane / 4;
-  const float lse2 = params.lse2[query * params.heads + first + row];
-  const float delta = params.deltas[query * params.heads + first + row];
+  load_queries<P>(
+      params.d_out + segment.query * params.d_out_stride0 + first * params.d_out_stride1,
+      params.d_out_stride1, heads, warp, lane, d_out);
+  const int head = first + 8 * warp + lane / 4;
+  const float lse2 = params.lse2[segment.query * params.heads + head];
+  const float delta = params.deltas[segment.query * params.heads + head];
   const bool dead = lse2 == infinity();
   const float scale2 = params.scale * kLog2e;
 
+  cp_async_wait<1>();  // of the first rows
+  __syncthreads();     // they are there
+  multiply_scores(logits_at, 0, warp, lane, q);
   for (int tile = 0; tile < tiles; ++tile) {
-    const std::uint32_t mask = next_mask;
-    cp_async_wait<0>();  // of the rows
-    __syncthreads();     // the tile is there, and the tile before is done with
-    if (tile + 1 < tiles) next_mask = copy(tile + 1);
-    float logits[2][4], d_p[2][4];
-    multiply_scores(shared, tile & 1, warp, lane, q);
     __syncthreads();  // the logits are there
-    load_logits(shared, warp, lane, logits);
-    __syncthreads();  // they are loaded
-    multiply_scores(shared, tile & 1, warp, lane, d_out);
-    __syncthreads();  // dP is there
-    load_logits(shared, warp, lane, d_p);
+    float logits[2][4], d_p[2][4];
+    load_logits(logits_at, warp, lane, logits);
+    if constexpr (P::kSumSlots == 1) __syncthreads();  // they are loaded
+    multiply_scores(d_p_at, tile & 1, warp, lane, d_out);
+    cp_async_wait<0>();  // of the next rows
+    __syncthreads();     // dP and the next tile are there, and this tile is done with
+    copy(tile + 2);
+    load_logits(d_p_at, warp, lane, d_p);
+    if constexpr (P::kSumSlots == 1) __syncthreads();  // dP is loaded
+    if (tile + 1 < tiles) multiply_scores(logits_at, (tile + 1) & 1, warp, lane, q);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int unit = logit_unit(lane, i);
+      const int entry = kRows * tile + 4 * logit_unit(lane, i);
+      const uint4 words = ld_shared_words(segment.list.rows()[entry].address);
+      const std::uint32_t rows[4] = {words.x, words.y, words.z, words.w};
       float p[4], d_s[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const bool counts = !dead && sees(mask, lane, i, e);
+        const bool counts = !dead && static_cast<std::int32_t>(rows[e]) >= 0;
         p[e] = counts ? ex2(fmaf(logits[i][e], scale2, -lse2)) : 0.0f;
         d_s[e] = counts ? p[e] * (d_p[i][e] - delta) * params.scale : 0.0f;
       }
-      const std::int64_t at = (std::int64_t{tile} * kRows + 4 * unit) * 2;
-      *reinterpret_cast<uint2*>(weights_at(params, chunk_query, 0, first + row) + at) =
+      *reinterpret_cast<uint2*>(weights_at(params, 0, head) + 2 * entry) =
           make_uint2(pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]));
-      *reinterpret_cast<uint2*>(weights_at(params, chunk_query, 1, first + row) + at) =
+      *reinterpret_cast<uint2*>(weights_at(params, 1, head) + 2 * entry) =
           make_uint2(pack_bf16(d_s[0], d_s[1]), pack_bf16(d_s[2], d_s[3]));
     }
   }
@@ -273,73 +349,109 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- dq -----------------------------------------------------------------------------------------
 
-template <int kDim>
+// kWide: 128 heads and half of the columns, 32 of each 64; else 64 heads and all columns. Eight
+// warps have 64 heads and a quarter or an eighth of the columns each: of every 64 columns a block
+// of 8, which stands behind those of the warps before it.
+template <int kDim, bool kWide>
 struct DqMemory {
-  Tile<kRows, kDim> rows[2];
-  Tile<kHeads, 64> weights[2];  // dS of a tile, in half of the columns
-  std::int32_t limits[4];
+  // Half of 9 chunks of 64 columns takes 5.
+  Tile<kRows, kWide ? ceil_div(kDim, 128) * 64 : kDim> rows[kWide ? 3 : 2];
+  Tile<kHeads, 64> weights[kWide ? 3 : 2];  // dS: 64 heads in half of the columns, 64 in the other
 };
-template <int kDim_>
-struct DqPlan : Shared<DqMemory<kDim_>> {
-  using Memory = DqMemory<kDim_>;
+template <int kDim_, bool kWide>
+struct DqPlan : Shared<DqMemory<kDim_, kWide>> {
+  using Memory = DqMemory<kDim_, kWide>;
   static constexpr int kDim = kDim_;
+  static constexpr int kSlots = kWide ? 3 : 2;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(weights)
-  WINNOW_PLACE(limits)
 };
 
-// A warp has kDim / 8 of the columns, in blocks of 8.
-template <int kDim>
-__global__ void __launch_bounds__(kThreads, 1)
-    dq_kernel(const __grid_constant__ KernelParams params) {
-  using P = DqPlan<kDim>;
-  constexpr int kBlocks = kDim / 8 / kWarps;
-  const P shared{shared_address(dynamic_shared<128>())};
+template <int kDim, bool kWide>
+__device__ __forceinline__ void multiply_dq(const KernelParams& params, const Segment& segment,
+                                            std::uint32_t base, int first, int half) {
+  using P = DqPlan<kDim, kWide>;
+  constexpr int kBlocks = kDim / 64, kWarpBlocks = kWide ? 4 : 8;
+  const P shared{base};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::uint32_t head_blocks = params.heads / kHeads;
-  const std::int64_t chunk_query = blockIdx.x / head_blocks,
-                     query = params.first_query + chunk_query;
-  const int first = static_cast<int>(blockIdx.x % head_blocks) * kHeads;
-
-  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
-  __syncthreads();  // the limits are there
-  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
-  const int tiles = entries.tiles();
-  std::int32_t entry = entries.load(0, lane);
+  const int warp_m = kWide ? warp / 4 : 0, warp_n = warp % kWarpBlocks;
+  const int tiles = segment.tiles;
+  const std::uint64_t policy = policy_evict_last();
   const auto copy = [&](int tile) {
-    const std::uint64_t policy = policy_evict_last();
-    const std::uint32_t mask = __ballot_sync(kFullWarp, is_visible(entries, tile, entry));
-    const GatherView& rows = entries.rows(tile);
-    copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy,
-                 [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
-    const int head = threadIdx.x / 4, unit = threadIdx.x % 4;
-    cp_async_zfill<128>(in_one_register(shared.weights()[tile & 1].unit(head, unit), lane),
-                        weights_at(params, chunk_query, 1, first + head) +
-                            (std::int64_t{tile} * kRows + 8 * unit) * 2,
-                        true, policy);
+    if (tile < tiles) {
+      const int slot = tile % P::kSlots;
+      const int at = 4 * warp + lane / 8, unit = lane % 8;
+      const std::int32_t row = segment.row(kRows * tile + at);
+      const int column = kWide ? unit / 4 * 64 + half * 32 + unit % 4 * 8 : 8 * unit;
+      const char* const from = row_at(params, max(row, 0)) + 2 * column;
+      const auto rows = shared.rows()[slot];
+      const std::uint32_t to = in_one_register(rows.unit(at, unit), lane);
+#pragma unroll
+      for (int n = 0; n < (kWide ? ceil_div(kBlocks, 2) : kBlocks); ++n) {
+        if (kWide && 2 * n + unit / 4 >= kBlocks) continue;
+        cp_async_zfill<128>(to + n * decltype(rows)::Type::kChunkBytes,
+                            from + n * (kWide ? 2 : 1) * kTileLine, row >= 0, policy);
+      }
+      const int head = threadIdx.x / 4;
+#pragma unroll
+      for (int m = 0; m < (kWide ? 2 : 1); ++m) {
+        const int piece = threadIdx.x % 4;
+        cp_async_zfill<128>(
+            in_one_register(shared.weights()[slot].unit(head, 4 * m + piece), lane),
+            weights_at(params, 1, first + 64 * m + head) + (kRows * tile + 8 * piece) * 2, true,
+            policy);
+      }
+    }
     cp_async_commit();
-    entry = entries.load(tile + 1, lane);
   };
-  if (tiles > 0) copy(0);
+#pragma unroll
+  for (int tile = 0; tile < P::kSlots - 1; ++tile) copy(tile);
+
+  // Where the lane has its part of dq of the segments before.
+  const auto sums_at = [&](int m, int r, int n) {
+    const int head = first + 64 * warp_m + 16 * m + lane / 4 + 8 * r;
+    const int column = 64 * n + (kWide ? 32 * half : 0) + 8 * warp_n + lane % 4 * 2;
+    return reinterpret_cast<float2*>(
+        params.dq_sums + (std::int64_t{blockIdx.x} * params.heads + head) * kDim + column);
+  };
   float d[kHeads / 16][kBlocks][4] = {};
+  if (!segment.first) {
+#pragma unroll
+    for (int m = 0; m < kHeads / 16; ++m) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        const float2 upper = *sums_at(m, 0, n), lower = *sums_at(m, 1, n);
+        d[m][n][0] = upper.x;
+        d[m][n][1] = upper.y;
+        d[m][n][2] = lower.x;
+        d[m][n][3] = lower.y;
+      }
+    }
+  }
   for (int tile = 0; tile < tiles; ++tile) {
-    cp_async_wait<0>();  // of rows and dS
-    __syncthreads();     // the tile is there, and that before is done with
-    if (tile + 1 < tiles) copy(tile + 1);
-    const auto weights = shared.weights()[tile & 1].squares(lane);
-    const auto rows = shared.rows()[tile & 1];
+    cp_async_wait<P::kSlots - 2>();  // of rows and dS
+    __syncthreads();                 // the tile is there, and that before is done with
+    copy(tile + P::kSlots - 1);
+    const int slot = tile % P::kSlots;
+    const auto weights = shared.weights()[slot].squares(lane);
+    const auto rows = shared.rows()[slot];
     std::uint32_t a[kHeads / 16][kRows / 16][4];
 #pragma unroll
     for (int m = 0; m < kHeads / 16; ++m) {
 #pragma unroll
       for (int k16 = 0; k16 < kRows / 16; ++k16) {
-        ldmatrix_x4(weights.at(m, k16), a[m][k16][0], a[m][k16][1], a[m][k16][2], a[m][k16][3]);
+        ldmatrix_x4(weights.at(m, 2 * warp_m + k16), a[m][k16][0], a[m][k16][1], a[m][k16][2],
+                    a[m][k16][3]);
       }
     }
+    const std::uint32_t column = rows.unit(lane, warp_n);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
+      constexpr int kChunkBytes = decltype(rows)::Type::kChunkBytes;
       std::uint32_t b[4];  // the block's columns of all 32 rows
-      ldmatrix_x4_trans(rows.unit(lane, kBlocks * warp + n), b[0], b[1], b[2], b[3]);
+      ldmatrix_x4_trans(kWide ? (column ^ n % 2 * 4 * kUnitBytes) + n / 2 * kChunkBytes
+                              : column + n * kChunkBytes,
+                        b[0], b[1], b[2], b[3]);
 #pragma unroll
       for (int m = 0; m < kHeads / 16; ++m) {
         mma_m16n8k16<DType::bf16>(d[m][n], a[m][0], b[0], b[1]);
@@ -347,18 +459,26 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
+  __syncthreads();  // the last tile is done with
 #pragma unroll
   for (int m = 0; m < kHeads / 16; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int head = first + 16 * m + lane / 4 + 8 * r;
+      const int head = first + 64 * warp_m + 16 * m + lane / 4 + 8 * r;
+      if (!segment.last) {
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          *sums_at(m, r, n) = make_float2(d[m][n][2 * r], d[m][n][2 * r + 1]);
+        }
+        continue;
+      }
       if (head >= params.h_q) continue;
       // 0 times an infinity of a row is no part of a dead head's gradient.
-      const bool dead = params.lse2[query * params.heads + head] == infinity();
-      char* const to = params.dq + query * params.dq_stride0 + head * params.dq_stride1;
+      const bool dead = params.lse2[segment.query * params.heads + head] == infinity();
+      char* const to = params.dq + segment.query * params.dq_stride0 + head * params.dq_stride1;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        const int column = 8 * (kBlocks * warp + n) + lane % 4 * 2;
+        const int column = 64 * n + (kWide ? 32 * half : 0) + 8 * warp_n + lane % 4 * 2;
         const float x = dead ? 0.0f : d[m][n][2 * r], y = dead ? 0.0f : d[m][n][2 * r + 1];
         if (params.dq_f32) {
           *reinterpret_cast<float2*>(to + 4 * column) = make_float2(x, y);
@@ -372,130 +492,170 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- dkv ----------------------------------------------------------------------------------------
 
+// A job is 128 entries and half of the columns, 32 of each 64. Warps have 64 entries and of every
+// 32 columns a block of 8.
 template <int kDim>
 struct DkvStep {  // 16 heads
-  Tile<kStepHeads, kDim> q;
-  Tile<kStepHeads, kValueColumns> d_out;
-  Tile<kStepHeads, kPairRows> weights[2];  // P, dS
+  // Half of dO in the first 256 columns, half of Q behind it.
+  Tile<kStepHeads, kDim> heads;
+  Tile<kStepHeads, kGroupRows> weights[2];  // P, dS
 };
 template <int kDim>
 struct DkvStepPlan : Shared<DkvStep<kDim>> {
   using Memory = DkvStep<kDim>;
-  WINNOW_PLACE(q)
-  WINNOW_PLACE(d_out)
+  WINNOW_PLACE(heads)
   WINNOW_PLACE(weights)
+};
+// Sums of 64 entries and 32 columns of each half of the warps, on their way to the rows.
+struct DkvSums {
+  float sums[2][kGroupRows / 2][32];
 };
 template <int kDim>
 struct DkvMemory {
   DkvStep<kDim> steps[2];
-  std::int32_t limits[4];
+  DkvSums sums[2];
 };
 template <int kDim>
 struct DkvPlan : Shared<DkvMemory<kDim>> {
   using Memory = DkvMemory<kDim>;
   WINNOW_PLACE(steps)
-  WINNOW_PLACE(limits)
+  WINNOW_PLACE(sums)
 };
 
-// Starts the copies of a step. What a dead head has becomes zeros.
+// Starts the copies of a step of a job. What a dead head has becomes zeros.
 template <int kDim>
-__device__ __forceinline__ void copy_step(const KernelParams& params, DkvStepPlan<kDim> shared,
-                                          std::int64_t chunk_query, int pair, int step) {
+__device__ __forceinline__ void copy_step(const KernelParams& params, const Segment& segment,
+                                          DkvStepPlan<kDim> shared, int job, int step, bool lives) {
   const std::uint64_t policy = policy_evict_last();
-  const std::int64_t query = params.first_query + chunk_query;
   const int row = threadIdx.x / 16, lane = threadIdx.x % 16, head = kStepHeads * step + row;
-  const bool lives = params.lse2[query * params.heads + head] != infinity();
   const int mine = lives ? head : 0;
-  const char* const q = params.q + query * params.q_stride0 + mine * params.q_stride1;
-  const char* const d_out =
-      params.d_out + query * params.d_out_stride0 + mine * params.d_out_stride1;
+  const int column = lane / 4 * 64 + job % 2 * 32 + lane % 4 * 8;  // of four blocks of 64
+  const char* const q =
+      params.q + segment.query * params.q_stride0 + mine * params.q_stride1 + 2 * column;
+  const char* const d_out = params.d_out + segment.query * params.d_out_stride0 +
+                            mine * params.d_out_stride1 + 2 * column;
+  constexpr int kBlockBytes = 4 * 64 * 2;
 #pragma unroll
-  for (int first = 0; first < kDim / 8; first += 16) {
-    const int unit = first + lane;
-    if (unit < kDim / 8) {
-      cp_async_zfill<128>(shared.q().unit(row, unit), q + unit * kUnitBytes, lives, policy);
-    }
+  for (int i = 0; i < kValueColumns / 256; ++i) {
+    cp_async_zfill<128>(shared.heads().unit(row, 16 * i + lane), d_out + i * kBlockBytes, lives,
+                        policy);
   }
 #pragma unroll
-  for (int first = 0; first < kValueColumns / 8; first += 16) {
-    const int unit = first + lane;
-    cp_async_zfill<128>(shared.d_out().unit(row, unit), d_out + unit * kUnitBytes, lives, policy);
+  for (int i = 0; i < ceil_div(kDim, 256); ++i) {
+    if (4 * i + lane / 4 >= kDim / 64) continue;
+    cp_async_zfill<128>(shared.heads().unit(row, kValueColumns / 16 + 16 * i + lane),
+                        q + i * kBlockBytes, lives, policy);
   }
-  const int which = lane / 8, unit = lane % 8;
-  cp_async_zfill<128>(shared.weights()[which].unit(row, unit),
-                      weights_at(params, chunk_query, which, head) +
-                          std::int64_t{pair} * kPairRows * 2 + unit * kUnitBytes,
-                      true, policy);
-  cp_async_commit();
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    cp_async_zfill<128>(shared.weights()[which].unit(row, lane),
+                        weights_at(params, which, head) + (job / 2 * kGroupRows + 8 * lane) * 2,
+                        true, policy);
+  }
 }
 
-// A warp has kDim / 8 of the columns, in blocks of 8. Blocks count the pairs of tiles of a query
-// first.
+// Where a sum of 32 columns stands: blocks of 8 columns of four rows lie in different banks.
+__device__ __forceinline__ std::uint32_t sum_offset(int row, int column) {
+  return static_cast<std::uint32_t>(row * 32 + ((column / 8 ^ (row & 3)) * 8 + column % 8)) * 4;
+}
+
 template <int kDim, bool kFixed>
-__global__ void __launch_bounds__(kThreads, 1)
-    dkv_kernel(const __grid_constant__ KernelParams params) {
-  constexpr int kBlocks = kDim / 8 / kWarps;
-  const DkvPlan<kDim> shared{shared_address(dynamic_shared<128>())};
+__device__ __forceinline__ void multiply_dkv(const KernelParams& params, const Segment& segment,
+                                             std::uint32_t base) {
+  constexpr int kBlocks = kDim / 64;
+  const DkvPlan<kDim> shared{base};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::uint32_t pairs = params.columns / kPairRows;
-  const int pair = static_cast<int>(blockIdx.x % pairs);
-  const std::int64_t chunk_query = blockIdx.x / pairs, query = params.first_query + chunk_query;
-  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
-  __syncthreads();  // the limits are there
-  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
-  if (2 * pair >= entries.tiles()) return;
-
+  const int warp_m = warp / 4, warp_n = warp % 4;
   const int steps = ceil_div(params.h_q, kStepHeads);
-  float d[kPairRows / 16][kBlocks][4] = {};
-  copy_step<kDim>(params, {shared.steps()[0].address}, chunk_query, pair, 0);
-  for (int step = 0; step < steps; ++step) {
-    cp_async_wait<0>();  // of the step
-    __syncthreads();     // the step is there, and the step before is done with
-    if (step + 1 < steps) {
-      copy_step<kDim>(params, {shared.steps()[(step + 1) & 1].address}, chunk_query, pair,
-                      step + 1);
-    }
-    const DkvStepPlan<kDim> here{shared.steps()[step & 1].address};
-    std::uint32_t p[kPairRows / 16][4], d_s[kPairRows / 16][4];
-    const auto p_squares = here.weights()[0].squares(lane),
-               d_s_squares = here.weights()[1].squares(lane);
-#pragma unroll
-    for (int m = 0; m < kPairRows / 16; ++m) {
-      ldmatrix_x4_trans(p_squares.at(0, m), p[m][0], p[m][2], p[m][1], p[m][3]);
-      ldmatrix_x4_trans(d_s_squares.at(0, m), d_s[m][0], d_s[m][2], d_s[m][1], d_s[m][3]);
-    }
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      const int unit = kBlocks * warp + n;
-      const bool has_value = unit < kValueColumns / 8;
-      // Half of the lanes name rows of Q, the others those of dO.
-      std::uint32_t b[4];
-      ldmatrix_x4_trans(lane < 16 || !has_value ? here.q().unit(lane % 16, unit)
-                                                : here.d_out().unit(lane % 16, unit),
-                        b[0], b[1], b[2], b[3]);
-#pragma unroll
-      for (int m = 0; m < kPairRows / 16; ++m) {
-        mma_m16n8k16<DType::bf16>(d[m][n], d_s[m], b[0], b[1]);
-        if (has_value) mma_m16n8k16<DType::bf16>(d[m][n], p[m], b[2], b[3]);
-      }
-    }
-  }
-
+  const int jobs = ceil_div(segment.tiles, kGroupTiles) * 2;
   const float units = kFixed ? units_of(params) : 0.0f;
+
+  // The step whose copies come next. Whether its head lives is loaded a step before.
+  int copied = 0, copy_job = 0, copy_at = 0;
+  const float* const lse2 =
+      params.lse2 + segment.query * params.heads + static_cast<int>(threadIdx.x) / 16;
+  bool lives = lse2[0] != infinity();
+  const auto copy = [&] {
+    if (copy_job < jobs) {
+      copy_step<kDim>(params, segment, {shared.steps()[copied & 1].address}, copy_job, copy_at,
+                      lives);
+      ++copied;
+      if (++copy_at == steps) {
+        copy_at = 0;
+        ++copy_job;
+      }
+      lives = lse2[kStepHeads * copy_at] != infinity();
+    }
+    cp_async_commit();
+  };
+  copy();
+  int done = 0;
+  for (int job = 0; job < jobs; ++job) {
+    float d[kGroupRows / 2 / 16][kBlocks][4] = {};
+    for (int step = 0; step < steps; ++step, ++done) {
+      cp_async_wait<0>();  // of the step
+      __syncthreads();     // the step is there, and the step before is done with
+      copy();
+      const DkvStepPlan<kDim> here{shared.steps()[done & 1].address};
+      std::uint32_t p[kGroupRows / 2 / 16][4], d_s[kGroupRows / 2 / 16][4];
+      // The warps' entries are a chunk of 64 columns.
+      auto p_squares = here.weights()[0].squares(lane),
+           d_s_squares = here.weights()[1].squares(lane);
+      p_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
+      d_s_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
 #pragma unroll
-  for (int m = 0; m < kPairRows / 16; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int at = 16 * m + lane / 4 + 8 * r, tile = 2 * pair + at / kRows;
-      const std::int32_t entry = entries.load(tile, at % kRows);
-      if (!is_visible(entries, tile, entry)) continue;
-      const std::int64_t row = row_number(params, entries, tile, entry);
+      for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
+        ldmatrix_x4_trans(p_squares.at(0, m), p[m][0], p[m][2], p[m][1], p[m][3]);
+        ldmatrix_x4_trans(d_s_squares.at(0, m), d_s[m][0], d_s[m][2], d_s[m][1], d_s[m][3]);
+      }
+      constexpr int kChunkBytes = Tile<kStepHeads, kDim>::kChunkBytes;
+      constexpr int kQueries = kValueColumns / 2 / 64 * kChunkBytes;  // where Q begins
+      const std::uint32_t column = here.heads().unit(lane % 16, warp_n);
+      // Half of the lanes name rows of Q, the others those of dO.
+      const std::uint32_t either = column + (lane < 16 ? kQueries : 0);
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
+        const bool has_value = n < kValueColumns / 64;
+        std::uint32_t b[4];
+        ldmatrix_x4_trans(((has_value ? either : column + kQueries) ^ n % 2 * 4 * kUnitBytes) +
+                              n / 2 * kChunkBytes,
+                          b[0], b[1], b[2], b[3]);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float x = d[m][n][2 * r + e];
-          const std::int64_t to = row * kDim + 8 * (kBlocks * warp + n) + lane % 4 * 2 + e;
+        for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
+          mma_m16n8k16<DType::bf16>(d[m][n], d_s[m], b[0], b[1]);
+          if (has_value) mma_m16n8k16<DType::bf16>(d[m][n], p[m], b[2], b[3]);
+        }
+      }
+    }
+
+    // 32 columns of a row at once, 128 bytes: through shared memory.
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      const std::uint32_t sums =
+          shared.sums()[n & 1].address + static_cast<std::uint32_t>(warp_m * sizeof(DkvSums) / 2);
+#pragma unroll
+      for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const std::uint64_t high = __float_as_uint(d[m][n][2 * r + 1]);
+          st_shared(sums + sum_offset(16 * m + lane / 4 + 8 * r, 8 * warp_n + lane % 4 * 2),
+                    high << 32 | __float_as_uint(d[m][n][2 * r]));
+        }
+      }
+      __syncthreads();  // the sums are there
+      const int column = 64 * n + job % 2 * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < 16; i += 4) {
+        const int at = 16 * warp_n + i;
+        const uint4 words =
+            ld_shared_words(segment.list.rows()[job / 2 * kGroupRows + 64 * warp_m + at].address);
+        const std::uint32_t rows[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const auto row = static_cast<std::int32_t>(rows[e]);
+          if (row < 0) continue;
+          const float x = ld_shared<float>(sums + sum_offset(at + e, lane));
+          const std::int64_t to = std::int64_t{row} * kDim + column;
           if constexpr (kFixed) {
             if (!(fabsf(x) < infinity())) params.rows[row] = 2;
             reduce_add(static_cast<unsigned long long*>(params.sums) + to,
@@ -506,6 +666,64 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
     }
+  }
+}
+
+// --- all ----------------------------------------------------------------------------------------
+
+template <class P>
+union PhaseMemory {
+  typename P::Memory scores;
+  typename DqPlan<P::kDim, false>::Memory dq;
+  typename DqPlan<P::kDim, true>::Memory wide_dq;
+  typename DkvPlan<P::kDim>::Memory dkv;
+};
+template <class P>
+inline constexpr int kSharedBytes = sizeof(PaddedListMemory) + sizeof(PhaseMemory<P>);
+
+// P: a ScoresPlan.
+template <class P, bool kFixed>
+__global__ void __launch_bounds__(kThreads, 1)
+    products_kernel(const __grid_constant__ KernelParams params) {
+  const ListPlan list{shared_address(dynamic_shared<128>())};
+  const std::uint32_t base = list.base + sizeof(PaddedListMemory);
+  const int lane = threadIdx.x % 32;
+  for (std::int64_t number = blockIdx.x; number < params.s_q; number = list.next()[0].load()) {
+    // The last ones first: of causal ones they see the most.
+    const std::int64_t query = params.s_q - 1 - number;
+    if (threadIdx.x < 4) list.limits()[lane].store(load_limits(params.sources, query, lane));
+    __syncthreads();  // the limits are there, and the number is read
+    if (threadIdx.x == 0) {
+      list.next()[0].store(static_cast<std::int32_t>(gridDim.x + atomicAdd(params.taken, 1u)));
+    }
+    const QueryTiles<kRows> entries(params.sources, query, list.limits()[lane & 3].load());
+    const int tiles = entries.tiles();
+    int first = 0;
+    do {
+      const Segment segment{query, min(tiles - first, kSegmentTiles), first == 0,
+                            first + kSegmentTiles >= tiles, list};
+      number_rows(params, entries, first, segment.tiles, list);
+      __syncthreads();  // the rows are named
+      if (segment.tiles > 0) {
+        for (int head = 0; head < params.heads; head += kHeads) {
+          write_scores(params, segment, P{{base}}, head);
+          __syncthreads();  // P and dS are there
+        }
+      }
+      if (params.heads % (2 * kHeads) == 0) {
+        for (int head = 0; head < params.heads; head += kHeads) {
+          multiply_dq<P::kDim, true>(params, segment, base, head / (2 * kHeads) * 2 * kHeads,
+                                     head / kHeads % 2);
+        }
+      } else {
+        for (int head = 0; head < params.heads; head += kHeads) {
+          multiply_dq<P::kDim, false>(params, segment, base, head, 0);
+        }
+      }
+      multiply_dkv<P::kDim, kFixed>(params, segment, base);
+      __syncthreads();  // the rows are done with
+      first += kSegmentTiles;
+    } while (first < tiles);
   }
 }
 
