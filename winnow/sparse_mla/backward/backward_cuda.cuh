@@ -218,6 +218,12 @@ struct ListPlan : Shared<ListMemory> {
   WINNOW_PLACE(next)
 };
 
+// The number of the thread, which the compiler takes for another one in each phase: else it keeps
+// what follows from it in registers, from phase to phase, and spills.
+__device__ __forceinline__ int phase_thread() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x), threadIdx.x % 32);
+}
+
 // What the phases know.
 struct Segment {
   std::int64_t query;
@@ -232,7 +238,7 @@ struct Segment {
 __device__ __forceinline__ void number_rows(const KernelParams& params,
                                             const QueryTiles<kRows>& entries, int first, int tiles,
                                             ListPlan list) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int all = ceil_div(tiles, kGroupTiles) * kGroupTiles;
   for (int tile = warp; tile < all; tile += kWarps) {
     const std::int32_t entry = tile < tiles ? entries.load(first + tile, lane) : -1;
@@ -278,7 +284,7 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, const S
                                              P logits_at, int first) {
   P d_p_at = logits_at;
   d_p_at.which = 1;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int heads = min(params.h_q - first, kHeads);
   const int tiles = ceil_div(segment.tiles, kGroupTiles) * kGroupTiles;
   const std::uint64_t policy = policy_evict_last();
@@ -373,7 +379,7 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, const Se
   using P = DqPlan<kDim, kWide>;
   constexpr int kBlocks = kDim / 64, kWarpBlocks = kWide ? 4 : 8;
   const P shared{base};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int warp_m = kWide ? warp / 4 : 0, warp_n = warp % kWarpBlocks;
   const int tiles = segment.tiles;
   const std::uint64_t policy = policy_evict_last();
@@ -392,10 +398,10 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, const Se
         cp_async_zfill<128>(to + n * decltype(rows)::Type::kChunkBytes,
                             from + n * (kWide ? 2 : 1) * kTileLine, row >= 0, policy);
       }
-      const int head = threadIdx.x / 4;
+      const int head = thread / 4;
 #pragma unroll
       for (int m = 0; m < (kWide ? 2 : 1); ++m) {
-        const int piece = threadIdx.x % 4;
+        const int piece = thread % 4;
         cp_async_zfill<128>(
             in_one_register(shared.weights()[slot].unit(head, 4 * m + piece), lane),
             weights_at(params, 1, first + 64 * m + head) + (kRows * tile + 8 * piece) * 2, true,
@@ -525,9 +531,10 @@ struct DkvPlan : Shared<DkvMemory<kDim>> {
 // Starts the copies of a step of a job. What a dead head has becomes zeros.
 template <int kDim>
 __device__ __forceinline__ void copy_step(const KernelParams& params, const Segment& segment,
-                                          DkvStepPlan<kDim> shared, int job, int step, bool lives) {
+                                          DkvStepPlan<kDim> shared, int thread, int job, int step,
+                                          bool lives) {
   const std::uint64_t policy = policy_evict_last();
-  const int row = threadIdx.x / 16, lane = threadIdx.x % 16, head = kStepHeads * step + row;
+  const int row = thread / 16, lane = thread % 16, head = kStepHeads * step + row;
   const int mine = lives ? head : 0;
   const int column = lane / 4 * 64 + job % 2 * 32 + lane % 4 * 8;  // of four blocks of 64
   const char* const q =
@@ -564,7 +571,7 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, const S
                                              std::uint32_t base) {
   constexpr int kBlocks = kDim / 64;
   const DkvPlan<kDim> shared{base};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int warp_m = warp / 4, warp_n = warp % 4;
   const int steps = ceil_div(params.h_q, kStepHeads);
   const int jobs = ceil_div(segment.tiles, kGroupTiles) * 2;
@@ -572,13 +579,12 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, const S
 
   // The step whose copies come next. Whether its head lives is loaded a step before.
   int copied = 0, copy_job = 0, copy_at = 0;
-  const float* const lse2 =
-      params.lse2 + segment.query * params.heads + static_cast<int>(threadIdx.x) / 16;
+  const float* const lse2 = params.lse2 + segment.query * params.heads + thread / 16;
   bool lives = lse2[0] != infinity();
   const auto copy = [&] {
     if (copy_job < jobs) {
-      copy_step<kDim>(params, segment, {shared.steps()[copied & 1].address}, copy_job, copy_at,
-                      lives);
+      copy_step<kDim>(params, segment, {shared.steps()[copied & 1].address}, thread, copy_job,
+                      copy_at, lives);
       ++copied;
       if (++copy_at == steps) {
         copy_at = 0;
