@@ -92,12 +92,12 @@ unsigned blocks_for(std::int64_t work, std::int64_t each) {
   return static_cast<unsigned>(ceil_div(work, each));
 }
 
-template <class Scores, bool kFixed>
+template <class P, bool kFixed>
 void launch_products(const Layout& layout, const KernelParams& kernel, cudaStream_t stream) {
-  auto* const function = products_kernel<Scores, kFixed>;
-  kRuntime.allow_shared_memory(function, kSharedBytes<Scores>);
-  kRuntime.launch(function, static_cast<unsigned>(layout.blocks), kThreads, kSharedBytes<Scores>,
-                  stream, kernel);
+  auto* const function = products_kernel<P, kFixed>;
+  kRuntime.allow_shared_memory(function, P::kBytes);
+  kRuntime.launch(function, static_cast<unsigned>(layout.blocks), kThreads, P::kBytes, stream,
+                  kernel);
 }
 
 template <int kDim, bool kFixed>
@@ -114,11 +114,10 @@ void run(const BackwardParams& params, const Layout& layout, const KernelParams&
                       static_cast<const char*>(source->kv.data), source->kv.stride0 * 2,
                       source->s_kv, kDim / 8, kernel.rows + first, kernel.bounds);
     }
-    using Large = ScoresPlan<kDim, 4, 2>;
-    using Small = ScoresPlan<kDim, 2, 1>;
-    static_assert(kSharedBytes<Small> <= 99 * 1024);  // as GPUs have at least
-    const bool large =
-        kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= kSharedBytes<Large>;
+    using Large = Phases<kDim, true>;
+    using Small = Phases<kDim, false>;
+    static_assert(Small::kBytes <= 99 * 1024);  // as GPUs have at least
+    const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
     (large ? launch_products<Large, kFixed> : launch_products<Small, kFixed>)(layout, kernel,
                                                                               stream);
   }

@@ -34,7 +34,6 @@ using namespace winnow::sparse_mla::attention_cuda;
 inline constexpr int kSegment = 2048, kSegmentTiles = kSegment / kRows;
 inline constexpr int kGroupRows = 128;  // entries of a product of dkv
 inline constexpr int kGroupTiles = kGroupRows / kRows;
-inline constexpr int kStepHeads = 16;  // of a step of it
 static_assert(kSegment % kGroupRows == 0);
 
 struct Bounds {  // largest finite magnitudes, as bits
@@ -210,12 +209,15 @@ struct ListMemory {
   std::int32_t rows[kSegment];  // the row of each entry; -1: nothing is seen there
   std::int32_t limits[4];       // of the query
   std::int32_t next[1];         // the number of the block's next query
+  std::int32_t query[1], tiles[1];
 };
 struct alignas(kTileLine) PaddedListMemory : ListMemory {};
 struct ListPlan : Shared<ListMemory> {
   WINNOW_PLACE(rows)
   WINNOW_PLACE(limits)
   WINNOW_PLACE(next)
+  WINNOW_PLACE(query)
+  WINNOW_PLACE(tiles)
 };
 
 // The number of the thread, which the compiler takes for another one in each phase: else it keeps
@@ -224,26 +226,35 @@ __device__ __forceinline__ int phase_thread() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x), threadIdx.x % 32);
 }
 
-// What the phases know.
+// What a phase knows. It asks shared memory again, since no register is left from phase to phase.
 struct Segment {
-  std::int64_t query;
-  int tiles;
-  bool first, last;  // of the query
   ListPlan list;
+  std::int64_t query;
+  int tiles;         // of the segment
+  bool first, last;  // of the query
 
   __device__ __forceinline__ std::int32_t row(int entry) const { return list.rows()[entry].load(); }
 };
+__device__ __forceinline__ Segment segment_at(ListPlan list, int first_tile) {
+  const int behind = list.tiles()[0].load() - first_tile;
+  return {list, list.query()[0].load(), min(behind, kSegmentTiles), first_tile == 0,
+          behind <= kSegmentTiles};
+}
 
-// Names the rows of the tiles from `first` on, of whole groups.
-__device__ __forceinline__ void number_rows(const KernelParams& params,
-                                            const QueryTiles<kRows>& entries, int first, int tiles,
-                                            ListPlan list) {
+// Names the rows of a segment, of whole groups of tiles, and says how many tiles the query has.
+__device__ __forceinline__ void number_rows(const KernelParams& params, ListPlan list,
+                                            int first_tile) {
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
+  const QueryTiles<kRows> entries(params.sources, list.query()[0].load(),
+                                  list.limits()[lane & 3].load());
+  if (thread == 0) list.tiles()[0].store(entries.tiles());
+  const int tiles = min(entries.tiles() - first_tile, kSegmentTiles);
   const int all = ceil_div(tiles, kGroupTiles) * kGroupTiles;
   for (int tile = warp; tile < all; tile += kWarps) {
-    const std::int32_t entry = tile < tiles ? entries.load(first + tile, lane) : -1;
-    const bool visible = tile < tiles && is_visible(entries, first + tile, entry);
-    const auto row = static_cast<std::int32_t>(row_number(params, entries, first + tile, entry));
+    const int at = first_tile + tile;
+    const std::int32_t entry = tile < tiles ? entries.load(at, lane) : -1;
+    const bool visible = tile < tiles && is_visible(entries, at, entry);
+    const auto row = static_cast<std::int32_t>(row_number(params, entries, at, entry));
     list.rows()[kRows * tile + lane].store(visible ? row : -1);
   }
 }
@@ -257,43 +268,150 @@ __device__ __forceinline__ const char* row_at(const KernelParams& params, std::i
 
 // --- P and dS -----------------------------------------------------------------------------------
 
-template <int kDim, int kParts, int kSumSlots>
+// The sums of a block of 16 heads and 16 entries, as the lanes of a warp have them.
+struct BlockSums {
+  float lanes[2][32][4];
+};
+template <int kDim, int kParts>
 struct ScoresMemory {
   Tile<kRows, kDim> rows[2];
-  Sums sums[kSumSlots][kParts];
+  // Of the logits and of dP: what the warps add up that have a part of the columns each. A warp
+  // gets those of its block from the others.
+  BlockSums sums[2][kWarps][kParts - 1];
 };
-// kSumSlots: 2 where dP has a place beside the logits, 1 where they share one.
-template <int kDim_, int kParts_, int kSumSlots_>
-struct ScoresPlan : Shared<ScoresMemory<kDim_, kParts_, kSumSlots_>> {
-  using Memory = ScoresMemory<kDim_, kParts_, kSumSlots_>;
-  static constexpr DType kType = DType::bf16;
-  static constexpr int kDim = kDim_, kParts = kParts_, kSumSlots = kSumSlots_;
-  static constexpr int kSteps = kDim / 16 / kParts;              // of 16 columns, of a warp
-  static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;  // of 16 heads, of a warp
-  int which = 0;                                                 // 0: the logits, 1: dP
-
+// Warps have a kParts-th of the columns of Q and dO for kBlocks blocks of 16 heads, in registers.
+// Of the sums of kBlocks blocks of heads and two of entries each of kParts warps has one block.
+template <int kDim_, int kParts_>
+struct ScoresPlan : Shared<ScoresMemory<kDim_, kParts_>> {
+  using Memory = ScoresMemory<kDim_, kParts_>;
+  static constexpr int kDim = kDim_, kParts = kParts_;
+  static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;
+  static_assert(2 * kBlocks == kParts);
   WINNOW_PLACE(rows)
-  __device__ __forceinline__ Place<Sums[kParts]> sums() const {
-    return {this->base + static_cast<std::uint32_t>(offsetof(Memory, sums)) +
-            which % kSumSlots * static_cast<std::uint32_t>(sizeof(Sums) * kParts)};
-  }
+  WINNOW_PLACE(sums)
 };
+
+// The place of a warp: the heads that it has parts of, and its own block of sums.
+template <int kParts>
+struct ScoresWarp {
+  int warp, lane;
+  __device__ __forceinline__ int part() const { return warp % kParts; }
+  // The blocks of heads and of entries are counted from its own on: block 0 is its own.
+  __device__ __forceinline__ int head(int block) const {
+    return warp / kParts * 8 * kParts + 16 * (block ^ part() / 2);
+  }
+  __device__ __forceinline__ int entry(int block) const { return 16 * (block ^ part() % 2); }
+};
+
+// Loads the warp's part of Q or dO. `heads` is where the item's first head begins, `count` (up to
+// 64) those that exist; stride counts bytes. Step s are the columns from 16 (kParts s + part) on.
+template <int kParts, int kBlocks, int kSteps>
+__device__ __forceinline__ void load_part(const char* heads, std::int64_t stride, int count,
+                                          const ScoresWarp<kParts>& at,
+                                          std::uint32_t (&q)[kBlocks][kSteps][4]) {
+  const int quad = at.lane % 4;
+#pragma unroll
+  for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = at.head(m) + at.lane / 4 + 8 * r;
+      // Lanes of a quad load four units of 8 columns, and each takes a pair of every unit.
+      const char* const from =
+          heads + (head < count ? head : 0) * stride + (16 * at.part() + 8 * (quad % 2)) * 2;
+#pragma unroll
+      for (int s = 0; s < kSteps; s += 2) {
+        const int mine = s + quad / 2;
+        uint4 words = {};
+        if (head < count && mine < kSteps) {
+          words = __ldg(reinterpret_cast<const uint4*>(from + 16 * kParts * mine * 2));
+        }
+        std::uint32_t w[4] = {words.x, words.y, words.z, words.w};
+        quad_transpose(w, at.lane);
+        q[m][s][r] = w[0];
+        q[m][s][r + 2] = w[1];
+        if (s + 1 < kSteps) {
+          q[m][s + 1][r] = w[2];
+          q[m][s + 1][r + 2] = w[3];
+        }
+      }
+    }
+  }
+}
+
+// The warp's part of the sums of a tile: of its own block to `mine`, of the others to their warps.
+template <class P, int kSteps>
+__device__ __forceinline__ void multiply_part(P shared, int slot, int which,
+                                              const ScoresWarp<P::kParts>& at,
+                                              const std::uint32_t (&q)[P::kBlocks][kSteps][4],
+                                              float (&mine)[2][4]) {
+  float s[P::kBlocks][2][2][4] = {};
+  auto first = shared.rows()[slot].squares(at.lane);
+  first.lane ^= at.part() * 2 * kUnitBytes;
+  auto second = first;
+  first.lane += at.entry(0) * kTileLine;
+  second.lane += at.entry(1) * kTileLine;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    std::uint32_t b[2][4];
+    ldmatrix_x4(first.at(0, P::kParts * step), b[0][0], b[0][2], b[0][1], b[0][3]);
+    ldmatrix_x4(second.at(0, P::kParts * step), b[1][0], b[1][2], b[1][1], b[1][3]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int m = 0; m < P::kBlocks; ++m) {
+        mma_m16n8k16<DType::bf16>(s[m][half][0], q[m][step], b[half][0], b[half][1]);
+        mma_m16n8k16<DType::bf16>(s[m][half][1], q[m][step], b[half][2], b[half][3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int other = 1; other < P::kParts; ++other) {
+      const auto& d = s[other / 2][other % 2][n];
+      const auto to = shared.sums()[which][at.warp ^ other][other - 1].address;
+      st_shared(to + (32 * n + at.lane) * 16,
+                make_uint4(__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]),
+                           __float_as_uint(d[3])));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) mine[n][i] = s[0][0][n][i];
+  }
+}
+
+// Adds the sums of the other warps, always in the same order.
+template <class P>
+__device__ __forceinline__ void add_parts(P shared, int which, const ScoresWarp<P::kParts>& at,
+                                          float (&mine)[2][4]) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int other = 1; other < P::kParts; ++other) {
+      const uint4 words = ld_shared_words(shared.sums()[which][at.warp][other - 1].address +
+                                          (32 * n + at.lane) * 16);
+      mine[n][0] += __uint_as_float(words.x);
+      mine[n][1] += __uint_as_float(words.y);
+      mine[n][2] += __uint_as_float(words.z);
+      mine[n][3] += __uint_as_float(words.w);
+    }
+  }
+}
 
 template <class P>
-__device__ __forceinline__ void write_scores(const KernelParams& params, const Segment& segment,
-                                             P logits_at, int first) {
-  P d_p_at = logits_at;
-  d_p_at.which = 1;
+__device__ __forceinline__ void write_scores(const KernelParams& params, ListPlan list,
+                                             int first_tile, P shared, int first) {
+  const Segment segment = segment_at(list, first_tile);
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
+  const ScoresWarp<P::kParts> at{warp, lane};
   const int heads = min(params.h_q - first, kHeads);
   const int tiles = ceil_div(segment.tiles, kGroupTiles) * kGroupTiles;
   const std::uint64_t policy = policy_evict_last();
   const auto copy = [&](int tile) {
     if (tile < tiles) {
-      const int at = 4 * warp + lane / 8, unit = lane % 8;
-      const std::int32_t row = segment.row(kRows * tile + at);
+      const int entry = 4 * warp + lane / 8, unit = lane % 8;
+      const std::int32_t row = segment.row(kRows * tile + entry);
       const char* const from = row_at(params, max(row, 0)) + unit * kUnitBytes;
-      const std::uint32_t to = in_one_register(logits_at.rows()[tile & 1].unit(at, unit), lane);
+      const std::uint32_t to = in_one_register(shared.rows()[tile & 1].unit(entry, unit), lane);
 #pragma unroll
       for (int chunk = 0; chunk < P::kDim / 64; ++chunk) {
         cp_async_zfill<128>(to + chunk * Tile<kRows, P::kDim>::kChunkBytes,
@@ -305,50 +423,68 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, const S
   copy(0);
   copy(1);
 
-  Queries<P> q;
-  load_queries<P>(params.q + segment.query * params.q_stride0 + first * params.q_stride1,
-                  params.q_stride1, heads, warp, lane, q);
+  std::uint32_t q[P::kBlocks][P::kDim / 16 / P::kParts][4];
+  load_part(params.q + segment.query * params.q_stride0 + first * params.q_stride1,
+            params.q_stride1, heads, at, q);
   std::uint32_t d_out[P::kBlocks][kValueColumns / 16 / P::kParts][4];
-  load_queries<P>(
-      params.d_out + segment.query * params.d_out_stride0 + first * params.d_out_stride1,
-      params.d_out_stride1, heads, warp, lane, d_out);
-  const int head = first + 8 * warp + lane / 4;
-  const float lse2 = params.lse2[segment.query * params.heads + head];
-  const float delta = params.deltas[segment.query * params.heads + head];
-  const bool dead = lse2 == infinity();
+  load_part(params.d_out + segment.query * params.d_out_stride0 + first * params.d_out_stride1,
+            params.d_out_stride1, heads, at, d_out);
+  float lse2[2], delta[2];  // of the lane's heads, r
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = first + at.head(0) + lane / 4 + 8 * r;
+    lse2[r] = params.lse2[segment.query * params.heads + head];
+    delta[r] = params.deltas[segment.query * params.heads + head];
+  }
+  // Two lanes have four entries of each of two blocks of 8 columns, and share them out.
+  char* const weights = weights_at(params, 0, first + at.head(0) + lane / 4) +
+                        (at.entry(0) + lane % 2 * 8 + lane % 4 / 2 * 4) * 2;
   const float scale2 = params.scale * kLog2e;
 
   cp_async_wait<1>();  // of the first rows
   __syncthreads();     // they are there
-  multiply_scores(logits_at, 0, warp, lane, q);
+  float logits[2][4], d_p[2][4];
+  multiply_part(shared, 0, 0, at, q, logits);
   for (int tile = 0; tile < tiles; ++tile) {
-    __syncthreads();  // the logits are there
-    float logits[2][4], d_p[2][4];
-    load_logits(logits_at, warp, lane, logits);
-    if constexpr (P::kSumSlots == 1) __syncthreads();  // they are loaded
-    multiply_scores(d_p_at, tile & 1, warp, lane, d_out);
+    __syncthreads();  // the logits are there, and dP of the tile before is done with
+    add_parts(shared, 0, at, logits);
+    multiply_part(shared, tile & 1, 1, at, d_out, d_p);
     cp_async_wait<0>();  // of the next rows
-    __syncthreads();     // dP and the next tile are there, and this tile is done with
+    __syncthreads();     // dP and the next tile are there; this tile and the logits are done with
     copy(tile + 2);
-    load_logits(d_p_at, warp, lane, d_p);
-    if constexpr (P::kSumSlots == 1) __syncthreads();  // dP is loaded
-    if (tile + 1 < tiles) multiply_scores(logits_at, (tile + 1) & 1, warp, lane, q);
+    add_parts(shared, 1, at, d_p);
+    std::uint32_t p_words[2][2], d_s_words[2][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int entry = kRows * tile + 4 * logit_unit(lane, i);
-      const uint4 words = ld_shared_words(segment.list.rows()[entry].address);
-      const std::uint32_t rows[4] = {words.x, words.y, words.z, words.w};
-      float p[4], d_s[4];
+    for (int n = 0; n < 2; ++n) {
+      const auto rows = ld_shared<std::uint64_t>(
+          segment.list.rows()[kRows * tile + at.entry(0) + 8 * n + lane % 4 * 2].address);
+      const bool seen[2] = {static_cast<std::int32_t>(rows) >= 0,
+                            static_cast<std::int64_t>(rows) >= 0};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const bool counts = !dead && static_cast<std::int32_t>(rows[e]) >= 0;
-        p[e] = counts ? ex2(fmaf(logits[i][e], scale2, -lse2)) : 0.0f;
-        d_s[e] = counts ? p[e] * (d_p[i][e] - delta) * params.scale : 0.0f;
+      for (int r = 0; r < 2; ++r) {
+        float p[2], d_s[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool counts = lse2[r] != infinity() && seen[e];
+          p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2[r])) : 0.0f;
+          d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta[r]) * params.scale : 0.0f;
+        }
+        p_words[r][n] = pack_bf16(p[0], p[1]);
+        d_s_words[r][n] = pack_bf16(d_s[0], d_s[1]);
       }
-      *reinterpret_cast<uint2*>(weights_at(params, 0, head) + 2 * entry) =
-          make_uint2(pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]));
-      *reinterpret_cast<uint2*>(weights_at(params, 1, head) + 2 * entry) =
-          make_uint2(pack_bf16(d_s[0], d_s[1]), pack_bf16(d_s[2], d_s[3]));
+    }
+    if (tile + 1 < tiles) multiply_part(shared, (tile + 1) & 1, 0, at, q, logits);
+    const bool odd = lane & 1;
+    const auto store = [&](int which, int r, const std::uint32_t(&words)[2]) {
+      const std::uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[0] : words[1], 1);
+      const std::int64_t row = std::int64_t{params.heads} * which + 8 * r;
+      *reinterpret_cast<uint2*>(weights + (row * params.columns + kRows * tile) * 2) =
+          odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
+    };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      store(0, r, p_words[r]);
+      store(1, r, d_s_words[r]);
     }
   }
 }
@@ -358,27 +494,27 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, const S
 // kWide: 128 heads and half of the columns, 32 of each 64; else 64 heads and all columns. Eight
 // warps have 64 heads and a quarter or an eighth of the columns each: of every 64 columns a block
 // of 8, which stands behind those of the warps before it.
-template <int kDim, bool kWide>
+template <int kDim, bool kWide, int kSlots>
 struct DqMemory {
   // Half of 9 chunks of 64 columns takes 5.
-  Tile<kRows, kWide ? ceil_div(kDim, 128) * 64 : kDim> rows[kWide ? 3 : 2];
-  Tile<kHeads, 64> weights[kWide ? 3 : 2];  // dS: 64 heads in half of the columns, 64 in the other
+  Tile<kRows, kWide ? ceil_div(kDim, 128) * 64 : kDim> rows[kSlots];
+  Tile<kHeads, 64> weights[kSlots];  // dS: 64 heads in half of the columns, 64 in the other
 };
-template <int kDim_, bool kWide>
-struct DqPlan : Shared<DqMemory<kDim_, kWide>> {
-  using Memory = DqMemory<kDim_, kWide>;
-  static constexpr int kDim = kDim_;
-  static constexpr int kSlots = kWide ? 3 : 2;
+template <int kDim_, bool kWide_, int kSlots_>
+struct DqPlan : Shared<DqMemory<kDim_, kWide_, kSlots_>> {
+  using Memory = DqMemory<kDim_, kWide_, kSlots_>;
+  static constexpr int kDim = kDim_, kSlots = kSlots_;
+  static constexpr bool kWide = kWide_;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(weights)
 };
 
-template <int kDim, bool kWide>
-__device__ __forceinline__ void multiply_dq(const KernelParams& params, const Segment& segment,
-                                            std::uint32_t base, int first, int half) {
-  using P = DqPlan<kDim, kWide>;
-  constexpr int kBlocks = kDim / 64, kWarpBlocks = kWide ? 4 : 8;
-  const P shared{base};
+template <class P>
+__device__ __forceinline__ void multiply_dq(const KernelParams& params, ListPlan list,
+                                            int first_tile, P shared, int first, int half) {
+  const Segment segment = segment_at(list, first_tile);
+  constexpr bool kWide = P::kWide;
+  constexpr int kDim = P::kDim, kBlocks = kDim / 64, kWarpBlocks = kWide ? 4 : 8;
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int warp_m = kWide ? warp / 4 : 0, warp_n = warp % kWarpBlocks;
   const int tiles = segment.tiles;
@@ -500,15 +636,16 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, const Se
 
 // A job is 128 entries and half of the columns, 32 of each 64. Warps have 64 entries and of every
 // 32 columns a block of 8.
-template <int kDim>
-struct DkvStep {  // 16 heads
+template <int kDim, int kStepHeads>
+struct DkvStep {
   // Half of dO in the first 256 columns, half of Q behind it.
   Tile<kStepHeads, kDim> heads;
   Tile<kStepHeads, kGroupRows> weights[2];  // P, dS
 };
-template <int kDim>
-struct DkvStepPlan : Shared<DkvStep<kDim>> {
-  using Memory = DkvStep<kDim>;
+template <int kDim_, int kStepHeads_>
+struct DkvStepPlan : Shared<DkvStep<kDim_, kStepHeads_>> {
+  using Memory = DkvStep<kDim_, kStepHeads_>;
+  static constexpr int kDim = kDim_, kStepHeads = kStepHeads_;
   WINNOW_PLACE(heads)
   WINNOW_PLACE(weights)
 };
@@ -516,48 +653,56 @@ struct DkvStepPlan : Shared<DkvStep<kDim>> {
 struct DkvSums {
   float sums[2][kGroupRows / 2][32];
 };
-template <int kDim>
+template <int kDim, int kStepHeads>
 struct DkvMemory {
-  DkvStep<kDim> steps[2];
+  DkvStep<kDim, kStepHeads> steps[2];
   DkvSums sums[2];
 };
-template <int kDim>
-struct DkvPlan : Shared<DkvMemory<kDim>> {
-  using Memory = DkvMemory<kDim>;
+template <int kDim_, int kStepHeads_>
+struct DkvPlan : Shared<DkvMemory<kDim_, kStepHeads_>> {
+  using Memory = DkvMemory<kDim_, kStepHeads_>;
+  using Step = DkvStepPlan<kDim_, kStepHeads_>;
+  static constexpr int kDim = kDim_, kStepHeads = kStepHeads_;
   WINNOW_PLACE(steps)
   WINNOW_PLACE(sums)
 };
 
-// Starts the copies of a step of a job. What a dead head has becomes zeros.
-template <int kDim>
+// Starts the copies of a step of a job. What a dead head has becomes zeros; `lives` says of the
+// thread's heads, every 16th of the step, which are not.
+template <class Step>
 __device__ __forceinline__ void copy_step(const KernelParams& params, const Segment& segment,
-                                          DkvStepPlan<kDim> shared, int thread, int job, int step,
-                                          bool lives) {
+                                          Step shared, int thread, int job, int step,
+                                          std::uint32_t lives) {
   const std::uint64_t policy = policy_evict_last();
-  const int row = thread / 16, lane = thread % 16, head = kStepHeads * step + row;
-  const int mine = lives ? head : 0;
+  const int lane = thread % 16;
   const int column = lane / 4 * 64 + job % 2 * 32 + lane % 4 * 8;  // of four blocks of 64
-  const char* const q =
-      params.q + segment.query * params.q_stride0 + mine * params.q_stride1 + 2 * column;
-  const char* const d_out = params.d_out + segment.query * params.d_out_stride0 +
-                            mine * params.d_out_stride1 + 2 * column;
   constexpr int kBlockBytes = 4 * 64 * 2;
 #pragma unroll
-  for (int i = 0; i < kValueColumns / 256; ++i) {
-    cp_async_zfill<128>(shared.heads().unit(row, 16 * i + lane), d_out + i * kBlockBytes, lives,
-                        policy);
-  }
+  for (int r = 0; r < Step::kStepHeads / 16; ++r) {
+    const int row = 16 * r + thread / 16, head = Step::kStepHeads * step + row;
+    const bool alive = lives >> r & 1;
+    const int mine = alive ? head : 0;
+    const char* const q =
+        params.q + segment.query * params.q_stride0 + mine * params.q_stride1 + 2 * column;
+    const char* const d_out = params.d_out + segment.query * params.d_out_stride0 +
+                              mine * params.d_out_stride1 + 2 * column;
 #pragma unroll
-  for (int i = 0; i < ceil_div(kDim, 256); ++i) {
-    if (4 * i + lane / 4 >= kDim / 64) continue;
-    cp_async_zfill<128>(shared.heads().unit(row, kValueColumns / 16 + 16 * i + lane),
-                        q + i * kBlockBytes, lives, policy);
-  }
+    for (int i = 0; i < kValueColumns / 256; ++i) {
+      cp_async_zfill<128>(shared.heads().unit(row, 16 * i + lane), d_out + i * kBlockBytes, alive,
+                          policy);
+    }
 #pragma unroll
-  for (int which = 0; which < 2; ++which) {
-    cp_async_zfill<128>(shared.weights()[which].unit(row, lane),
-                        weights_at(params, which, head) + (job / 2 * kGroupRows + 8 * lane) * 2,
-                        true, policy);
+    for (int i = 0; i < ceil_div(Step::kDim, 256); ++i) {
+      if (4 * i + lane / 4 >= Step::kDim / 64) continue;
+      cp_async_zfill<128>(shared.heads().unit(row, kValueColumns / 16 + 16 * i + lane),
+                          q + i * kBlockBytes, alive, policy);
+    }
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      cp_async_zfill<128>(shared.weights()[which].unit(row, lane),
+                          weights_at(params, which, head) + (job / 2 * kGroupRows + 8 * lane) * 2,
+                          true, policy);
+    }
   }
 }
 
@@ -566,31 +711,39 @@ __device__ __forceinline__ std::uint32_t sum_offset(int row, int column) {
   return static_cast<std::uint32_t>(row * 32 + ((column / 8 ^ (row & 3)) * 8 + column % 8)) * 4;
 }
 
-template <int kDim, bool kFixed>
-__device__ __forceinline__ void multiply_dkv(const KernelParams& params, const Segment& segment,
-                                             std::uint32_t base) {
-  constexpr int kBlocks = kDim / 64;
-  const DkvPlan<kDim> shared{base};
+template <bool kFixed, class P>
+__device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPlan list,
+                                             int first_tile, P shared) {
+  const Segment segment = segment_at(list, first_tile);
+  constexpr int kDim = P::kDim, kBlocks = kDim / 64, kStepHeads = P::kStepHeads;
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int warp_m = warp / 4, warp_n = warp % 4;
   const int steps = ceil_div(params.h_q, kStepHeads);
   const int jobs = ceil_div(segment.tiles, kGroupTiles) * 2;
   const float units = kFixed ? units_of(params) : 0.0f;
 
-  // The step whose copies come next. Whether its head lives is loaded a step before.
+  // The step whose copies come next. Which of its heads live is loaded a step before.
   int copied = 0, copy_job = 0, copy_at = 0;
-  const float* const lse2 = params.lse2 + segment.query * params.heads + thread / 16;
-  bool lives = lse2[0] != infinity();
+  const auto load_lives = [&] {
+    std::uint32_t lives = 0;
+#pragma unroll
+    for (int r = 0; r < kStepHeads / 16; ++r) {
+      const int head = kStepHeads * copy_at + 16 * r + thread / 16;
+      if (params.lse2[segment.query * params.heads + head] != infinity()) lives |= 1u << r;
+    }
+    return lives;
+  };
+  std::uint32_t lives = load_lives();
   const auto copy = [&] {
     if (copy_job < jobs) {
-      copy_step<kDim>(params, segment, {shared.steps()[copied & 1].address}, thread, copy_job,
-                      copy_at, lives);
+      copy_step(params, segment, typename P::Step{shared.steps()[copied & 1].address}, thread,
+                copy_job, copy_at, lives);
       ++copied;
       if (++copy_at == steps) {
         copy_at = 0;
         ++copy_job;
       }
-      lives = lse2[kStepHeads * copy_at] != infinity();
+      lives = load_lives();
     }
     cp_async_commit();
   };
@@ -602,34 +755,37 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, const S
       cp_async_wait<0>();  // of the step
       __syncthreads();     // the step is there, and the step before is done with
       copy();
-      const DkvStepPlan<kDim> here{shared.steps()[done & 1].address};
-      std::uint32_t p[kGroupRows / 2 / 16][4], d_s[kGroupRows / 2 / 16][4];
+      const typename P::Step here{shared.steps()[done & 1].address};
       // The warps' entries are a chunk of 64 columns.
       auto p_squares = here.weights()[0].squares(lane),
            d_s_squares = here.weights()[1].squares(lane);
       p_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
       d_s_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
-#pragma unroll
-      for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
-        ldmatrix_x4_trans(p_squares.at(0, m), p[m][0], p[m][2], p[m][1], p[m][3]);
-        ldmatrix_x4_trans(d_s_squares.at(0, m), d_s[m][0], d_s[m][2], d_s[m][1], d_s[m][3]);
-      }
       constexpr int kChunkBytes = Tile<kStepHeads, kDim>::kChunkBytes;
       constexpr int kQueries = kValueColumns / 2 / 64 * kChunkBytes;  // where Q begins
       const std::uint32_t column = here.heads().unit(lane % 16, warp_n);
       // Half of the lanes name rows of Q, the others those of dO.
       const std::uint32_t either = column + (lane < 16 ? kQueries : 0);
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        const bool has_value = n < kValueColumns / 64;
-        std::uint32_t b[4];
-        ldmatrix_x4_trans(((has_value ? either : column + kQueries) ^ n % 2 * 4 * kUnitBytes) +
-                              n / 2 * kChunkBytes,
-                          b[0], b[1], b[2], b[3]);
+      for (int k16 = 0; k16 < kStepHeads / 16; ++k16) {
+        std::uint32_t p[kGroupRows / 2 / 16][4], d_s[kGroupRows / 2 / 16][4];
 #pragma unroll
         for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
-          mma_m16n8k16<DType::bf16>(d[m][n], d_s[m], b[0], b[1]);
-          if (has_value) mma_m16n8k16<DType::bf16>(d[m][n], p[m], b[2], b[3]);
+          ldmatrix_x4_trans(p_squares.at(k16, m), p[m][0], p[m][2], p[m][1], p[m][3]);
+          ldmatrix_x4_trans(d_s_squares.at(k16, m), d_s[m][0], d_s[m][2], d_s[m][1], d_s[m][3]);
+        }
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          const bool has_value = n < kValueColumns / 64;
+          std::uint32_t b[4];
+          ldmatrix_x4_trans(((has_value ? either : column + kQueries) ^ n % 2 * 4 * kUnitBytes) +
+                                n / 2 * kChunkBytes + k16 * kSquareRows * kTileLine,
+                            b[0], b[1], b[2], b[3]);
+#pragma unroll
+          for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
+            mma_m16n8k16<DType::bf16>(d[m][n], d_s[m], b[0], b[1]);
+            if (has_value) mma_m16n8k16<DType::bf16>(d[m][n], p[m], b[2], b[3]);
+          }
         }
       }
     }
@@ -677,59 +833,62 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, const S
 
 // --- all ----------------------------------------------------------------------------------------
 
-template <class P>
-union PhaseMemory {
-  typename P::Memory scores;
-  typename DqPlan<P::kDim, false>::Memory dq;
-  typename DqPlan<P::kDim, true>::Memory wide_dq;
-  typename DkvPlan<P::kDim>::Memory dkv;
+// kLarge: where a block has 148 KiB of shared memory instead of 99.
+template <int kDim_, bool kLarge>
+struct Phases {
+  static constexpr int kDim = kDim_;
+  using Scores = ScoresPlan<kDim, kLarge ? 4 : 2>;
+  using Dq = DqPlan<kDim, false, kLarge ? 3 : 2>;
+  using WideDq = DqPlan<kDim, true, kLarge ? 4 : 3>;
+  using Dkv = DkvPlan<kDim, kLarge ? 32 : 16>;
+  union Memory {
+    typename Scores::Memory scores;
+    typename Dq::Memory dq;
+    typename WideDq::Memory wide_dq;
+    typename Dkv::Memory dkv;
+  };
+  static constexpr int kBytes = sizeof(PaddedListMemory) + sizeof(Memory);
 };
-template <class P>
-inline constexpr int kSharedBytes = sizeof(PaddedListMemory) + sizeof(PhaseMemory<P>);
 
-// P: a ScoresPlan.
 template <class P, bool kFixed>
 __global__ void __launch_bounds__(kThreads, 1)
     products_kernel(const __grid_constant__ KernelParams params) {
   const ListPlan list{shared_address(dynamic_shared<128>())};
   const std::uint32_t base = list.base + sizeof(PaddedListMemory);
-  const int lane = threadIdx.x % 32;
   for (std::int64_t number = blockIdx.x; number < params.s_q; number = list.next()[0].load()) {
-    // The last ones first: of causal ones they see the most.
-    const std::int64_t query = params.s_q - 1 - number;
-    if (threadIdx.x < 4) list.limits()[lane].store(load_limits(params.sources, query, lane));
-    __syncthreads();  // the limits are there, and the number is read
+    if (threadIdx.x < 4) {
+      // The last ones first: of causal ones they see the most.
+      const std::int64_t query = params.s_q - 1 - number;
+      const int lane = threadIdx.x;
+      list.limits()[lane].store(load_limits(params.sources, query, lane));
+      if (lane == 0) list.query()[0].store(static_cast<std::int32_t>(query));
+    }
+    __syncthreads();  // the query is named, and the number is read
     if (threadIdx.x == 0) {
       list.next()[0].store(static_cast<std::int32_t>(gridDim.x + atomicAdd(params.taken, 1u)));
     }
-    const QueryTiles<kRows> entries(params.sources, query, list.limits()[lane & 3].load());
-    const int tiles = entries.tiles();
-    int first = 0;
+    int first_tile = 0;
     do {
-      const Segment segment{query, min(tiles - first, kSegmentTiles), first == 0,
-                            first + kSegmentTiles >= tiles, list};
-      number_rows(params, entries, first, segment.tiles, list);
+      number_rows(params, list, first_tile);
       __syncthreads();  // the rows are named
-      if (segment.tiles > 0) {
+      if (list.tiles()[0].load() > 0) {
         for (int head = 0; head < params.heads; head += kHeads) {
-          write_scores(params, segment, P{{base}}, head);
+          write_scores(params, list, first_tile, typename P::Scores{base}, head);
           __syncthreads();  // P and dS are there
         }
       }
-      if (params.heads % (2 * kHeads) == 0) {
-        for (int head = 0; head < params.heads; head += kHeads) {
-          multiply_dq<P::kDim, true>(params, segment, base, head / (2 * kHeads) * 2 * kHeads,
-                                     head / kHeads % 2);
-        }
-      } else {
-        for (int head = 0; head < params.heads; head += kHeads) {
-          multiply_dq<P::kDim, false>(params, segment, base, head, 0);
+      for (int head = 0; head < params.heads; head += kHeads) {
+        if (params.heads % (2 * kHeads) == 0) {
+          multiply_dq(params, list, first_tile, typename P::WideDq{base},
+                      head / (2 * kHeads) * 2 * kHeads, head / kHeads % 2);
+        } else {
+          multiply_dq(params, list, first_tile, typename P::Dq{base}, head, 0);
         }
       }
-      multiply_dkv<P::kDim, kFixed>(params, segment, base);
+      multiply_dkv<kFixed>(params, list, first_tile, typename P::Dkv{base});
       __syncthreads();  // the rows are done with
-      first += kSegmentTiles;
-    } while (first < tiles);
+      first_tile += kSegmentTiles;
+    } while (first_tile < list.tiles()[0].load());
   }
 }
 
