@@ -423,23 +423,20 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
   copy(0);
   copy(1);
 
+  // Of the lane's heads. An array would lie in local memory.
+  const std::int64_t state = segment.query * params.heads + first + at.head(0) + lane / 4;
+  const float2 upper = {params.lse2[state], params.deltas[state]};
+  const float2 lower = {params.lse2[state + 8], params.deltas[state + 8]};
+  // Two lanes have four entries of each of two blocks of 8 columns, and share them out.
+  char* const weights = weights_at(params, 0, first + at.head(0) + lane / 4) +
+                        (at.entry(0) + lane % 2 * 8 + lane % 4 / 2 * 4) * 2;
+  const float scale2 = params.scale * kLog2e;
   std::uint32_t q[P::kBlocks][P::kDim / 16 / P::kParts][4];
   load_part(params.q + segment.query * params.q_stride0 + first * params.q_stride1,
             params.q_stride1, heads, at, q);
   std::uint32_t d_out[P::kBlocks][kValueColumns / 16 / P::kParts][4];
   load_part(params.d_out + segment.query * params.d_out_stride0 + first * params.d_out_stride1,
             params.d_out_stride1, heads, at, d_out);
-  float lse2[2], delta[2];  // of the lane's heads, r
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int head = first + at.head(0) + lane / 4 + 8 * r;
-    lse2[r] = params.lse2[segment.query * params.heads + head];
-    delta[r] = params.deltas[segment.query * params.heads + head];
-  }
-  // Two lanes have four entries of each of two blocks of 8 columns, and share them out.
-  char* const weights = weights_at(params, 0, first + at.head(0) + lane / 4) +
-                        (at.entry(0) + lane % 2 * 8 + lane % 4 / 2 * 4) * 2;
-  const float scale2 = params.scale * kLog2e;
 
   cp_async_wait<1>();  // of the first rows
   __syncthreads();     // they are there
@@ -462,18 +459,18 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
                             static_cast<std::int64_t>(rows) >= 0};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        const float lse2 = r == 0 ? upper.x : lower.x, delta = r == 0 ? upper.y : lower.y;
         float p[2], d_s[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const bool counts = lse2[r] != infinity() && seen[e];
-          p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2[r])) : 0.0f;
-          d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta[r]) * params.scale : 0.0f;
+          const bool counts = lse2 != infinity() && seen[e];
+          p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2)) : 0.0f;
+          d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta) * params.scale : 0.0f;
         }
         p_words[r][n] = pack_bf16(p[0], p[1]);
         d_s_words[r][n] = pack_bf16(d_s[0], d_s[1]);
       }
     }
-    if (tile + 1 < tiles) multiply_part(shared, (tile + 1) & 1, 0, at, q, logits);
     const bool odd = lane & 1;
     const auto store = [&](int which, int r, const std::uint32_t(&words)[2]) {
       const std::uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[0] : words[1], 1);
@@ -486,6 +483,7 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
       store(0, r, p_words[r]);
       store(1, r, d_s_words[r]);
     }
+    if (tile + 1 < tiles) multiply_part(shared, (tile + 1) & 1, 0, at, q, logits);
   }
 }
 
