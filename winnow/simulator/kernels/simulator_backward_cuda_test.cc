@@ -52,9 +52,9 @@ const std::vector<PlantedBug> kQuickBugs = {
                      Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", bug("NoBarrierBehindQuery", "the query is named", Action::drop)),
+    bug("NoBarrierBehindQuery", "the query is named", Action::drop),
     saying("race: ", bug("NoBarrierBehindNames", "the rows are named", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindSegment", "the rows are done with", Action::drop)),
+    saying("race: ", heads("NoBarrierBehindSegment", "the rows are done with", Action::drop)),
     saying("race: ",
            bug("NoWaitForFirstRows", "cp_async_wait<1>();  // of the first rows", Action::drop)),
     saying("race: ",
@@ -63,7 +63,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoBarrierBehindFirstRows", "they are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindDp", "dP and the next tile are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindScores", "P and dS are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindRowsOfDq", "and that before is done", Action::drop)),
     saying("race: ", bug("NoBarrierBehindDq", "the last tile is done with", Action::drop)),
     saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
@@ -74,7 +73,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", Action::drop)),
     saying("result: ",
            bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", Action::drop)),
-    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(d_s_squares.at(k16, m)", Action::add, 16),
+    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", Action::add, 16),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, backward_operation(16), kQuickCases, kThoroughCases,

@@ -226,6 +226,13 @@ __device__ __forceinline__ int phase_thread() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x), threadIdx.x % 32);
 }
 
+// As squares(), whose two middle matrices these exchange: so what ldmatrix loads comes in the order
+// of b from rows of N, and of a from rows of K, which as four registers in a row costs no moves.
+template <class T>
+__device__ __forceinline__ auto crossed_squares(Place<T> tile, int lane) {
+  return Squares<T::kChunkBytes>{tile.unit(lane % 8 + lane / 16 * 8, lane / 8 % 2)};
+}
+
 // What a phase knows. It asks shared memory again, since no register is left from phase to phase.
 struct Segment {
   ListPlan list;
@@ -339,13 +346,14 @@ __device__ __forceinline__ void load_part(const char* heads, std::int64_t stride
 }
 
 // The warp's part of the sums of a tile: of its own block to `mine`, of the others to their warps.
-template <class P, int kSteps>
+// between(step), for all steps but the last, is done while the products before it run.
+template <class P, int kSteps, class Between>
 __device__ __forceinline__ void multiply_part(P shared, int slot, int which,
                                               const ScoresWarp<P::kParts>& at,
                                               const std::uint32_t (&q)[P::kBlocks][kSteps][4],
-                                              float (&mine)[2][4]) {
+                                              float (&mine)[2][4], const Between& between) {
   float s[P::kBlocks][2][2][4] = {};
-  auto first = shared.rows()[slot].squares(at.lane);
+  auto first = crossed_squares(shared.rows()[slot], at.lane);
   first.lane ^= at.part() * 2 * kUnitBytes;
   auto second = first;
   first.lane += at.entry(0) * kTileLine;
@@ -353,8 +361,8 @@ __device__ __forceinline__ void multiply_part(P shared, int slot, int which,
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     std::uint32_t b[2][4];
-    ldmatrix_x4(first.at(0, P::kParts * step), b[0][0], b[0][2], b[0][1], b[0][3]);
-    ldmatrix_x4(second.at(0, P::kParts * step), b[1][0], b[1][2], b[1][1], b[1][3]);
+    ldmatrix_x4(first.at(0, P::kParts * step), b[0][0], b[0][1], b[0][2], b[0][3]);
+    ldmatrix_x4(second.at(0, P::kParts * step), b[1][0], b[1][1], b[1][2], b[1][3]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -363,6 +371,7 @@ __device__ __forceinline__ void multiply_part(P shared, int slot, int which,
         mma_m16n8k16<DType::bf16>(s[m][half][1], q[m][step], b[half][2], b[half][3]);
       }
     }
+    if (step + 1 < kSteps) between(step);
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -441,49 +450,66 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
   cp_async_wait<1>();  // of the first rows
   __syncthreads();     // they are there
   float logits[2][4], d_p[2][4];
-  multiply_part(shared, 0, 0, at, q, logits);
+  multiply_part(shared, 0, 0, at, q, logits, [](int) {});
   for (int tile = 0; tile < tiles; ++tile) {
     __syncthreads();  // the logits are there, and dP of the tile before is done with
-    add_parts(shared, 0, at, logits);
-    multiply_part(shared, tile & 1, 1, at, d_out, d_p);
+    multiply_part(shared, tile & 1, 1, at, d_out, d_p, [&](int step) {
+      if (step == 0) add_parts(shared, 0, at, logits);
+    });
     cp_async_wait<0>();  // of the next rows
     __syncthreads();     // dP and the next tile are there; this tile and the logits are done with
-    copy(tile + 2);
-    add_parts(shared, 1, at, d_p);
-    std::uint32_t p_words[2][2], d_s_words[2][2];
+    std::uint32_t p_words[2][2], d_s_words[2][2];  // rows r, blocks of 8 columns
+    constexpr int kParts = 5;
+    const auto weigh = [&](int part) {
+      if (part == 0) copy(tile + 2);
+      if (part == 1) add_parts(shared, 1, at, d_p);
+      if (part == 2 || part == 3) {
+        const int n = part - 2;
+        const auto rows = ld_shared<std::uint64_t>(
+            segment.list.rows()[kRows * tile + at.entry(0) + 8 * n + lane % 4 * 2].address);
+        const bool seen[2] = {static_cast<std::int32_t>(rows) >= 0,
+                              static_cast<std::int64_t>(rows) >= 0};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const auto rows = ld_shared<std::uint64_t>(
-          segment.list.rows()[kRows * tile + at.entry(0) + 8 * n + lane % 4 * 2].address);
-      const bool seen[2] = {static_cast<std::int32_t>(rows) >= 0,
-                            static_cast<std::int64_t>(rows) >= 0};
+        for (int r = 0; r < 2; ++r) {
+          const float lse2 = r == 0 ? upper.x : lower.x, delta = r == 0 ? upper.y : lower.y;
+          float p[2], d_s[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float lse2 = r == 0 ? upper.x : lower.x, delta = r == 0 ? upper.y : lower.y;
-        float p[2], d_s[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool counts = lse2 != infinity() && seen[e];
-          p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2)) : 0.0f;
-          d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta) * params.scale : 0.0f;
+          for (int e = 0; e < 2; ++e) {
+            const bool counts = lse2 != infinity() && seen[e];
+            p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2)) : 0.0f;
+            d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta) * params.scale : 0.0f;
+          }
+          p_words[r][n] = pack_bf16(p[0], p[1]);
+          d_s_words[r][n] = pack_bf16(d_s[0], d_s[1]);
         }
-        p_words[r][n] = pack_bf16(p[0], p[1]);
-        d_s_words[r][n] = pack_bf16(d_s[0], d_s[1]);
       }
-    }
-    const bool odd = lane & 1;
-    const auto store = [&](int which, int r, const std::uint32_t(&words)[2]) {
-      const std::uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[0] : words[1], 1);
-      const std::int64_t row = std::int64_t{params.heads} * which + 8 * r;
-      *reinterpret_cast<uint2*>(weights + (row * params.columns + kRows * tile) * 2) =
-          odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
-    };
+      if (part == 4) {
+        const bool odd = lane & 1;
+        const auto store = [&](int which, int r, const std::uint32_t(&words)[2]) {
+          const std::uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[0] : words[1], 1);
+          const std::int64_t row = std::int64_t{params.heads} * which + 8 * r;
+          *reinterpret_cast<uint2*>(weights + (row * params.columns + kRows * tile) * 2) =
+              odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
+        };
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      store(0, r, p_words[r]);
-      store(1, r, d_s_words[r]);
+        for (int r = 0; r < 2; ++r) {
+          store(0, r, p_words[r]);
+          store(1, r, d_s_words[r]);
+        }
+      }
+    };
+    if (tile + 1 < tiles) {
+      float next[2][4];
+      multiply_part(shared, (tile + 1) & 1, 0, at, q, next, weigh);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) logits[n][i] = next[n][i];
+      }
+    } else {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) weigh(part);
     }
-    if (tile + 1 < tiles) multiply_part(shared, (tile + 1) & 1, 0, at, q, logits);
   }
 }
 
@@ -498,10 +524,12 @@ struct DqMemory {
   Tile<kRows, kWide ? ceil_div(kDim, 128) * 64 : kDim> rows[kSlots];
   Tile<kHeads, 64> weights[kSlots];  // dS: 64 heads in half of the columns, 64 in the other
 };
-template <int kDim_, bool kWide_, int kSlots_>
+// kStepTiles: between two barriers.
+template <int kDim_, bool kWide_, int kSlots_, int kStepTiles_ = 1>
 struct DqPlan : Shared<DqMemory<kDim_, kWide_, kSlots_>> {
   using Memory = DqMemory<kDim_, kWide_, kSlots_>;
-  static constexpr int kDim = kDim_, kSlots = kSlots_;
+  static constexpr int kDim = kDim_, kSlots = kSlots_, kStepTiles = kStepTiles_;
+  static_assert(kSlots % kStepTiles == 0 && kGroupTiles % kStepTiles == 0);
   static constexpr bool kWide = kWide_;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(weights)
@@ -515,37 +543,41 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, ListPlan
   constexpr int kDim = P::kDim, kBlocks = kDim / 64, kWarpBlocks = kWide ? 4 : 8;
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const int warp_m = kWide ? warp / 4 : 0, warp_n = warp % kWarpBlocks;
-  const int tiles = segment.tiles;
+  const int tiles = ceil_div(segment.tiles, P::kStepTiles) * P::kStepTiles;
   const std::uint64_t policy = policy_evict_last();
+  const auto copy_tile = [&](int tile) {
+    const int slot = tile % P::kSlots;
+    const int at = 4 * warp + lane / 8, unit = lane % 8;
+    const std::int32_t row = segment.row(kRows * tile + at);
+    const int column = kWide ? unit / 4 * 64 + half * 32 + unit % 4 * 8 : 8 * unit;
+    const char* const from = row_at(params, max(row, 0)) + 2 * column;
+    const auto rows = shared.rows()[slot];
+    const std::uint32_t to = in_one_register(rows.unit(at, unit), lane);
+#pragma unroll
+    for (int n = 0; n < (kWide ? ceil_div(kBlocks, 2) : kBlocks); ++n) {
+      if (kWide && 2 * n + unit / 4 >= kBlocks) continue;
+      cp_async_zfill<128>(to + n * decltype(rows)::Type::kChunkBytes,
+                          from + n * (kWide ? 2 : 1) * kTileLine, row >= 0, policy);
+    }
+    const int head = thread / 4;
+#pragma unroll
+    for (int m = 0; m < (kWide ? 2 : 1); ++m) {
+      const int piece = thread % 4;
+      cp_async_zfill<128>(
+          in_one_register(shared.weights()[slot].unit(head, 4 * m + piece), lane),
+          weights_at(params, 1, first + 64 * m + head) + (kRows * tile + 8 * piece) * 2, true,
+          policy);
+    }
+  };
   const auto copy = [&](int tile) {
     if (tile < tiles) {
-      const int slot = tile % P::kSlots;
-      const int at = 4 * warp + lane / 8, unit = lane % 8;
-      const std::int32_t row = segment.row(kRows * tile + at);
-      const int column = kWide ? unit / 4 * 64 + half * 32 + unit % 4 * 8 : 8 * unit;
-      const char* const from = row_at(params, max(row, 0)) + 2 * column;
-      const auto rows = shared.rows()[slot];
-      const std::uint32_t to = in_one_register(rows.unit(at, unit), lane);
-#pragma unroll
-      for (int n = 0; n < (kWide ? ceil_div(kBlocks, 2) : kBlocks); ++n) {
-        if (kWide && 2 * n + unit / 4 >= kBlocks) continue;
-        cp_async_zfill<128>(to + n * decltype(rows)::Type::kChunkBytes,
-                            from + n * (kWide ? 2 : 1) * kTileLine, row >= 0, policy);
-      }
-      const int head = thread / 4;
-#pragma unroll
-      for (int m = 0; m < (kWide ? 2 : 1); ++m) {
-        const int piece = thread % 4;
-        cp_async_zfill<128>(
-            in_one_register(shared.weights()[slot].unit(head, 4 * m + piece), lane),
-            weights_at(params, 1, first + 64 * m + head) + (kRows * tile + 8 * piece) * 2, true,
-            policy);
-      }
+#pragma unroll 1  // each address alone takes registers enough
+      for (int t = 0; t < P::kStepTiles; ++t) copy_tile(tile + t);
     }
     cp_async_commit();
   };
 #pragma unroll
-  for (int tile = 0; tile < P::kSlots - 1; ++tile) copy(tile);
+  for (int tile = 0; tile < P::kSlots - P::kStepTiles; tile += P::kStepTiles) copy(tile);
 
   // Where the lane has its part of dq of the segments before.
   const auto sums_at = [&](int m, int r, int n) {
@@ -568,34 +600,37 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, ListPlan
       }
     }
   }
-  for (int tile = 0; tile < tiles; ++tile) {
-    cp_async_wait<P::kSlots - 2>();  // of rows and dS
-    __syncthreads();                 // the tile is there, and that before is done with
-    copy(tile + P::kSlots - 1);
-    const int slot = tile % P::kSlots;
-    const auto weights = shared.weights()[slot].squares(lane);
-    const auto rows = shared.rows()[slot];
-    std::uint32_t a[kHeads / 16][kRows / 16][4];
-#pragma unroll
-    for (int m = 0; m < kHeads / 16; ++m) {
-#pragma unroll
-      for (int k16 = 0; k16 < kRows / 16; ++k16) {
-        ldmatrix_x4(weights.at(m, 2 * warp_m + k16), a[m][k16][0], a[m][k16][1], a[m][k16][2],
-                    a[m][k16][3]);
-      }
-    }
-    const std::uint32_t column = rows.unit(lane, warp_n);
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      constexpr int kChunkBytes = decltype(rows)::Type::kChunkBytes;
-      std::uint32_t b[4];  // the block's columns of all 32 rows
-      ldmatrix_x4_trans(kWide ? (column ^ n % 2 * 4 * kUnitBytes) + n / 2 * kChunkBytes
-                              : column + n * kChunkBytes,
-                        b[0], b[1], b[2], b[3]);
+  for (int tile = 0; tile < tiles; tile += P::kStepTiles) {
+    cp_async_wait<P::kSlots / P::kStepTiles - 2>();  // of rows and dS
+    __syncthreads();  // the tiles are there, and those before are done with
+#pragma unroll 1
+    for (int t = 0; t < P::kStepTiles; ++t) {
+      const int slot = (tile + t) % P::kSlots;
+      const auto weights = shared.weights()[slot].squares(lane);
+      const auto rows = shared.rows()[slot];
+      std::uint32_t a[kHeads / 16][kRows / 16][4];
 #pragma unroll
       for (int m = 0; m < kHeads / 16; ++m) {
-        mma_m16n8k16<DType::bf16>(d[m][n], a[m][0], b[0], b[1]);
-        mma_m16n8k16<DType::bf16>(d[m][n], a[m][1], b[2], b[3]);
+#pragma unroll
+        for (int k16 = 0; k16 < kRows / 16; ++k16) {
+          ldmatrix_x4(weights.at(m, 2 * warp_m + k16), a[m][k16][0], a[m][k16][1], a[m][k16][2],
+                      a[m][k16][3]);
+        }
+      }
+      const std::uint32_t column = rows.unit(lane, warp_n);
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        constexpr int kChunkBytes = decltype(rows)::Type::kChunkBytes;
+        std::uint32_t b[4];  // the block's columns of all 32 rows
+        ldmatrix_x4_trans(kWide ? (column ^ n % 2 * 4 * kUnitBytes) + n / 2 * kChunkBytes
+                                : column + n * kChunkBytes,
+                          b[0], b[1], b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < kHeads / 16; ++m) {
+          mma_m16n8k16<DType::bf16>(d[m][n], a[m][0], b[0], b[1]);
+          mma_m16n8k16<DType::bf16>(d[m][n], a[m][1], b[2], b[3]);
+        }
+        if (t == 0 && n == 0) copy(tile + P::kSlots - P::kStepTiles);  // while the products run
       }
     }
   }
@@ -669,13 +704,12 @@ struct DkvPlan : Shared<DkvMemory<kDim_, kStepHeads_>> {
 // thread's heads, every 16th of the step, which are not.
 template <class Step>
 __device__ __forceinline__ void copy_step(const KernelParams& params, const Segment& segment,
-                                          Step shared, int thread, int job, int step,
-                                          std::uint32_t lives) {
+                                          Step shared, int job, int step, std::uint32_t lives) {
   const std::uint64_t policy = policy_evict_last();
-  const int lane = thread % 16;
+  const int thread = phase_thread(), lane = thread % 16;
   const int column = lane / 4 * 64 + job % 2 * 32 + lane % 4 * 8;  // of four blocks of 64
   constexpr int kBlockBytes = 4 * 64 * 2;
-#pragma unroll
+#pragma unroll 1  // each address alone takes registers enough
   for (int r = 0; r < Step::kStepHeads / 16; ++r) {
     const int row = 16 * r + thread / 16, head = Step::kStepHeads * step + row;
     const bool alive = lives >> r & 1;
@@ -720,45 +754,36 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
   const int jobs = ceil_div(segment.tiles, kGroupTiles) * 2;
   const float units = kFixed ? units_of(params) : 0.0f;
 
-  // The step whose copies come next. Which of its heads live is loaded a step before.
-  int copied = 0, copy_job = 0, copy_at = 0;
-  const auto load_lives = [&] {
+  // Which of the thread's heads of a step live is loaded a step before its copies begin.
+  const auto load_lives = [&](int step) {
     std::uint32_t lives = 0;
 #pragma unroll
     for (int r = 0; r < kStepHeads / 16; ++r) {
-      const int head = kStepHeads * copy_at + 16 * r + thread / 16;
+      const int head = kStepHeads * step + 16 * r + thread / 16;
       if (params.lse2[segment.query * params.heads + head] != infinity()) lives |= 1u << r;
     }
     return lives;
   };
-  std::uint32_t lives = load_lives();
-  const auto copy = [&] {
-    if (copy_job < jobs) {
-      copy_step(params, segment, typename P::Step{shared.steps()[copied & 1].address}, thread,
-                copy_job, copy_at, lives);
-      ++copied;
-      if (++copy_at == steps) {
-        copy_at = 0;
-        ++copy_job;
-      }
-      lives = load_lives();
+  const auto step_behind = [&](int step) { return step + 1 < steps ? step + 1 : 0; };
+  const auto copy = [&](int slot, int job, int step, std::uint32_t lives) {
+    if (job < jobs) {
+      copy_step(params, segment, typename P::Step{shared.steps()[slot].address}, job, step, lives);
     }
     cp_async_commit();
+    return load_lives(step_behind(step));
   };
-  copy();
-  int done = 0;
+  std::uint32_t lives = copy(0, 0, 0, load_lives(0));
+  int slot = 0;
   for (int job = 0; job < jobs; ++job) {
     float d[kGroupRows / 2 / 16][kBlocks][4] = {};
-    for (int step = 0; step < steps; ++step, ++done) {
+    for (int step = 0; step < steps; ++step, slot ^= 1) {
       cp_async_wait<0>();  // of the step
       __syncthreads();     // the step is there, and the step before is done with
-      copy();
-      const typename P::Step here{shared.steps()[done & 1].address};
+      const typename P::Step here{shared.steps()[slot].address};
       // The warps' entries are a chunk of 64 columns.
-      auto p_squares = here.weights()[0].squares(lane),
-           d_s_squares = here.weights()[1].squares(lane);
+      auto p_squares = crossed_squares(here.weights()[0], lane);
       p_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
-      d_s_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
+      constexpr int kDsBytes = sizeof(Tile<kStepHeads, kGroupRows>);  // from P to dS
       constexpr int kChunkBytes = Tile<kStepHeads, kDim>::kChunkBytes;
       constexpr int kQueries = kValueColumns / 2 / 64 * kChunkBytes;  // where Q begins
       const std::uint32_t column = here.heads().unit(lane % 16, warp_n);
@@ -766,11 +791,16 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
       const std::uint32_t either = column + (lane < 16 ? kQueries : 0);
 #pragma unroll
       for (int k16 = 0; k16 < kStepHeads / 16; ++k16) {
+        if (k16 == kStepHeads / 16 - 1) {  // the products before run
+          const int behind = step_behind(step);
+          lives = copy(slot ^ 1, behind == 0 ? job + 1 : job, behind, lives);
+        }
         std::uint32_t p[kGroupRows / 2 / 16][4], d_s[kGroupRows / 2 / 16][4];
 #pragma unroll
         for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
-          ldmatrix_x4_trans(p_squares.at(k16, m), p[m][0], p[m][2], p[m][1], p[m][3]);
-          ldmatrix_x4_trans(d_s_squares.at(k16, m), d_s[m][0], d_s[m][2], d_s[m][1], d_s[m][3]);
+          const std::uint32_t at = p_squares.at(k16, m);
+          ldmatrix_x4_trans(at, p[m][0], p[m][1], p[m][2], p[m][3]);
+          ldmatrix_x4_trans(at + kDsBytes, d_s[m][0], d_s[m][1], d_s[m][2], d_s[m][3]);
         }
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
@@ -789,39 +819,42 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
     }
 
     // 32 columns of a row at once, 128 bytes: through shared memory.
+    const int adder = phase_thread(), to_lane = adder % 32, to_n = adder / 32 % 4;
+    const std::uint32_t half = adder / 128 * static_cast<std::uint32_t>(sizeof(DkvSums) / 2);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      const std::uint32_t sums =
-          shared.sums()[n & 1].address + static_cast<std::uint32_t>(warp_m * sizeof(DkvSums) / 2);
+      const std::uint32_t sums = shared.sums()[n & 1].address + half;
 #pragma unroll
       for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const std::uint64_t high = __float_as_uint(d[m][n][2 * r + 1]);
-          st_shared(sums + sum_offset(16 * m + lane / 4 + 8 * r, 8 * warp_n + lane % 4 * 2),
+          st_shared(sums + sum_offset(16 * m + to_lane / 4 + 8 * r, 8 * to_n + to_lane % 4 * 2),
                     high << 32 | __float_as_uint(d[m][n][2 * r]));
         }
       }
       __syncthreads();  // the sums are there
-      const int column = 64 * n + job % 2 * 32 + lane;
+      const int column = 64 * n + job % 2 * 32 + to_lane;
+      float x[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        x[i] = ld_shared<float>(sums + sum_offset(16 * to_n + i, to_lane));
+      }
 #pragma unroll
       for (int i = 0; i < 16; i += 4) {
-        const int at = 16 * warp_n + i;
-        const uint4 words =
-            ld_shared_words(segment.list.rows()[job / 2 * kGroupRows + 64 * warp_m + at].address);
+        const uint4 words = ld_shared_words(
+            segment.list.rows()[job / 2 * kGroupRows + 16 * (adder / 32) + i].address);
         const std::uint32_t rows[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const auto row = static_cast<std::int32_t>(rows[e]);
-          if (row < 0) continue;
-          const float x = ld_shared<float>(sums + sum_offset(at + e, lane));
           const std::int64_t to = std::int64_t{row} * kDim + column;
           if constexpr (kFixed) {
-            if (!(fabsf(x) < infinity())) params.rows[row] = 2;
-            reduce_add(static_cast<unsigned long long*>(params.sums) + to,
-                       static_cast<unsigned long long>(__float2ll_rn(x * units)));
+            if (row >= 0 && !(fabsf(x[i + e]) < infinity())) params.rows[row] = 2;
+            const auto integer = static_cast<unsigned long long>(__float2ll_rn(x[i + e] * units));
+            if (row >= 0) reduce_add(static_cast<unsigned long long*>(params.sums) + to, integer);
           } else {
-            reduce_add(static_cast<float*>(params.sums) + to, x);
+            if (row >= 0) reduce_add(static_cast<float*>(params.sums) + to, x[i + e]);
           }
         }
       }
@@ -837,7 +870,7 @@ struct Phases {
   static constexpr int kDim = kDim_;
   using Scores = ScoresPlan<kDim, kLarge ? 4 : 2>;
   using Dq = DqPlan<kDim, false, kLarge ? 3 : 2>;
-  using WideDq = DqPlan<kDim, true, kLarge ? 4 : 3>;
+  using WideDq = DqPlan<kDim, true, kLarge ? 4 : 3, kLarge ? 2 : 1>;
   using Dkv = DkvPlan<kDim, kLarge ? 32 : 16>;
   union Memory {
     typename Scores::Memory scores;
