@@ -63,7 +63,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoBarrierBehindFirstRows", "they are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindDp", "dP and the next tile are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and that before is done", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and those before are done", Action::drop)),
     saying("race: ", bug("NoBarrierBehindDq", "the last tile is done with", Action::drop)),
     saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
     saying("race: ", bug("NoBarrierBehindSums", "the sums are there", Action::drop)),
