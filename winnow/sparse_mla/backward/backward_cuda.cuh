@@ -436,9 +436,6 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
   const std::int64_t state = segment.query * params.heads + first + at.head(0) + lane / 4;
   const float2 upper = {params.lse2[state], params.deltas[state]};
   const float2 lower = {params.lse2[state + 8], params.deltas[state + 8]};
-  // Two lanes have four entries of each of two blocks of 8 columns, and share them out.
-  char* const weights = weights_at(params, 0, first + at.head(0) + lane / 4) +
-                        (at.entry(0) + lane % 2 * 8 + lane % 4 / 2 * 4) * 2;
   const float scale2 = params.scale * kLog2e;
   std::uint32_t q[P::kBlocks][P::kDim / 16 / P::kParts][4];
   load_part(params.q + segment.query * params.q_stride0 + first * params.q_stride1,
@@ -451,6 +448,9 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
   __syncthreads();     // they are there
   float logits[2][4], d_p[2][4];
   multiply_part(shared, 0, 0, at, q, logits, [](int) {});
+  // Two lanes have four entries of each of two blocks of 8 columns, and share them out.
+  char* const weights = weights_at(params, 0, first + at.head(0) + lane / 4) +
+                        (at.entry(0) + lane % 2 * 8 + lane % 4 / 2 * 4) * 2;
   for (int tile = 0; tile < tiles; ++tile) {
     __syncthreads();  // the logits are there, and dP of the tile before is done with
     multiply_part(shared, tile & 1, 1, at, d_out, d_p, [&](int step) {
