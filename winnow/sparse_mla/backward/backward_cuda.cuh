@@ -8,9 +8,9 @@
 //   dq       dq = dS K, of 128 heads and half of the columns or of 64 heads and all of them
 //   dkv      dS^T Q + P^T dO of 128 entries and half of the columns, over all heads; added to the
 //            rows
-// so that a row is added to once for each query that sees it. Blocks are in different phases at a
-// time, so that the additions, which L2 takes 16 bytes of a clock and multiprocessor, lie beside
-// the products of others. After them finish() gives dkv its dtype, and sink_kernel() sums d_sink.
+// so that a row is added to once for each query that sees it. After them finish() gives dkv its
+// dtype, and sink_kernel() sums d_sink. Numbers of tiles that only the device knows cost nothing
+// so: with a launch for each phase, queries of ranges would need room for all rows.
 //
 // The rows of the second source are numbered on from those of the first. A head is dead whose sink
 // is +inf, or that does not exist: its lse' is +inf, and nothing of it is multiplied.
@@ -254,7 +254,7 @@ __device__ __forceinline__ void number_rows(const KernelParams& params, ListPlan
   const int thread = phase_thread(), warp = thread / 32, lane = thread % 32;
   const QueryTiles<kRows> entries(params.sources, list.query()[0].load(),
                                   list.limits()[lane & 3].load());
-  if (thread == 0) list.tiles()[0].store(entries.tiles());
+  if (thread == 0 && first_tile == 0) list.tiles()[0].store(entries.tiles());
   const int tiles = min(entries.tiles() - first_tile, kSegmentTiles);
   const int all = ceil_div(tiles, kGroupTiles) * kGroupTiles;
   for (int tile = warp; tile < all; tile += kWarps) {
