@@ -35,11 +35,19 @@ const std::vector<PassingCase> kThoroughCases = [] {
   return list;
 }();
 
-// 16 tiles; 96 heads are two blocks of them, and six steps.
+// 16 tiles, and 19, of which the last lies where dkv begins; 96 heads are two blocks of them, and
+// six steps.
 const BugsOf bug{"sparse_mla/backward/backward_cuda.cuh", "bf16-k512"},
+    odd{"sparse_mla/backward/backward_cuda.cuh", "bf16-h16-k600"},
     heads{"sparse_mla/backward/backward_cuda.cuh", "bf16-h96"};
 
 const BugsOf fixed{"sparse_mla/backward/backward_cuda.cuh", "bf16-d512-h16-k100-deterministic"};
+
+// Where warps of one schedule are too even to be apart.
+PlantedBug where_warps_part(PlantedBug bug) {
+  bug.schedules = {"random:1", "random:2", "starved:0"};
+  return bug;
+}
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", Action::drop)),
@@ -52,22 +60,28 @@ const std::vector<PlantedBug> kQuickBugs = {
                      Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", bug("NoWaitForRows", "cp_async_wait<0>();  // of the rows", Action::drop)),
+    bug("NoBarrierBehindQuery", "the query is named", Action::drop),
+    saying("race: ", bug("NoBarrierBehindNames", "the rows are named", Action::drop)),
     saying("race: ",
-           bug("NoWaitForRowsOfDq", "cp_async_wait<0>();  // of rows and dS", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindRows", "and the tile before is done", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and that before is done", Action::drop)),
-    saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
+           bug("NoWaitForFirstRows", "cp_async_wait<1>();  // of the first rows", Action::drop)),
+    saying("race: ",
+           bug("NoWaitForRows", "cp_async_wait<0>();  // of the next rows", Action::drop)),
+    saying("race: ", bug("NoWaitForRowsOfDq", "// of rows and dS", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindFirstRows", "they are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLoads", "they are loaded", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindDp", "dP is there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindDp", "dP and the next tile are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and those before are done", Action::drop)),
+    where_warps_part(
+        saying("race: ", odd("NoBarrierBehindDq", "the last tile is done with", Action::drop))),
+    saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindSums", "the sums are there", Action::drop)),
     saying("race: ",
            heads("StepReplacedEarly", "cp_async_wait<0>();  // of the step", Action::add, 1)),
     saying("result: ", bug("NoDkv", "reduce_add(static_cast<float*>(params.sums)", Action::drop)),
     saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", Action::drop)),
     saying("result: ",
            bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", Action::drop)),
-    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(d_s_squares.at(0, m)", Action::add, 16),
+    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", Action::add, 16),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, backward_operation(16), kQuickCases, kThoroughCases,

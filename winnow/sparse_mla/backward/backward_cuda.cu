@@ -18,9 +18,9 @@ constexpr device::Runtime kRuntime{"sparse_mla::backward", "cuda"};
 
 // Where what lies in the workspace; offsets in bytes, multiples of 256.
 struct Layout {
-  std::int64_t heads, columns, chunk;  // padded heads, entries, queries of a chunk
-  std::int64_t bounds, rows, sums;     // side by side: they begin as zeros
-  std::int64_t lse2, deltas, shares, weights, bytes = 0;
+  std::int64_t heads, columns, blocks;     // padded heads, entries of a segment
+  std::int64_t taken, bounds, rows, sums;  // side by side: they begin as zeros
+  std::int64_t lse2, deltas, shares, weights, dq_sums, bytes = 0;
 
   explicit Layout(const BackwardParams& params) {
     const Problem& problem = params.problem;
@@ -33,19 +33,20 @@ struct Layout {
       return ceil_div<std::int64_t>(size, unit) * unit;
     };
     heads = padded(problem.h_q, kHeads);
-    columns = padded(padded(problem.topk, kRows) + padded(problem.extra.topk, kRows), kPairRows);
-    const std::int64_t of_query = std::max<std::int64_t>(2 * heads * columns * 2, 1);
-    constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
-    chunk =
-        std::clamp<std::int64_t>(kMostBytes / of_query, 1, std::max<std::int64_t>(problem.s_q, 1));
+    const std::int64_t entries =
+        padded(padded(problem.topk, kRows) + padded(problem.extra.topk, kRows), kGroupRows);
+    columns = std::min<std::int64_t>(entries, kSegment);
+    blocks = std::min<std::int64_t>(problem.s_q, kRuntime.multiprocessors());
     const bool fixed = params.deterministic;
+    taken = take(sizeof(std::uint32_t));
     bounds = take(fixed ? std::int64_t{sizeof(Bounds)} : 0);
     rows = take(fixed ? problem.all_rows() * 4 : 0);
     sums = take(problem.all_rows() * problem.d_qk * (fixed ? 8 : 4));
     lse2 = take(problem.s_q * heads * 4);
     deltas = take(problem.s_q * heads * 4);
     shares = take(params.d_sink.present() ? problem.s_q * problem.h_q * 4 : 0);
-    weights = take(chunk * of_query);
+    weights = take(blocks * 2 * heads * columns * 2);
+    dq_sums = take(entries > kSegment ? blocks * heads * problem.d_qk * 4 : 0);
   }
 };
 
@@ -71,12 +72,14 @@ KernelParams kernel_params(const BackwardParams& params, const Layout& layout, s
   kernel.first_rows = static_cast<std::int32_t>(problem.s_kv);
   kernel.columns = static_cast<std::int32_t>(layout.columns);
   kernel.s_q = problem.s_q;
+  kernel.taken = reinterpret_cast<std::uint32_t*>(memory + layout.taken);
   kernel.lse2 = reinterpret_cast<float*>(memory + layout.lse2);
   kernel.deltas = reinterpret_cast<float*>(memory + layout.deltas);
   if (params.d_sink.present()) kernel.shares = reinterpret_cast<float*>(memory + layout.shares);
   kernel.rows = reinterpret_cast<std::uint32_t*>(memory + layout.rows);
   kernel.bounds = reinterpret_cast<Bounds*>(memory + layout.bounds);
   kernel.weights = reinterpret_cast<char*>(memory + layout.weights);
+  kernel.dq_sums = reinterpret_cast<float*>(memory + layout.dq_sums);
   kernel.sums = memory + layout.sums;
   kernel.dq = static_cast<char*>(params.dq.data);
   kernel.dq_stride0 = params.dq.stride0 * size_of(params.dq_dtype);
@@ -89,17 +92,16 @@ unsigned blocks_for(std::int64_t work, std::int64_t each) {
   return static_cast<unsigned>(ceil_div(work, each));
 }
 
-template <class Memory, class Kernel>
-void launch_large(Kernel* kernel, std::int64_t blocks, cudaStream_t stream,
-                  const KernelParams& params) {
-  constexpr int kBytes = sizeof(Memory);
-  static_assert(kBytes <= 99 * 1024);
-  kRuntime.allow_shared_memory(kernel, kBytes);
-  kRuntime.launch(kernel, static_cast<unsigned>(blocks), kThreads, kBytes, stream, params);
+template <class P, bool kFixed>
+void launch_products(const Layout& layout, const KernelParams& kernel, cudaStream_t stream) {
+  auto* const function = products_kernel<P, kFixed>;
+  kRuntime.allow_shared_memory(function, P::kBytes);
+  kRuntime.launch(function, static_cast<unsigned>(layout.blocks), kThreads, P::kBytes, stream,
+                  kernel);
 }
 
 template <int kDim, bool kFixed>
-void run(const BackwardParams& params, const Layout& layout, KernelParams kernel,
+void run(const BackwardParams& params, const Layout& layout, const KernelParams& kernel,
          cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_q * problem.h_q > 0) {
@@ -112,17 +114,12 @@ void run(const BackwardParams& params, const Layout& layout, KernelParams kernel
                       static_cast<const char*>(source->kv.data), source->kv.stride0 * 2,
                       source->s_kv, kDim / 8, kernel.rows + first, kernel.bounds);
     }
-    using Scores = Plan<DType::bf16, kDim, kDim == 576 ? 2 : 4>;
-    const std::int64_t head_blocks = layout.heads / kHeads, pairs = layout.columns / kPairRows;
-    for (std::int64_t first = 0; first < problem.s_q; first += layout.chunk) {
-      const std::int64_t queries = std::min(layout.chunk, problem.s_q - first);
-      kernel.first_query = first;
-      launch_large<typename Scores::Memory>(scores_kernel<Scores>, queries * head_blocks, stream,
-                                            kernel);
-      launch_large<DqMemory<kDim>>(dq_kernel<kDim>, queries * head_blocks, stream, kernel);
-      if (pairs == 0) continue;
-      launch_large<DkvMemory<kDim>>(dkv_kernel<kDim, kFixed>, queries * pairs, stream, kernel);
-    }
+    using Large = Phases<kDim, true>;
+    using Small = Phases<kDim, false>;
+    static_assert(Small::kBytes <= 99 * 1024);  // as GPUs have at least
+    const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
+    (large ? launch_products<Large, kFixed> : launch_products<Small, kFixed>)(layout, kernel,
+                                                                              stream);
   }
   const auto finish = [&](std::int64_t first, std::int64_t count, const Rows<void*>& to,
                           DType dtype) {
@@ -150,8 +147,8 @@ void backward_cuda(const BackwardParams& params, void* workspace, void* stream) 
   const device::Scratch scratch(kRuntime, workspace, backward_cuda_workspace_bytes(params), queue);
   auto* const memory = static_cast<std::byte*>(scratch.data());
   const Layout layout(params);
-  kRuntime.check(cudaMemsetAsync(memory + layout.bounds, 0,
-                                 static_cast<std::size_t>(layout.lse2 - layout.bounds), queue),
+  kRuntime.check(cudaMemsetAsync(memory + layout.taken, 0,
+                                 static_cast<std::size_t>(layout.lse2 - layout.taken), queue),
                  "cudaMemsetAsync");
   const bool wide = params.problem.d_qk == 576;
   const auto function = params.deterministic ? (wide ? run<576, true> : run<512, true>)
