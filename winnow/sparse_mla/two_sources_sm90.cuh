@@ -16,14 +16,14 @@ class QueryEntries : public QueryTiles<kTileRows> {
   __device__ __forceinline__ TileEntries load(int tile, int lane) const {
     const GatherView& view = rows(tile);
     const int first = first_of(tile) + lane, left = end_of(tile) - first;
-    TileEntries loaded{first, first + 32};
+    // A load is the last to write its register: a value chosen behind it would wait for it, and the
+    // copies of the tile before, which come next, with it.
+    TileEntries loaded{left > 0 ? first : -1, left > 32 ? first + 32 : -1};
     if (view.indices != nullptr) {
       const std::int32_t* const at = row_of(view) + first;
       if (left > 0) loaded.low = __ldg(at);
       if (left > 32) loaded.high = __ldg(at + 32);
     }
-    if (left <= 0) loaded.low = -1;
-    if (left <= 32) loaded.high = -1;
     return loaded;
   }
 };

@@ -86,7 +86,7 @@ fused::KernelParams fused_params(const JointParams& params, const split::Params&
   kernel.items = static_cast<std::uint32_t>(chunk.queries);
   kernel.rounds = kernel.items / blocks;
   kernel.tiles = params.ranges() ? fused::kTailShares : chunk.tiles;
-  if (fused::keeps_step(kRuntime, problem)) {
+  if (fused::keeps_step(kRuntime, params)) {
     kernel.step = reinterpret_cast<std::uint32_t*>(workspace + layout.step);
   }
   return kernel;

@@ -8,13 +8,21 @@
 
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/backward/backward_fused_sm90.cuh"
-#include "winnow/sparse_mla/problem.h"
+#include "winnow/sparse_mla/backward/backward_joint_sm90.h"
 
 namespace winnow::sparse_mla::backward_fused_sm90_detail {
 
-// Whether the blocks are kept in step: where the sums would not stay in L2 anyhow.
-inline bool keeps_step(const Runtime& runtime, const Problem& problem) {
-  return problem.s_kv * problem.d_qk * 4 > runtime.attribute(cudaDevAttrL2CacheSize) / 2;
+// Whether the blocks are kept in step: where the sums would not stay in L2 anyhow. A range beside
+// another source is taken for a window, which moves along with the queries: few of its rows are in
+// use at a time, however the blocks stand to each other.
+inline bool keeps_step(const Runtime& runtime, const JointParams& params) {
+  std::int64_t rows = 0;
+  for (const Source* const source : {static_cast<const Source*>(&params.sources),
+                                     static_cast<const Source*>(&params.sources.extra)}) {
+    if (!source->dense || !params.sources.extra.kv.present()) rows += source->s_kv;
+  }
+  const std::int64_t bytes = rows * params.problem.d_qk * 4;
+  return bytes > runtime.attribute(cudaDevAttrL2CacheSize) / 2;
 }
 
 // dq, the sums of dkv, shares of d_sink.

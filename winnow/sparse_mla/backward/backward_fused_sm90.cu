@@ -161,7 +161,7 @@ fused::KernelParams kernel_params(const Call& call) {
   kernel.tiles = params.ranges() ? fused::kTailShares : tiles(problem);
   kernel.dkv = call.at<float>(call.layout.accumulator);
   kernel.waste_row = static_cast<std::int32_t>(problem.s_kv);
-  if (fused::keeps_step(kRuntime, problem)) {
+  if (fused::keeps_step(kRuntime, params)) {
     kernel.step = call.at<std::uint32_t>(call.layout.step);
   }
   return kernel;
