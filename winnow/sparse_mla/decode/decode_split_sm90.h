@@ -90,7 +90,7 @@ struct ChainSplit {
 // Items are blocks of 64 heads of queries. Of more than these, or with fewer tiles, one block each
 // is faster; the last number is of the tiles of all items, which the workspace has room for.
 constexpr std::int64_t most_chain_items(std::int64_t multiprocessors) {
-  return multiprocessors / 2;
+  return multiprocessors / 4;
 }
 inline constexpr std::int64_t kLeastChainTiles = 5, kMostChainTiles = 8192;
 
