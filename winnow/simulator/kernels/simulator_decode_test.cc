@@ -49,6 +49,10 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16_576-paged-h128-batch", {"random:5"}},
     {"bf16_576-paged-no-block", {"eager"}},
     {"fp8_656-k2048-batch", {"late"}, 6},
+    {"fp8_656-k512", {"late"}, 1},
+    {"fp8_584-h200-invariant", {"random:2"}, 16},
+    {"bf16_512-h200-invariant", {"late"}, 16},
+    {"bf16_576-extra-large", {"random:3"}, 20},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-h128", kMany},
@@ -75,41 +79,44 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-parts-h1-length", kMany},
     {"fp8_584-parts-nothing", kMany},
     {"bf16_512-parts-length-one", kMany},
-    {"fp8_656-parts-invariant-h100", kMany},
+    {"fp8_656-parts-invariant-h100", kMany, 16},
     {"fp8_656-h300-extra", kMany},
     {"fp8_584-h200-invariant", kMany},
     {"fp8_656-paged", kMany},
-    {"bf16_576-paged-length-query", kMany},
+    {"bf16_576-paged-length-query", kMany, 36},
     {"fp8_656-paged-block3", kMany},
     {"bf16_576-paged-block128", kMany},
-    {"fp8_656-paged-long", kMany},
+    {"fp8_656-paged-long", kMany, 36},
     {"fp8_656-paged-h70-ragged-batch", kMany},
     {"bf16_576-paged-wide", kMany},
     {"fp8_656-paged-reversed", kMany},
+    {"fp8_656-h128-k512", kMany, 36},
+    {"fp8_584-h128-k512", kMany, 8},
+    {"bf16_576-k2048", kMany, 12},
+    {"fp8_584-parts-invariant-h100", kMany, 36},
+    {"fp8_656-paged-wide", kMany, 36},
 };
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";
 constexpr const char* kTurn = "decode_turn_sm90.cuh";
 constexpr const char* kKernel = "decode_sm90.cuh";
+constexpr const char* kLogits = "decode_logits_sm90.cuh";
 constexpr const char* kConsumers = "attention_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
 
-// In fp8_656-k512 every slot is used again: 8 tiles a query.
+// In fp8_656-k512 every slot is used again: 8 tiles a query, all in one block.
 PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
                int below = 0) {
   return {name,
           "fp8_656-k512",
           {.file = kRows, .text = text, .action = action, .addend = addend, .below = below},
-          kBugSchedules};
+          kBugSchedules,
+          {},
+          1};
 }
 // In a case of several items a block.
 PlantedBug in_items(PlantedBug bug) {
   bug.of_case = "fp8_656-extra-sq2-length";
-  return bug;
-}
-// In one of which each block merges the parts of a query, which share its queries.
-PlantedBug in_parts(PlantedBug bug) {
-  bug.of_case = "fp8_656-k2048";
   return bug;
 }
 PlantedBug of_consumers(PlantedBug bug) {
@@ -120,34 +127,51 @@ PlantedBug of_turn(PlantedBug bug) {
   bug.plant.file = kTurn;
   return bug;
 }
+PlantedBug of_logits(PlantedBug bug) {
+  bug.plant.file = kLogits;
+  return bug;
+}
 PlantedBug of_kernel(PlantedBug bug) {
   bug.plant.file = kKernel;
   return bug;
 }
 
-const BugsOf merge_few{"decode_merge_sm90.cuh", "fp8_656-k2048"};
+// Of one query in 4 parts.
+const BugsOf merge_few{"decode_merge_sm90.cuh", "fp8_656-k2048-batch", 3};
 // Of one query in 7 parts; in 33, of which 16 are merged at a time.
 const BugsOf merge{"decode_merge_sm90.cuh", "fp8_656-k2048-batch", 6},
     merge_many{"decode_merge_sm90.cuh", "fp8_656-k2048-batch", 33};
 
+// Of blocks side by side: four of 8 tiles each, then one a tile, then four of 128 columns, whose
+// stages are used four times.
+const BugsOf logits_of_chain{kLogits, "fp8_656-k2048", 4};
+const BugsOf consumers_of_chain{kConsumers, "fp8_656-k2048", 4};
+const BugsOf chain{"decode_chain_sm90.cuh", "fp8_656-k2048", 4};
+
 constexpr const char* kMergeBegins = "head = blockIdx.x % heads, head_block = head / kHeads;";
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
-           of_kernel(bug("NoProxyFence", "CacheFormat::bf16) fence_proxy_async", Action::drop))),
+           of_logits(bug("NoProxyFence", "CacheFormat::bf16) fence_proxy_async", Action::drop))),
     saying("race: ",
-           of_turn(bug("NoWaitForLandedRows", "shared_.landed()[slot][group].wait", Action::drop))),
+           of_turn(bug("NoWaitForLandedRows", "shared.landed()[slot][group].wait", Action::drop))),
     in_one_schedule(saying(
         "race: ", merge_few("MergeFewBeforeTheParts",
                             "first_head = blockIdx.x % blocks * kFewHeads,", Action::drop, 0, 4))),
     in_one_schedule(
         saying("race: ", merge("MergeBeforeTheParts", kMergeBegins, Action::drop, 0, 3))),
+    in_one_schedule(
+        saying("race: ", chain("WeightsBeforeTheLogits",
+                               "wait_for_kernel_before();  // for the logits", Action::drop))),
+    in_one_schedule(
+        saying("race: ", chain("ValuesBeforeTheWeights",
+                               "wait_for_kernel_before();  // for the weights", Action::drop))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
            of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kBringRegisters", Action::add, 8))),
     of_consumers(bug("NoWaitForEmptySlot", "shared.empty()[kSlot][group].wait", Action::drop)),
     of_consumers(bug("SwappedPhaseOfSlots", "shared.empty()[kSlot][group].wait", Action::add, 1)),
-    of_turn(bug("SwappedPhaseOfLandedRows", "shared_.landed()[slot][group].wait", Action::add, 1)),
+    of_turn(bug("SwappedPhaseOfLandedRows", "shared.landed()[slot][group].wait", Action::add, 1)),
     of_consumers(bug("NoArrivalOfCopies", "landed[group].arrive_cp_async", Action::drop)),
     bug("NoArrivalOfRelease", "landed[group].arrive()", Action::drop),
     bug("CountOfLandedTooSmall", "shared.landed()[slot][group].init", Action::add, -1),
@@ -165,12 +189,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_kernel(bug("NoBarrierAfterInit", "__syncthreads();  // the barriers", Action::drop)),
     in_items(of_consumers(bug("CountOfQFreeTooLarge", "shared.q_free().init", Action::add, 1))),
     of_consumers(bug("CountOfFullTooSmall", "shared.full()[slot][group].init", Action::add, -1)),
-    in_parts(of_kernel(bug("NoWaitForQueries", "shared.q_full()[group].wait", Action::drop))),
-    in_parts(of_kernel(
-        bug("SwappedPhaseOfQueriesOfParts", "shared.q_full()[group].wait", Action::add, 1))),
-    in_parts(
-        of_kernel(bug("NoReleaseOfQueries", "tile + 2 >= tiles && work.releases", Action::drop))),
-    in_parts(
+    in_items(of_logits(bug("NoWaitForQueries", "shared.q_full()[group].wait", Action::drop))),
+    in_items(of_logits(
+        bug("SwappedPhaseOfQueriesThere", "shared.q_full()[group].wait", Action::add, 1))),
+    in_items(of_kernel(
+        bug("NoReleaseOfQueries", "if (tile + 2 >= tiles) shared.q_free()", Action::drop))),
+    in_items(
         saying("race: ", bug("QueriesReplacedTooEarly", "shared.q_free().wait", Action::drop))),
     saying("race: ",
            merge("MergeBeforeTheSumsAreThere", "staged[quarter][1][eighth] =", Action::drop, 0, 1)),
@@ -188,8 +212,34 @@ const std::vector<PlantedBug> kThoroughBugs = {
                                "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +",
                                Action::drop)),
     in_one_schedule(merge_many("MergeManyBeforeTheParts", kMergeBegins, Action::drop, 0, 3)),
-    of_kernel(bug("NoWaitForRows", "shared.full()[consumer][kGroup].wait", Action::drop)),
+    of_logits(bug("NoWaitForRows", "shared.full()[consumer][kGroup].wait", Action::drop)),
     of_consumers(bug("EarlyRelease", "wgmma_wait<1 + kBehind>", Action::drop)),
+    logits_of_chain.undo("LogitsNotStored", "logits[128 * k + thread] ="),
+    logits_of_chain.move("LogitsOfTheNextThread", "logits[128 * k + thread] =", 16),
+    logits_of_chain("EarlyReleaseOfLogitRows", "wgmma_wait<0>();", Action::add, 1),
+    consumers_of_chain("NoReleaseOfLogitRows", "shared.empty()[slot][kGroup].arrive_warp",
+                       Action::drop),
+    saying("race: ",
+           chain("WeightsOverLogits", "__syncthreads();  // all threads have read", Action::drop)),
+    chain.move("WeightsOfTheNextColumns", "*reinterpret_cast<uint4*>(place + chunk_offset", 16),
+    chain.undo("ReferencesNotStored", "references[row + 8 * r] ="),
+    chain.move("SumsOfTheNextThread", "sums[thread] =", 8),
+    chain("NoWaitForEmptyValues", "shared.empty()[at].wait(stage.parity() ^ 1, \"values\"",
+          Action::drop),
+    chain("NoWaitForEmptyWeights", "shared.empty()[at].wait(stage.parity() ^ 1, \"weights\"",
+          Action::drop),
+    chain("NoWaitForWeights", "shared.weights_full()[at].wait", Action::drop),
+    chain("SwappedPhaseOfWeights", "shared.weights_full()[at].wait", Action::add, 1),
+    chain("FewerBytesOfWeights", "full.arrive_expect", Action::add, -16),
+    chain("NoWaitForValues", "shared.values_full()[at].wait", Action::drop),
+    chain("NoArrivalOfTurnedValues", "shared.values_full()[at].arrive_warp", Action::drop),
+    chain("NoWaitForLandedValues", "shared.landed()[at].wait", Action::drop),
+    chain("NoArrivalOfLandedValues", "shared.landed()[at].arrive_cp_async", Action::drop),
+    saying("proxy fence: wgmma",
+           chain("NoProxyFenceOfValues", "CacheFormat::bf16) fence_proxy_async", Action::drop)),
+    chain("EarlyReleaseOfValues", "wgmma_wait<0>();", Action::add, 1),
+    chain("NoReleaseOfValues", "shared.empty()[at].arrive_warp", Action::drop),
+    saying("mbarrier: ", chain("NoInitFenceOfValues", "fence_mbarrier_init();", Action::drop)),
 };
 
 constexpr Device kGpu{DeviceType::cuda, 0};
@@ -216,16 +266,14 @@ void expect_same(DecodeArgs some, const TensorView& expected, const TensorView& 
   EXPECT_EQ(testing::read(testing::on({}, lse).view), testing::read(expected_lse)) << what;
 }
 
-// With batch_invariant it must not show that short calls have kernels of their own, nor that blocks
-// merge the parts of some queries and a second kernel those of others.
-TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
+// With batch_invariant it must not show whether one block has all of a query, or many work on it
+// side by side, and how many.
+TEST(SimulatorDecodeChain, DoesNotChangeTheBits) {
   simulator::settings().schedule = simulator::parse_schedule("random:6");
   const std::vector<DecodeCase> shapes = {
-      // On two multiprocessors a query of three parts for each group, and one that is left. Which
-      // part begins the rows of the second cache hangs on the lengths.
-      {.name = "split", .b = 3, .h_q = 9, .topk = 1100, .blocks = 18, .extra_topk = 40},
-      // Two queries of two parts for each.
-      {.name = "split-whole",
+      // Where the rows of the second cache begin, and in which slot, hangs on the lengths.
+      {.name = "chain", .b = 3, .h_q = 9, .topk = 1100, .blocks = 18, .extra_topk = 40},
+      {.name = "chain-two",
        .format = CacheFormat::bf16,
        .b = 4,
        .h_q = 5,
@@ -234,28 +282,42 @@ TEST(SimulatorDecodeSplit, DoesNotChangeTheBits) {
        .extra_topk = 130,
        .extra_blocks = 5,
        .sink = Sink::finite},
-      // Of four parts, for two blocks of heads.
-      {.name = "split-heads",
+      {.name = "chain-narrow",
+       .format = CacheFormat::bf16,
+       .columns = 512,
+       .b = 2,
+       .h_q = 17,
+       .topk = 700,
+       .blocks = 18,
+       .choice = Choice::scattered,
+       .logits = 30},
+      {.name = "chain-heads",
        .format = CacheFormat::fp8_584,
        .b = 2,
        .h_q = 66,
        .topk = 1990,
        .blocks = 32,
-       .sink = Sink::mixed},
+       .sink = Sink::mixed,
+       .logits = 30},
   };
-  const auto split = decode_sm90_detail::batch_invariant_split;
-  ASSERT_TRUE(split(19, 3, 2).merges && split(19, 3, 2).cut_segments == 2);
-  ASSERT_TRUE(split(12, 4, 2).merges && split(12, 4, 2).cut_segments == 0);
-  ASSERT_TRUE(split(32, 2, 1).merges && split(32, 2, 1).segments == 4);
-  // On 36 a sequence alone has several groups, and all parts are merged by the second kernel.
-  ASSERT_TRUE(split(19, 1, 36).is_short() && !split(32, 1, 18).merges);
+  // Several queries in one launch with a segment of one tile or more for each block, in blocks of
+  // two chunks of columns; one query with blocks of one chunk.
+  using namespace decode_sm90_detail;
+  ASSERT_FALSE(works_side_by_side(19, 3, 2));
+  ASSERT_TRUE(works_side_by_side(19, 3, 36) && chain_split(19, 3, 1, 36).column_blocks == 8);
+  ASSERT_TRUE(works_side_by_side(19, 3, 12) && chain_split(19, 3, 1, 12).column_blocks == 4);
+  ASSERT_EQ(chain_split(19, 1, 1, 36).segment_tiles, 1);
   for (DecodeCase shape : shapes) {
     shape.lengths = Lengths::ragged;
     const DecodeStep all = DecodeStep(shape).on(kGpu);
     simulator::settings().multiprocessors = 2;
     run(all.args());
-    simulator::settings().multiprocessors = 36;
     const StridedTensor together = testing::on({}, all.out), lse = testing::on({}, all.lse);
+    for (const int multiprocessors : {16, 36}) {
+      simulator::settings().multiprocessors = multiprocessors;
+      expect_same(all.args(), together.view, lse.view,
+                  shape.name + testing::numbered(", multiprocessors ", multiprocessors));
+    }
     for (std::int64_t i = 0; i < shape.b; ++i) {
       DecodeArgs args = all.args();
       for (ConstTensorView* view : {&args.q, &args.indices, &args.topk_length, &args.extra_indices,
@@ -336,7 +398,8 @@ TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
                      .b = 1,
                      .topk = 1100,
                      .blocks = 18,
-                     .poison = false});
+                     .poison = false,
+                     .batch_invariant = false});
     for (std::int64_t h = 0; h < 8; ++h) step.q.view.at<BFloat16>(0, 0, h, kColumn) = {};
     for (std::int64_t block = 0; block < 18; ++block) {
       for (std::int64_t row = 0; row < 64; ++row) {

@@ -10,10 +10,15 @@ constexpr Device kGpu{DeviceType::cuda, 0};
 TEST(SimulatorSameBits, DecodeGivesTheBitsOfForward) {
   int schedule = 0;
   for (const DecodeCase& shape : steps_beside_forward()) {
-    simulator::settings().schedule =
-        simulator::parse_schedule("random:" + std::to_string(++schedule));
-    expect_bits_of_forward(shape, kGpu);
+    // Of queries of one block, and of many side by side.
+    for (const int multiprocessors : {2, 36}) {
+      simulator::settings().multiprocessors = multiprocessors;
+      simulator::settings().schedule =
+          simulator::parse_schedule("random:" + std::to_string(++schedule));
+      expect_bits_of_forward(shape, kGpu);
+    }
   }
+  simulator::settings().multiprocessors = 2;
 }
 
 // The comparison sees the order of products: of 576 columns forward() begins with the last 64

@@ -38,8 +38,7 @@ struct DecodeArgs {
   bool batch_invariant = true;
   // Whether every sum of a query is formed in one go, over its entries in their order and those of
   // the second cache behind them, as forward() does with the same argument: of the same rows in
-  // bf16 both give the same bits. On a GPU a query then has one multiprocessor for 64 heads, which
-  // is as fast as ever where queries fill the GPU, and slow for few.
+  // bf16 both give the same bits. On sm90 that is what batch_invariant does, too.
   bool in_list_order = false;
   TensorView out{};  // [b, s_q, h_q, 512], bf16
   TensorView lse{};  // optional [b, s_q, h_q], f32

@@ -76,7 +76,7 @@ struct DecodeTable {
         value<&Args::in_list_order>(
             "every sum of a query is formed in one go in the order of its entries, those of the "
             "second cache behind the others, as in forward() with the same argument, which gives "
-            "the same bits of the same rows in bf16. Slow on a GPU that has few queries"),
+            "the same bits of the same rows in bf16"),
         rule<check_decode_scale>, output<&Args::out>("[b, s_q, h_q, d_v:512]", any_of(bf16)),
         optional_output<&Args::lse>("[b, s_q, h_q]", any_of(f32)), scratch<&Args::workspace>());
   }

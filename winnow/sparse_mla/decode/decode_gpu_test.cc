@@ -63,6 +63,8 @@ DecodeArgs some_of(DecodeArgs args, std::int64_t first, std::int64_t sequences) 
   cut(args.q);
   cut(args.indices);
   cut(args.topk_length);
+  cut(args.block_tables);
+  cut(args.context_lens);
   cut(args.extra_indices);
   cut(args.extra_topk_length);
   return args;
@@ -114,6 +116,48 @@ TEST_F(DecodeGpu, BatchesFrom1To256AgreeWithEachOther) {
   }
 }
 
+// With many heads and all of a model's entries: from many blocks side by side on a query to one
+// block for each 64 heads, and with in_list_order too.
+TEST_F(DecodeGpu, EveryWayToShareOutAChainGivesTheSameBits) {
+  for (const CacheFormat format : kFormats) {
+    for (const std::int64_t extra : {-1, 700}) {
+      DecodeCase shape = large(format, 70, 128);
+      shape.extra_topk = extra;
+      shape.extra_blocks = 30;
+      shape.logits = 20;  // references are raised in many tiles
+      const DecodeStep step = DecodeStep(shape).on(kGpu);
+      const Results all = run(step.args());
+      for (const std::int64_t b : {1, 2, 3, 4, 5, 8, 11, 16, 17, 32, 33, 66, 67}) {
+        DecodeArgs args = some_of(step.args(), 70 - b, b);
+        const Results expected = slice_of(all, 70 - b, b);
+        EXPECT_TRUE(run(args) == expected) << to_string(format) << ", b " << b;
+        args.batch_invariant = false;
+        args.in_list_order = true;
+        EXPECT_TRUE(run(args) == expected) << to_string(format) << ", in list order, b " << b;
+      }
+    }
+  }
+}
+
+TEST_F(DecodeGpu, BlockTablesGiveTheSameBitsInEveryBatch) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::bf16}) {
+    const DecodeStep step = DecodeStep({.name = "tables",
+                                        .format = format,
+                                        .b = 50,
+                                        .s_q = 2,
+                                        .h_q = 128,
+                                        .blocks = 200,
+                                        .lengths = Lengths::ragged,
+                                        .table = 40})
+                                .on(kGpu);
+    const Results all = run(step.args());
+    for (const std::int64_t b : {1, 2, 7, 16, 17, 49}) {
+      EXPECT_TRUE(run(some_of(step.args(), 50 - b, b)) == slice_of(all, 50 - b, b))
+          << to_string(format) << ", b " << b;
+    }
+  }
+}
+
 TEST_F(DecodeGpu, GivesTheBitsOfForward) {
   std::vector<DecodeCase> shapes = steps_beside_forward();
   // As many entries as a model has, of queries that fill the GPU and leave some over.
@@ -124,6 +168,18 @@ TEST_F(DecodeGpu, GivesTheBitsOfForward) {
                     .topk = 2048,
                     .blocks = 60,
                     .lengths = Lengths::ragged});
+  // The same of few, whose blocks work side by side.
+  for (const std::int64_t b : {1, 5, 16}) {
+    shapes.push_back({.name = testing::numbered("few ", b),
+                      .format = CacheFormat::bf16,
+                      .b = b,
+                      .h_q = 128,
+                      .topk = 2048,
+                      .blocks = 60,
+                      .lengths = Lengths::ragged,
+                      .extra_topk = 90,
+                      .logits = 20});
+  }
   // A cache that forward() would read in the order of its rows.
   shapes.push_back({.name = "large",
                     .format = CacheFormat::bf16,

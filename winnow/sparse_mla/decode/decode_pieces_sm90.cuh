@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_partial(float (&sum)[8], const uint4& row, f
 inline constexpr std::uint32_t kFewParts = Split::kFewParts;
 
 struct KernelParams {
-  static constexpr bool kPaged = false, kMerges = false;
+  static constexpr bool kPaged = false, kLogits = false;
   ChosenView chosen[2];  // of the cache and of the extra one
   HeadsView q, out;
   HeadsView lse;           // data may be null
@@ -51,7 +51,6 @@ struct KernelParams {
   std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles
   std::uint32_t group_segments, whole_segments;        // of a group, and of all groups
   // Each group takes so many tiles of the queries from `cut_query` on, which have `cut_end` tiles.
-  // kMerges: in segments.
   std::uint32_t cut_tiles, cut_query, cut_end;
   char* partial_out;          // [partials, 64, 512], f16
   PartialSums* partial_sums;  // [partials, 64]
@@ -66,14 +65,19 @@ struct PagedKernelParams : KernelParams {
   std::uint32_t blocks;  // of the cache
 };
 
-// Of calls whose blocks merge the segments of whole queries themselves. Other queries, from
-// cut_query on, are shared out by segments.
-template <class Base>
-struct MergingParams : Base {
-  static constexpr bool kMerges = true;
-  std::uint32_t cut_segments;  // of a group; cut_end counts segments, too
-  std::uint32_t own_partials;  // the first partial, of all head blocks, that a group merges itself
-  PartialSums* own_sums;       // [partials, 2, 64]: of each consumer
+// Of blocks that work on queries side by side: what they leave to each other
+// (decode_chain_sm90.cuh) of each item, that is 64 heads of a query, and tile. kComputes: of those
+// that begin with the logits; their blocks have one piece each.
+template <class Base, bool kComputes>
+struct ChainParams : Base {
+  static constexpr bool kLogits = kComputes;
+  char* chain;              // [items, tiles], kChainTileBytes each
+  float* maxima;            // [items, tiles, 64]: the largest logits of heads, in base 2
+  std::uint32_t tiles;      // of a query, at most
+  std::uint32_t run_tiles;  // of a block that makes weights
+  __device__ std::int64_t at(std::uint32_t item, int tile) const {
+    return std::int64_t{item} * tiles + tile;
+  }
 };
 
 // The partial of a piece: where queries are cut, group `group` has at most two such pieces, of
@@ -90,18 +94,12 @@ __device__ __forceinline__ std::uint32_t partial_of(const KernelParams& params, 
 struct Piece {
   std::uint32_t i, s;  // sequence and query
   std::int32_t first_head;
-  std::int32_t partial;  // -1: the piece is the whole query. kMerges: times 2^kPieceBits, with bits
+  std::int32_t partial;  // -1: the piece is the whole query. kLogits: its first tile in the query
   // Of each list: the first tile, how many tiles that hold entries, and how many entries of the
   // list count.
   std::int32_t first[2], tiles[2], entries[2];
 };
 static_assert(sizeof(Piece) == 40);
-
-// Of `partial`, where blocks merge: the piece is the first with tiles of its query in this block,
-// or the last; the block merges the query, and the piece is the last of it: its partial is the
-// first one of the query then.
-inline constexpr std::int32_t kLoadsQueries = 1, kReleasesQueries = 2, kOwn = 4, kMergesQuery = 8;
-inline constexpr int kPieceBits = 4;
 
 struct PiecePlan : Shared<Piece> {
   WINNOW_PLACE(i)
@@ -113,23 +111,31 @@ struct PiecePlan : Shared<Piece> {
   WINNOW_PLACE(entries)
 };
 
+// How many entries of a list count.
+template <class Params>
+__device__ __forceinline__ int entries_of(const Params& params, int list, std::uint32_t i,
+                                          std::uint32_t s) {
+  const ChosenView& chosen = params.chosen[list];
+  if (chosen.topk_length == nullptr) return chosen.topk;
+  const int length =
+      __ldg(chosen.topk_length + i * chosen.topk_length_stride_b + s * chosen.topk_length_stride_s);
+  const int count = min(max(length, 0), chosen.topk);
+  if constexpr (Params::kPaged) {
+    if (params.step > 0) return max(count - params.step + static_cast<int>(s) + 1, 0);
+  }
+  return count;
+}
+
 class Pieces {
  public:
   template <class Params>
   __device__ __forceinline__ Pieces(const Params& params, Place<Piece[kMostPieces]> table)
       : table_(table) {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
-    // The shares of queries come first: their sums are on their way while the rest is computed.
-    if constexpr (Params::kMerges) {
-      from_ = min(group * params.cut_segments, params.cut_end);
-      to_ = min(from_ + params.cut_segments, params.cut_end);
-      cut_ = static_cast<int>(to_ - from_);
-    } else {
-      from_ = min(group * params.cut_tiles, params.cut_end);
-      to_ = min(from_ + params.cut_tiles, params.cut_end);
-      const std::uint32_t first = from_ / params.query_tiles;
-      cut_ = from_ < to_ ? static_cast<int>(ceil_div(to_, params.query_tiles) - first) : 0;
-    }
+    from_ = min(group * params.cut_tiles, params.cut_end);
+    to_ = min(from_ + params.cut_tiles, params.cut_end);
+    const std::uint32_t first = from_ / params.query_tiles;
+    cut_ = from_ < to_ ? static_cast<int>(ceil_div(to_, params.query_tiles) - first) : 0;
     first_segment_ = group * params.group_segments;
     const std::uint32_t end = min(first_segment_ + params.group_segments, params.whole_segments);
     count_ = cut_ + static_cast<int>(max(end, first_segment_) - first_segment_);
@@ -143,16 +149,7 @@ class Pieces {
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
     for (int n = threadIdx.x; n < count_; n += blockDim.x) {
       std::uint32_t query, from, to, partial;
-      [[maybe_unused]] std::uint32_t first, end;  // kMerges: the block's segments of the query
-      if (Params::kMerges && n < cut_) {
-        const std::uint32_t segment = from_ + n, of_query = segment / params.segments;
-        query = params.cut_query + of_query;
-        from = segment % params.segments * params.segment_tiles;
-        to = from + params.segment_tiles;
-        partial = partial_of(params, segment, 0, head_block);
-        first = max(from_, of_query * params.segments) - of_query * params.segments;
-        end = min(to_ - of_query * params.segments, params.segments);
-      } else if (n < cut_) {
+      if (n < cut_) {
         const std::uint32_t number = from_ / params.query_tiles + n;
         const std::uint32_t begin = number * params.query_tiles;
         query = params.cut_query + number;
@@ -165,57 +162,24 @@ class Pieces {
         from = segment % params.segments * params.segment_tiles;
         to = from + params.segment_tiles;
         partial = partial_of(params, segment, 0, head_block);
-        first = 0;
-        end = params.segments;
       }
       Piece piece;
       piece.i = query / params.s_q;
       piece.s = query % params.s_q;
       piece.first_head = static_cast<int>(head_block) * kHeads;
       const bool whole = from == 0 && to == params.query_tiles;
-      piece.partial = whole ? -1 : static_cast<int>(partial);
-      int before = 0;  // tiles of the lists before this one
+      piece.partial = Params::kLogits ? static_cast<int>(from)
+                      : whole         ? -1
+                                      : static_cast<int>(partial);
+      int before = 0;  // tiles of the lists before this one that hold entries
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const ChosenView& chosen = params.chosen[c];
-        int count = chosen.topk;
-        if (chosen.topk_length != nullptr) {
-          const int length = __ldg(chosen.topk_length + piece.i * chosen.topk_length_stride_b +
-                                   piece.s * chosen.topk_length_stride_s);
-          count = min(max(length, 0), chosen.topk);
-          if constexpr (Params::kPaged) {
-            if (params.step > 0)
-              count = max(count - params.step + static_cast<int>(piece.s) + 1, 0);
-          }
-        }
+        const int count = entries_of(params, c, piece.i, piece.s);
         piece.first[c] = max(static_cast<int>(from) - before, 0);
         piece.tiles[c] =
             max(min(static_cast<int>(to) - before, tile_count(count)) - piece.first[c], 0);
         piece.entries[c] = count;
-        before += chosen.tiles;
-      }
-      if constexpr (Params::kMerges) {
-        const auto any = [&](std::uint32_t begin, std::uint32_t stop) {
-          const int begins[2] = {static_cast<int>(begin),
-                                 static_cast<int>(begin) - params.chosen[0].tiles};
-          int tiles = 0;
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int last = begins[c] + static_cast<int>(stop - begin);
-            tiles += max(min(last, tile_count(piece.entries[c])) - max(begins[c], 0), 0);
-          }
-          return tiles > 0;
-        };
-        const bool own = n >= cut_, ends = to == params.query_tiles;
-        if (own) {
-          const std::uint32_t number = ends ? 0 : from / params.segment_tiles;
-          const std::uint32_t slot = params.own_partials + group * (params.segments - 1) + number;
-          partial = partial_of(params, slot, 0, head_block);
-        }
-        piece.partial = static_cast<std::int32_t>(partial << kPieceBits);
-        if (!any(first * params.segment_tiles, from)) piece.partial |= kLoadsQueries;
-        if (!any(to, end * params.segment_tiles)) piece.partial |= kReleasesQueries;
-        if (own) piece.partial |= ends ? kOwn | kMergesQuery : kOwn;
+        before += tile_count(count);
       }
       store(n, piece);
     }
@@ -233,6 +197,13 @@ class Pieces {
     return piece;
   }
   __device__ int partial(int n) const { return at(n).partial().load(); }
+  // The slot of its first tile: tile t of a query belongs to slot t % 2.
+  template <class Params>
+  __device__ int first_slot(int n) const {
+    if constexpr (Params::kLogits) return partial(n) & 1;
+    return 0;
+  }
+  __device__ int tiles(int n) const { return tiles(n, 0) + tiles(n, 1); }
   __device__ int tiles(int n, int list) const { return at(n).tiles()[list].load(); }
   __device__ int first(int n, int list) const { return at(n).first()[list].load(); }
   __device__ int entries(int n, int list) const { return at(n).entries()[list].load(); }
@@ -281,7 +252,7 @@ class TileStream {
 
   __device__ int piece() const { return piece_; }
   __device__ int cache() const { return cache_; }
-  __device__ int slot() const { return tile_ & 1; }  // tile t belongs to consumer t % 2
+  __device__ int slot() const { return (tile_ ^ first_slot_) & 1; }
   __device__ bool begins_piece() const { return tile_ == 0; }
   // The entries of the tile.
   __device__ __forceinline__ TileEntries load(int lane) const {
@@ -307,6 +278,7 @@ class TileStream {
       if (cache_ == 0) {
         if (++piece_ >= pieces_.count()) return false;
         tile_ = 0;
+        first_slot_ = pieces_.template first_slot<Params>(piece_);
       }
       left_ = pieces_.tiles(piece_, cache_);
     } while (left_ <= 0);
@@ -327,7 +299,7 @@ class TileStream {
   const Params& params_;
   const Pieces& pieces_;
   int piece_ = -1, cache_ = 1;
-  int tile_ = -1;
+  int tile_ = -1, first_slot_ = 0;
   int left_ = 0;  // tiles of the list, this one included
   // The list from the tile's first entry on, or the sequence's block table, and how many entries
   // count from there on.

@@ -247,9 +247,7 @@ __device__ __forceinline__ void copy_role(const Params& params, const Pieces& pi
     } else {
       load.template operator()<1>();
     }
-    bool loads = begins;
-    if constexpr (Params::kMerges) loads = begins && (pieces.partial(piece) & kLoadsQueries);
-    if (loads) {
+    if (begins) {
       replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, shared.consumers(), piece,
                                                    q_uses++, thread);
     }

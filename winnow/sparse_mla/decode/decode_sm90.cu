@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/device/common/runtime.h"
+#include "winnow/sparse_mla/decode/decode_chain_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_impl.h"
 #include "winnow/sparse_mla/decode/decode_merge_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_sm90.cuh"
@@ -27,75 +28,31 @@ std::int64_t resident_groups_for(const DecodeParams& params) {
   return resident_groups(head_blocks_of(params), kRuntime.multiprocessors());
 }
 
+std::int64_t tiles_of(const DecodeParams& params) {
+  return tiles_of<kTileRows>(params.chosen) + tiles_of<kTileRows>(params.extra);
+}
+
+// Whether every sum of a query is formed in one go.
+bool is_chain(const DecodeParams& params) { return params.batch_invariant || params.in_list_order; }
+
 Split split_of(const DecodeParams& params) {
-  const std::int64_t tiles = tiles_of<kTileRows>(params.chosen) + tiles_of<kTileRows>(params.extra);
-  const auto split = params.in_list_order     ? split_of_whole_queries
-                     : params.batch_invariant ? batch_invariant_split
-                                              : fastest_split;
-  return split(tiles, params.b * params.s_q, resident_groups_for(params));
+  const auto split = is_chain(params) ? split_of_whole_queries : fastest_split;
+  return split(tiles_of(params), params.b * params.s_q, resident_groups_for(params));
 }
 
-constexpr std::int64_t kSumsBytes = kHeads * std::int64_t{sizeof(PartialSums)};  // of a partial
-constexpr std::int64_t kPartialBytes = kHeads * kPartialRowBytes + kSumsBytes;
-constexpr std::int64_t kOwnPartialBytes = kPartialBytes + kSumsBytes;  // sums of two consumers
+constexpr std::int64_t kPartialBytes =  // of a block of 64 heads
+    kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
+constexpr std::int64_t kMaximaBytes = kHeads * std::int64_t{sizeof(float)};  // of a chain's tile
 
-// The partials of a split, of one block of heads: those that a second kernel merges, and those that
-// groups merge themselves.
-struct Partials {
-  std::int64_t handed, own;
-  std::int64_t bytes() const { return handed * kPartialBytes + own * kOwnPartialBytes; }
-};
-Partials partials_of(const Split& split, std::int64_t queries) {
-  if (split.merges) {
-    const std::int64_t whole = split.groups * split.group_segments / split.segments;
-    return {std::max<std::int64_t>(queries - whole, 0) * split.segments,
-            split.groups * (split.segments - 1)};
-  }
-  if (split.cut_tiles > 0) return {2 * split.groups, 0};
-  return {split.segments > 1 ? queries * split.segments : 0, 0};
+std::int64_t partials_of(const Split& split, std::int64_t queries) {
+  if (split.cut_tiles > 0) return 2 * split.groups;
+  return split.segments > 1 ? queries * split.segments : 0;
 }
 
-template <CacheFormat kFormat, int kDim, class Params>
-void launch(const Params& kernel, bool is_short, std::uint32_t groups, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(DecodeLayout<kDim>);
-  auto* function = decode_kernel<kFormat, kDim, false, Params>;
-  if constexpr (!Params::kPaged && !Params::kMerges) {
-    if (is_short) function = decode_kernel<kFormat, kDim, true, Params>;
-  }
-  kRuntime.allow_shared_memory(function, kBytes);
-  kRuntime.launch(function, groups * kernel.head_blocks, kBlockThreads<kFormat>, kBytes, stream,
-                  kernel);
-}
+std::uint32_t count(std::int64_t value) { return static_cast<std::uint32_t>(value); }
 
-}  // namespace
-
-std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
-  const std::int64_t tiles = tiles_of<kTileRows>(params.chosen) + tiles_of<kTileRows>(params.extra);
-  const std::int64_t groups = resident_groups_for(params), queries = params.b * params.s_q;
-  const Split split = split_of(params);
-  std::int64_t bytes = 0;
-  if (params.in_list_order || tiles <= 1) return 0;
-  if (!params.batch_invariant) {
-    // As many for all that may be split, so that it does not shrink where the batch grows.
-    bytes = 2 * groups * kPartialBytes;
-  } else if (split.segments > 1) {
-    // Nor does it here, or where the lists grow.
-    constexpr std::int64_t kFew = Split::kFewParts;
-    const std::int64_t few = std::min(split.segments, kFew);
-    if (queries < groups || split.segments > kFew) {
-      bytes = partials_of(split_whole(split.segments, 1, queries, groups), queries).bytes();
-    }
-    if (queries >= groups) {
-      const Partials most{(groups - 1) * few, std::max(groups, split.groups) * (few - 1)};
-      bytes = std::max(bytes, most.bytes());
-    }
-  }
-  return bytes * head_blocks_of(params);
-}
-
-void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
-  const auto queue = static_cast<cudaStream_t>(stream);
-  const Split split = split_of(params);
+// What all kernels take.
+KernelParams params_of(const DecodeParams& params) {
   KernelParams kernel;
   kernel.chosen[0] = chosen_view<kTileRows>(params, params.chosen);
   kernel.chosen[1] = chosen_view<kTileRows>(params, params.extra);
@@ -106,10 +63,45 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   kernel.attn_sink_stride = params.attn_sink.stride0;
   kernel.scale = logit_scale(params.scale);
   kernel.h_q = static_cast<int>(params.h_q);
-  kernel.s_q = static_cast<std::uint32_t>(params.s_q);
-  const std::int64_t queries = params.b * params.s_q;
-  const auto count = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
+  kernel.s_q = count(params.s_q);
   kernel.head_blocks = count(head_blocks_of(params));
+  kernel.cut_tiles = kernel.cut_query = kernel.cut_end = 0;
+  kernel.partial_out = nullptr;
+  kernel.partial_sums = nullptr;
+  kernel.partials_in_pairs = false;
+  return kernel;
+}
+
+// Calls launch(all), and it launch.operator()<format, columns>(all): all params, with what only
+// calls with block tables need.
+template <class Launch>
+void with_kind(const DecodeParams& params, const KernelParams& kernel, const Launch& launch) {
+  using enum CacheFormat;
+  if (params.chosen.paged) {
+    const PagedKernelParams paged{kernel, static_cast<std::int32_t>(params.chosen.step),
+                                  count(params.chosen.cache.blocks)};
+    if (params.format == fp8_656) return launch.template operator()<fp8_656, 576>(paged);
+    return launch.template operator()<bf16, 576>(paged);
+  }
+  if (params.format == fp8_656) return launch.template operator()<fp8_656, 576>(kernel);
+  if (params.format == fp8_584) return launch.template operator()<fp8_584, 512>(kernel);
+  if (params.d_qk == 576) return launch.template operator()<bf16, 576>(kernel);
+  return launch.template operator()<bf16, 512>(kernel);
+}
+
+template <CacheFormat kFormat, int kDim, bool kShort, class Params>
+void launch(const Params& params, std::uint32_t blocks, cudaStream_t queue) {
+  constexpr int kBytes = sizeof(DecodeLayout<kDim>);
+  auto* const function = decode_kernel<kFormat, kDim, kShort, Params>;
+  kRuntime.allow_shared_memory(function, kBytes);
+  kRuntime.launch(function, blocks, kBlockThreads<kFormat>, kBytes, queue, params);
+}
+
+// One block or some for each query and head block, and where queries are cut a second kernel.
+void run_split(const DecodeParams& params, void* workspace, cudaStream_t queue) {
+  const Split split = split_of(params);
+  KernelParams kernel = params_of(params);
+  const std::int64_t queries = params.b * params.s_q;
   kernel.segments = count(split.segments);
   kernel.segment_tiles = count(split.segment_tiles);
   kernel.query_tiles = kernel.segments * kernel.segment_tiles;
@@ -117,54 +109,99 @@ void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
   const std::int64_t whole =
       std::min(split.groups * split.group_segments, queries * split.segments);
   const std::int64_t whole_queries = whole / split.segments;
-  const bool cuts = split.cut_tiles > 0 || split.merges;
-  const std::int64_t cut = cuts ? queries - whole_queries : 0;
+  const std::int64_t cut = split.cut_tiles > 0 ? queries - whole_queries : 0;
   kernel.whole_segments = count(whole);
   kernel.cut_tiles = count(split.cut_tiles);
-  kernel.cut_query = cuts ? count(whole_queries) : 0;
-  kernel.cut_end = count(cut * (split.merges ? split.segments : split.segment_tiles));
-  const Partials partials = partials_of(split, queries);
-  const std::int64_t partial_count = (partials.handed + partials.own) * head_blocks_of(params);
+  kernel.cut_query = cut > 0 ? count(whole_queries) : 0;
+  kernel.cut_end = count(cut * split.segment_tiles);
+  const std::int64_t partials = partials_of(split, queries) * kernel.head_blocks;
   const bool is_short = split.is_short() && !params.chosen.paged;
   kernel.partials_in_pairs = is_short;
   kernel.partial_out = static_cast<char*>(workspace);
   kernel.partial_sums = reinterpret_cast<PartialSums*>(static_cast<std::byte*>(workspace) +
-                                                       partial_count * kHeads * kPartialRowBytes);
-
-  // `all`: with what only some calls need.
-  const auto launch_all = [&]<class Params>(const Params& all) {
-    using enum CacheFormat;
-    const auto function = [&] {
-      if constexpr (Params::kPaged) {
-        return params.format == fp8_656 ? launch<fp8_656, 576, Params> : launch<bf16, 576, Params>;
-      } else {
-        return params.format == fp8_656   ? launch<fp8_656, 576, Params>
-               : params.format == fp8_584 ? launch<fp8_584, 512, Params>
-               : params.d_qk == 576       ? launch<bf16, 576, Params>
-                                          : launch<bf16, 512, Params>;
-      }
-    }();
-    function(all, is_short, count(split.groups), queue);
-  };
-  const auto launch_merging = [&]<class Base>(const Base& base) {
-    if (!split.merges) return launch_all(base);
-    launch_all(MergingParams<Base>{
-        base, count(split.cut_segments), count(partials.handed),
-        kernel.partial_sums + partials.handed * head_blocks_of(params) * kHeads});
-  };
-  if (params.chosen.paged) {
-    launch_merging(PagedKernelParams{kernel, static_cast<std::int32_t>(params.chosen.step),
-                                     count(params.chosen.cache.blocks)});
-  } else {
-    launch_merging(kernel);
-  }
-  const std::int64_t merged = split.segments > 1 && !split.merges ? queries : cut;
+                                                       partials * kHeads * kPartialRowBytes);
+  with_kind(params, kernel, [&]<CacheFormat kFormat, int kDim, class Params>(const Params& all) {
+    const std::uint32_t blocks = count(split.groups) * kernel.head_blocks;
+    if constexpr (!Params::kPaged) {
+      if (is_short) return launch<kFormat, kDim, true>(all, blocks, queue);
+    }
+    launch<kFormat, kDim, false>(all, blocks, queue);
+  });
+  const std::int64_t merged = split.segments > 1 ? queries : cut;
   if (merged == 0) return;
   const bool few = split.most_parts() <= kFewParts;
   const std::int64_t blocks = few ? round_up_div(params.h_q, kFewHeads) : params.h_q;
   kRuntime.check(device::launch_early(few ? merge_few_kernel : merge_kernel, count(merged * blocks),
                                       kMergeThreads, 0, queue, kernel),
                  "launch of the merge");
+}
+
+// Many blocks for each, in three kernels.
+void run_chain(const DecodeParams& params, void* workspace, cudaStream_t queue) {
+  const std::int64_t tiles = tiles_of(params), queries = params.b * params.s_q;
+  const std::int64_t head_blocks = head_blocks_of(params), items = queries * head_blocks;
+  const ChainSplit split = chain_split(tiles, queries, head_blocks, kRuntime.multiprocessors());
+  KernelParams kernel = params_of(params);
+  kernel.group_segments = 1;
+  const auto with_segments = [&](std::int64_t segments, std::int64_t segment_tiles) {
+    kernel.segments = count(segments);
+    kernel.segment_tiles = count(segment_tiles);
+    kernel.query_tiles = count(segments * segment_tiles);
+    kernel.whole_segments = count(queries * segments);
+  };
+  auto* const chain = static_cast<char*>(workspace);
+  auto* const maxima = reinterpret_cast<float*>(chain + items * tiles * kChainTileBytes);
+  with_segments(split.segments, split.segment_tiles);
+  with_kind(params, kernel, [&]<CacheFormat kFormat, int kDim, class Params>(const Params& all) {
+    const ChainParams<Params, true> logits{all, chain, maxima, count(tiles), 0};
+    launch<kFormat, kDim, true>(logits, count(items * split.segments), queue);
+  });
+  with_segments(1, tiles);
+  with_kind(params, kernel, [&]<CacheFormat kFormat, int kDim, class Params>(const Params& all) {
+    const ChainParams<Params, false> rest{all, chain, maxima, count(tiles), count(split.run_tiles)};
+    const dim3 runs(count(items), count(round_up_div(tiles, split.run_tiles)));
+    kRuntime.check(device::launch_early(weights_kernel<ChainParams<Params, false>>, runs,
+                                        kWeightsThreads, 0, queue, rest),
+                   "launch of the weights");
+    const auto values = [&](auto* function) {
+      constexpr int kBytes = sizeof(ValuesLayout);
+      kRuntime.allow_shared_memory(function, kBytes);
+      kRuntime.check(device::launch_early(function, dim3(count(items), count(split.column_blocks)),
+                                          kValuesThreads<kFormat>, kBytes, queue, rest),
+                     "launch of the values");
+    };
+    using Rest = ChainParams<Params, false>;
+    if (split.column_blocks == 8) {
+      values(values_kernel<kFormat, kDim, 1, Rest>);
+    } else {
+      values(values_kernel<kFormat, kDim, 2, Rest>);
+    }
+  });
+}
+
+bool runs_side_by_side(const DecodeParams& params) {
+  return is_chain(params) &&
+         works_side_by_side(tiles_of(params), params.b * params.s_q * head_blocks_of(params),
+                            kRuntime.multiprocessors());
+}
+
+}  // namespace
+
+// None of them shrinks where there are more sequences, queries or entries.
+std::int64_t decode_sm90_workspace_bytes(const DecodeParams& params) {
+  const std::int64_t tiles = tiles_of(params);
+  if (is_chain(params)) {
+    return chain_tiles_for(tiles, params.b * params.s_q * head_blocks_of(params),
+                           kRuntime.multiprocessors()) *
+           (kChainTileBytes + kMaximaBytes);
+  }
+  if (tiles <= 1) return 0;
+  return 2 * resident_groups_for(params) * kPartialBytes * head_blocks_of(params);
+}
+
+void decode_sm90(const DecodeParams& params, void* workspace, void* stream) {
+  const auto run = runs_side_by_side(params) ? run_chain : run_split;
+  run(params, workspace, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace winnow::sparse_mla

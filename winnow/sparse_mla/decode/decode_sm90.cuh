@@ -4,12 +4,14 @@
 // attention_sm90.cuh; the others bring the rows (decode_rows_sm90.cuh, decode_turn_sm90.cuh). Each
 // kernel is there twice: kShort is for calls that are over after some tiles, in which what is done
 // once takes the time. Both give the same bits. Calls with block tables have kernels of their own
-// (PagedKernelParams), never kShort.
+// (PagedKernelParams), never kShort. With params of kLogits the consumers make logits alone
+// (decode_logits_sm90.cuh).
 #pragma once
 
 #include <cstdint>
 
 #include "winnow/device/common/launch.cuh"
+#include "winnow/sparse_mla/decode/decode_logits_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_rows_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_turn_sm90.cuh"
 
@@ -79,36 +81,13 @@ struct Work {
   const Params& params;
   const Pieces& pieces;
 
-  __device__ __forceinline__ int tiles(int piece) const {
-    return pieces.tiles(piece, 0) + pieces.tiles(piece, 1);
-  }
-  // What the piece has to do with the queries in shared memory.
-  __device__ __forceinline__ bool loads_queries(int piece) const {
-    if constexpr (!Params::kMerges) return true;
-    return pieces.partial(piece) & kLoadsQueries;
-  }
-  __device__ __forceinline__ bool releases_queries(int piece) const {
-    if constexpr (!Params::kMerges) return true;
-    return pieces.partial(piece) & kReleasesQueries;
-  }
-
   // Writes the consumer's half of the piece's output, and consumer 0 what else there is of a head.
   template <int kConsumer>
   __device__ __forceinline__ void store(int n, int warp, int lane, const RowState& state,
                                         const Output& o) const {
-    Piece piece = pieces[n];
+    const Piece piece = pieces[n];
     bool is_first = kConsumer == 0;
     if constexpr (kConsumer == kEither) is_first = number_of<kConsumer>() == 0;
-    [[maybe_unused]] bool own = false;  // whether the block merges the query
-    if constexpr (Params::kMerges) {
-      own = piece.partial & kOwn;
-      const bool merges = piece.partial & kMergesQuery;
-      piece.partial >>= kPieceBits;
-      if (merges) {
-        merge<kConsumer>(piece, warp, lane, state, o);
-        return;
-      }
-    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 16 * warp + lane / 4 + 8 * r;
@@ -124,99 +103,11 @@ struct Work {
         const std::uint32_t part = piece.partial * kHeads + row;
         const float factor = factor_to_f16<kShort>(o, r);
         const float power = inverse_power(factor);
-        if constexpr (Params::kMerges) {
-          if (own && first) {
-            *own_sums<kConsumer>(static_cast<std::uint32_t>(piece.partial), row) = {
-                state.reference[r], state.sum[r], {power, 0}};
-          }
-        }
-        if (!own) {
-          PartialSums& sums = params.partial_sums[part];
-          if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
-          if (first) sums.power[is_first ? 0 : 1] = power;
-        }
+        PartialSums& sums = params.partial_sums[part];
+        if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
+        if (first) sums.power[is_first ? 0 : 1] = power;
         store_output_row<kConsumer, pack_f16, true, kShort>(
             params.partial_out + part * kPartialRowBytes, exists, r, factor, lane, o);
-      }
-    }
-  }
-
- private:
-  // Of a part that the block merges itself, each consumer has the sums of its own: no other warp
-  // reads what a warp has stored.
-  template <int kConsumer>
-  __device__ __forceinline__ PartialSums* own_sums(std::uint32_t partial, int row) const {
-    const std::uint32_t number = partial - params.own_partials * params.head_blocks;
-    return params.own_sums + (std::int64_t{number} * 2 + kConsumer) * kHeads + row;
-  }
-
-  // Adds up the parts of a query, of which this consumer holds the last one and has stored the
-  // others from `piece.partial` on. What merge_few_kernel() does, bit for bit.
-  template <int kConsumer>
-  __device__ __forceinline__ void merge(const Piece& piece, int warp, int lane,
-                                        const RowState& state, const Output& o) const {
-    const std::uint32_t last = params.segments - 1;
-    // Its own part first, in the words of the others, which leaves registers for these.
-    uint4 mine[2][8];
-    float to_f16[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      to_f16[r] = factor_to_f16<false>(o, r);
-      int next = 0;
-      for_each_eight_columns<kConsumer, pack_f16>(
-          r, to_f16[r], lane, o, [&](int, const uint4& words) { mine[r][next++] = words; });
-    }
-    __syncwarp();  // the sums that other lanes have stored
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = 16 * warp + lane / 4 + 8 * r, head = piece.first_head + row;
-      const bool exists = head < params.h_q;
-      const auto partial = [&](std::uint32_t n) {
-        return static_cast<std::uint32_t>(piece.partial) + n * params.head_blocks;
-      };
-      PartialSums sums[kFewParts];
-      float reference = kNoReference;
-#pragma unroll
-      for (std::uint32_t n = 0; n < kFewParts; ++n) {
-        sums[n] = {kNoReference, 0, {0, 0}};
-        if (n < last) sums[n] = *own_sums<kConsumer>(partial(n), row);
-        if (n == last) sums[n] = {state.reference[r], state.sum[r], {inverse_power(to_f16[r]), 0}};
-        reference = fmaxf(reference, sums[n].reference);
-      }
-      float weights[kFewParts], each[kFewParts];
-#pragma unroll
-      for (std::uint32_t n = 0; n < kFewParts; ++n) {
-        const float shrunk = ex2(sums[n].reference - reference);
-        each[n] = __fmul_rn(sums[n].sum, shrunk);
-        weights[n] = __fmul_rn(shrunk, sums[n].power[0]);
-      }
-      const float sum = (each[0] + each[1]) + (each[2] + each[3]);  // as quad_sum()
-      const float sink = exists ? sink_of(params, head) : negative_infinity();
-      const float factor = output_factor(sum, reference, sink);
-      if (kConsumer == 0 && exists && (lane & 3) == 0) {
-        store_lse(params, piece.i, piece.s, head, reference, sum);
-      }
-      if (!exists) continue;
-      char* const out = params.out.at(piece.i, piece.s, head);
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int bytes = eight_columns<kConsumer>(k, lane);
-        float total[8] = {};
-#pragma unroll
-        for (std::uint32_t n = 0; n < kFewParts; ++n) {
-          uint4 words = make_uint4(0, 0, 0, 0);
-          if (n < last) {
-            words = *reinterpret_cast<const uint4*>(
-                params.partial_out + (std::int64_t{partial(n)} * kHeads + row) * kPartialRowBytes +
-                bytes);
-          }
-          if (n == last) words = mine[r][k];
-          add_partial(total, words, weights[n]);
-        }
-        store_streaming(out + bytes, pack_bf16(total[0] * factor, total[1] * factor),
-                        pack_bf16(total[2] * factor, total[3] * factor),
-                        pack_bf16(total[4] * factor, total[5] * factor),
-                        pack_bf16(total[6] * factor, total[7] * factor));
       }
     }
   }
@@ -230,42 +121,23 @@ struct Work {
 template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
-  constexpr bool kMerges = Params::kMerges;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
   const int lane = thread & 31;
   std::uint32_t own_uses = 0, other_uses = 0;  // of the slots: the parity of their barriers
   std::uint32_t q_uses = 0;                    // pieces with tiles
-  // Where pieces share queries, bits: the parity of those with tiles, that of the queries loaded
-  // before, and whether this consumer has yet to wait for these. Registers are short.
-  constexpr std::uint32_t kLoads = 2, kAwaits = 4;
 
   const auto scores = [&]<int kGroup>(int tile, float(&s)[32]) {
-    shared.full()[consumer][kGroup].wait(own_uses & 1, "consumer", 10 * consumer + kGroup);
-    // Here and not by the threads that stored: it waits for all that a thread has under way, and
-    // theirs are the loads of the rows to come.
-    if constexpr (kFormat != CacheFormat::bf16) fence_proxy_async_shared();
-    // The queries come between tiles 0 and 1, in groups of the same chunks as those of slot 0; the
-    // groups of slot 1 hold other chunks, so consumer 1 waits for all of them.
-    const bool first_use = kMerges ? (q_uses & kAwaits) != 0 : tile == consumer;
-    if (first_use && (consumer == 0 || kGroup == 0)) {
-#pragma unroll
-      for (int group = kGroup; group < (consumer == 0 ? kGroup + 1 : kGroups); ++group) {
-        shared.q_full()[group].wait((kMerges ? q_uses / kLoads : q_uses) & 1, "consumer",
-                                    10 * consumer + group);
-      }
-    }
-    if (kMerges && kGroup == kGroups - 1) q_uses &= ~kAwaits;
-    multiply_scores<kGroup>(shared, consumer, s);
+    multiply_scores_of<kConsumer, kGroup, kFormat>(shared, consumer, own_uses & 1, tile == consumer,
+                                                   q_uses & 1, s);
   };
 
-  int next_tiles = work.tiles(0);  // loaded a piece ahead
+  int next_tiles = work.pieces.tiles(0);  // loaded a piece ahead
   for (int piece = 0; piece < work.pieces.count(); ++piece) {
     const int tiles = next_tiles;
-    if (piece + 1 < work.pieces.count()) next_tiles = work.tiles(piece + 1);
+    if (piece + 1 < work.pieces.count()) next_tiles = work.pieces.tiles(piece + 1);
 
-    if (kMerges && tiles > 0 && work.loads_queries(piece)) q_uses |= kAwaits;
     RowState state{
         {kNoReference, kNoReference}, {0, 0}, {negative_infinity(), negative_infinity()}};
     Output o;
@@ -288,7 +160,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
       const auto mask = shared.mask()[consumer].load();
       wgmma_wait<0>();
       wgmma_pin(s);
-      if (tile + 2 >= tiles && work.releases_queries(piece)) shared.q_free().arrive_warp();
+      if (tile + 2 >= tiles) shared.q_free().arrive_warp();
 
       hide_logits(scale, mask, lane, s);
       float factors[2];
@@ -303,20 +175,14 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
       ++own_uses;
     }
     if (tiles > 0) {
-      if (consumer == 1 && tiles == 1 && work.releases_queries(piece)) {
-        shared.q_free().arrive_warp();  // it has no further use for Q
-      }
+      if (consumer == 1 && tiles == 1) shared.q_free().arrive_warp();  // it has no use for Q
       if ((tiles - 1) % 2 != consumer) {
         multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
         release_values<2>(shared, other, o);
         ++other_uses;
       }
       merge_consumers<false>(shared, consumer, q_uses & 1, warp, lane, state);
-      if (kMerges) {
-        q_uses ^= work.releases_queries(piece) ? 1 | kLoads : 1;
-      } else {
-        ++q_uses;
-      }
+      ++q_uses;
     }
     work.template store<kConsumer>(piece, warp, lane, state, o);
   }
@@ -348,7 +214,11 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (kShort && warpgroup < 2) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<kEither>(work, params.scale, consumers);
+    if constexpr (Params::kLogits) {
+      logits_role<kFormat>(params, pieces, consumers);
+    } else {
+      consumer_role<kEither>(work, params.scale, consumers);
+    }
   } else if (!kShort && warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
     consumer_role<0>(work, params.scale, consumers);
@@ -361,7 +231,7 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     if (thread < kCopyThreads<kFormat>) {
       copy_role<kFormat, kDim>(params, pieces, shared);
     } else if constexpr (!kCopied) {
-      turn_role<kFormat, kDim>(pieces, shared, (thread - kCopyThreads<kFormat>) / 32);
+      turn_role<kFormat, kDim, Params>(pieces, shared, (thread - kCopyThreads<kFormat>) / 32);
     }
   }
 }

@@ -1,14 +1,13 @@
-// How the kernel of sm90 shares out the tiles of all queries. Host code.
+// How the kernels of sm90 share out the tiles of all queries. Host code.
 //
 // The tiles of each query are cut into segments. A group is one thread block for each head block of
 // 64 heads. It computes a number of whole segments and, if cut_tiles > 0, before them an equal
 // share of the tiles of the last queries, taken as one long row of tiles. A share that reaches over
 // the end of a query is cut there, so that every piece of work is of one query.
 //
-// Or a query is a sum of parts, its segments, whose lengths follow from the number of its tiles
-// alone, so that its bits hang on nothing else. Groups that have all segments of a query merge them
-// themselves; what such groups would leave over is shared out by segments, which a second kernel
-// merges.
+// With batch_invariant or in_list_order every sum of a query is one chain over its entries in their
+// order, which is not cut. Where there are enough queries, a block has all of one for 64 heads.
+// Where there are few, blocks work on a query side by side (decode_chain_sm90.cuh).
 #pragma once
 
 #include <algorithm>
@@ -22,14 +21,10 @@ struct Split {
   // queries that remain (0: none remain).
   std::int64_t group_segments, cut_tiles;
   std::int64_t groups;
-  // Whether a group merges its whole segments, which are of whole queries; each group has so many
-  // segments of the queries that remain.
-  bool merges = false;
-  std::int64_t cut_segments = 0;
 
   // Whether a block has so few tiles that what it does once takes most of its time.
   constexpr bool is_short() const {
-    return !merges && group_segments * segment_tiles + cut_tiles <= kShortTiles;
+    return group_segments * segment_tiles + cut_tiles <= kShortTiles;
   }
   // The most parts that a query is cut into, which selects the kernel that merges them. If
   // cut_tiles does not divide the query's tiles, a share may begin at any of them.
@@ -40,7 +35,7 @@ struct Split {
   }
 
   static constexpr std::int64_t kShortTiles = 16;
-  // The most parts that a block can merge, or a block of the second kernel for several heads.
+  // The most parts that a block of the second kernel merges for several heads.
   static constexpr std::uint32_t kFewParts = 4;
 };
 
@@ -60,34 +55,6 @@ constexpr Split split_whole(std::int64_t segments, std::int64_t segment_tiles, s
   const std::int64_t all = queries * segments;
   const std::int64_t each = std::min<std::int64_t>(round_up_div(all, groups), kMostPieces);
   return {segments, segment_tiles, each, 0, round_up_div(all, each)};
-}
-
-// The tiles of a part of a query, at least: half a thousand rows. Fewer make calls of one or two
-// sequences quicker and all others slower (docs/notes/decode.md).
-inline constexpr std::int64_t kPartTiles = 8;
-
-// The split whose segments follow from `tiles` alone: up to four of kPartTiles or more, and of long
-// lists, beside which merging costs little, up to eight of twice as many or more.
-constexpr Split batch_invariant_split(std::int64_t tiles, std::int64_t queries,
-                                      std::int64_t groups) {
-  constexpr std::int64_t kFew = Split::kFewParts;
-  const std::int64_t length = tiles <= 2 * kFew * kPartTiles
-                                  ? std::max(kPartTiles, round_up_div(tiles, kFew))
-                                  : std::max(2 * kPartTiles, round_up_div(tiles, 2 * kFew));
-  const std::int64_t segments = std::max<std::int64_t>(round_up_div(tiles, length), 1);
-  Split split = split_whole(segments, length, queries, groups);
-  // Whole queries of each group, and the segments of the rest; another whole query where these are
-  // as many.
-  std::int64_t each = queries / groups;
-  std::int64_t cut = round_up_div((queries - each * groups) * segments, groups);
-  if (cut == segments) ++each, cut = 0;
-  if (segments == 1 || segments > kFew || each == 0) return split;
-  if (each * segments + cut > kMostPieces) each = kMostPieces / segments, cut = 0;
-  split.merges = true;
-  split.group_segments = each * segments;
-  split.cut_segments = cut;
-  split.groups = cut > 0 ? groups : round_up_div(queries, each);
-  return split;
 }
 
 // The split in which every query is in one go.
@@ -111,6 +78,42 @@ constexpr Split fastest_split(std::int64_t tiles, std::int64_t queries, std::int
     return whole;
   }
   return {1, length, each, cut, each > 0 ? groups : round_up_div(left * length, cut)};
+}
+
+// How blocks work on the queries of a call side by side: `segments` on the logits of a query, each
+// of so many tiles, then one for each run of so many tiles on the weights, and `column_blocks` on
+// the values.
+struct ChainSplit {
+  std::int64_t segments, segment_tiles, run_tiles, column_blocks;
+};
+
+// Items are blocks of 64 heads of queries. Of more than these, or with fewer tiles, one block each
+// is faster; the last number is of the tiles of all items, which the workspace has room for.
+constexpr std::int64_t most_chain_items(std::int64_t multiprocessors) {
+  return multiprocessors / 4;
+}
+inline constexpr std::int64_t kLeastChainTiles = 5, kMostChainTiles = 8192;
+
+constexpr bool works_side_by_side(std::int64_t tiles, std::int64_t items,
+                                  std::int64_t multiprocessors) {
+  return tiles >= kLeastChainTiles && items <= most_chain_items(multiprocessors) &&
+         items * tiles <= kMostChainTiles;
+}
+// The most tiles of all items of such a call, and of those with fewer queries or entries.
+constexpr std::int64_t chain_tiles_for(std::int64_t tiles, std::int64_t items,
+                                       std::int64_t multiprocessors) {
+  if (tiles < kLeastChainTiles) return 0;
+  return std::min(std::min(items, most_chain_items(multiprocessors)) * tiles, kMostChainTiles);
+}
+
+constexpr ChainSplit chain_split(std::int64_t tiles, std::int64_t queries, std::int64_t head_blocks,
+                                 std::int64_t multiprocessors) {
+  constexpr std::int64_t kRuns = 32;
+  const std::int64_t groups = resident_groups(head_blocks, multiprocessors);
+  const std::int64_t segment_tiles =
+      round_up_div(tiles, std::max<std::int64_t>(groups / queries, 1));
+  return {round_up_div(tiles, segment_tiles), segment_tiles, round_up_div(tiles, kRuns),
+          queries * head_blocks * 8 <= multiprocessors ? 8 : 4};
 }
 
 }  // namespace winnow::sparse_mla::decode_sm90_detail

@@ -112,34 +112,33 @@ TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
   }
 }
 
-// With batch_invariant the parts of a query follow from its tiles alone, and every part has a
-// group.
-TEST(DecodeSplit, OfABatchChangesNoPart) {
-  using decode_sm90_detail::batch_invariant_split;
-  for (const std::int64_t tiles : {1, 7, 8, 9, 16, 17, 32, 33, 37, 64, 65, 129, 256, 1000}) {
-    const auto alone = batch_invariant_split(tiles, 1, 132);
-    EXPECT_GE(alone.segments * alone.segment_tiles, tiles);
-    EXPECT_LT((alone.segments - 1) * alone.segment_tiles, tiles);
-    for (const std::int64_t queries : {1, 2, 3, 65, 66, 67, 131, 132, 148, 200, 256, 3000, 20000}) {
-      for (const std::int64_t groups : {1, 2, 66, 132}) {
-        const auto split = batch_invariant_split(tiles, queries, groups);
-        const std::string what = testing::numbered("tiles ", tiles) +
-                                 testing::numbered(", queries ", queries) +
-                                 testing::numbered(", groups ", groups);
-        EXPECT_EQ(split.segments, alone.segments) << what;
-        EXPECT_EQ(split.segment_tiles, alone.segment_tiles) << what;
-        EXPECT_LE(split.group_segments + split.cut_segments, decode_sm90_detail::kMostPieces)
-            << what;
-        const std::int64_t whole =
-            std::min(split.groups * split.group_segments, queries * split.segments);
-        const std::int64_t left = queries * split.segments - whole;
-        EXPECT_LE(left, split.groups * split.cut_segments) << what;
-        EXPECT_EQ(split.cut_tiles, 0) << what;
-        if (!split.merges) continue;
-        EXPECT_LE(split.segments, std::int64_t{decode_sm90_detail::Split::kFewParts}) << what;
-        EXPECT_EQ(split.group_segments % split.segments, 0) << what;
-        EXPECT_EQ(left % split.segments, 0) << what;
-        EXPECT_LT(left / split.segments, groups) << what;
+// Blocks side by side have every tile once, and no call needs a larger workspace than one with more
+// entries or queries.
+TEST(DecodeSplit, OfAChainLeavesNoTile) {
+  using namespace decode_sm90_detail;
+  for (const std::int64_t multiprocessors : {1, 2, 7, 132}) {
+    for (const std::int64_t head_blocks : {1, 2, 5}) {
+      for (std::int64_t queries = 1; queries < 140; ++queries) {
+        std::int64_t before = 0;
+        for (const std::int64_t tiles : {1, 4, 5, 32, 33, 37, 64, 129, 1000, 9000}) {
+          const std::string what = testing::numbered("tiles ", tiles) +
+                                   testing::numbered(", queries ", queries) +
+                                   testing::numbered(", head blocks ", head_blocks) +
+                                   testing::numbered(", multiprocessors ", multiprocessors);
+          const std::int64_t items = queries * head_blocks;
+          const std::int64_t room = chain_tiles_for(tiles, items, multiprocessors);
+          EXPECT_GE(room, before) << what;
+          EXPECT_GE(room, chain_tiles_for(tiles, items - 1, multiprocessors)) << what;
+          EXPECT_LE(room, kMostChainTiles) << what;
+          before = room;
+          if (!works_side_by_side(tiles, items, multiprocessors)) continue;
+          EXPECT_GE(room, items * tiles) << what;
+          const ChainSplit split = chain_split(tiles, queries, head_blocks, multiprocessors);
+          EXPECT_GE(split.segments * split.segment_tiles, tiles) << what;
+          EXPECT_LT((split.segments - 1) * split.segment_tiles, tiles) << what;
+          EXPECT_GE(split.run_tiles, 1) << what;
+          EXPECT_TRUE(split.column_blocks == 4 || split.column_blocks == 8) << what;
+        }
       }
     }
   }

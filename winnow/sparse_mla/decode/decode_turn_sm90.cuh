@@ -21,10 +21,10 @@ inline constexpr int kTurnedGroupArrivals = kQuarters * kWarpArrival;
 
 // Turns a quarter of a group of a tile: 16 rows. A thread has two of them, eight apart,
 // and of each chunk 16 columns of them: four lanes have those of a row.
-template <CacheFormat kFormat, int kDim>
+template <CacheFormat kFormat>
 class RowTurner {
  public:
-  __device__ __forceinline__ explicit RowTurner(DecodePlan<kDim> shared) : shared_(shared) {
+  __device__ __forceinline__ RowTurner() {
     const int lane = threadIdx.x & 31;
     // Rows 5 apart for the two that eight consecutive lanes have: neither their raw bytes nor their
     // results share banks.
@@ -33,21 +33,21 @@ class RowTurner {
     for (int i = 0; i < 2; ++i) turned_[i] = chunk_offset(row_, 2 * (lane & 3) + i);
   }
 
-  __device__ __forceinline__ void turn(std::uint32_t slot, std::uint32_t unit,
-                                       std::uint32_t parity) const {
-    const std::uint32_t group = unit / kQuarters, quarter = unit % kQuarters;
-    const std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
+  // Quarter `quarter` of the group that begins with chunk `chunk` of a tile, whose first chunk lies
+  // at `to` and whose rows' scales at `scales`; of the group chunks first to end - 1.
+  __device__ __forceinline__ void turn(std::uint32_t to, std::uint32_t scales_of_rows,
+                                       std::uint32_t chunk, std::uint32_t quarter, int first = 0,
+                                       int end = 2) const {
     // Of fp8_584, chunk 7 is RoPE.
-    const int chunks = kFormat == CacheFormat::fp8_656 || chunk != 6 ? 2 : 1;
-    const std::uint32_t base = shared_.consumers().k()[slot][chunk].address + quarter * 16 * 128;
-    shared_.landed()[slot][group].wait(parity, "turn", static_cast<int>(slot * kGroups + group));
+    if (kFormat == CacheFormat::fp8_584 && chunk == 6) end = 1;
+    const auto has = [&](int c) { return c >= first && c < end; };
+    const std::uint32_t base = to + quarter * 16 * 128;
     const auto raw_place = [&](int r, int c) { return base + r * kRowsApart + (raw_ ^ 64 * c); };
     const auto raw = [&](int r, int c) { return ld_shared_words(raw_place(r, c)); };
     const auto scales_of = [&](int r) {
-      return shared_
-          .scales()[slot][16 * quarter + row_ + 8 * r]
-                   [kFormat == CacheFormat::fp8_656 ? chunk / 2 : chunk / 4]
-          .load();
+      return ld_shared<std::uint32_t>(scales_of_rows + (16 * quarter + row_ + 8 * r) * 16 +
+                                      (kFormat == CacheFormat::fp8_656 ? chunk / 2 : chunk / 4) *
+                                          4);
     };
     const auto scale_of = [&](std::uint32_t scales, int c) {
       return kFormat == CacheFormat::fp8_656
@@ -68,7 +68,7 @@ class RowTurner {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         words[r][c] = make_uint4(0, 0, 0, 0);
-        if (c < chunks) words[r][c] = raw(r, c);
+        if (has(c)) words[r][c] = raw(r, c);
       }
     }
     __syncwarp();  // all lanes have read what the results replace
@@ -80,7 +80,7 @@ class RowTurner {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         nan[r][c] = find_nan(words[r][c]);
-        if (c == chunks) continue;
+        if (!has(c)) continue;
         const float scale = scale_of(scales[r], c);
         plain = plain && is_short(scale);
         const std::uint32_t factor = factor_of(scale);
@@ -98,19 +98,16 @@ class RowTurner {
         for (int c = 0; c < 2; ++c) st_shared(raw_place(r, c), words[r][c]);
       }
 #pragma unroll 1
-      for (int n = 2 * (2 - chunks); n < 2 * kRows; ++n) {
+      for (int n = 0; n < 2 * kRows; ++n) {
         const int r = n % 2, c = n < 2;
+        if (!has(c)) continue;
         const uint4 of = raw(r, c);
         const float scale = scale_of(scales_of(r), c);
         __syncwarp();
         store(r, c, of, [&](std::uint32_t word) { return dequantise_any(word, scale); });
       }
     }
-    // The consumers have the fence that lets wgmma read.
-    shared_.consumers().full()[slot][group].arrive_warp();
   }
-
-  const DecodePlan<kDim> shared_;
 
  private:
   static constexpr int kRows = 2;
@@ -123,19 +120,26 @@ class RowTurner {
 };
 
 // Turns the quarters of the groups of the block's tiles, in order: the warps have them in turn.
-template <CacheFormat kFormat, int kDim>
+template <CacheFormat kFormat, int kDim, class Params>
 __device__ __forceinline__ void turn_role(const Pieces& pieces, DecodePlan<kDim> shared, int warp) {
-  const RowTurner<kFormat, kDim> turner(shared);
+  const RowTurner<kFormat> turner;
   constexpr std::uint32_t kUnits = kGroups * kQuarters;
   std::uint32_t unit = warp;  // the warp's next one, from those of the tile on
   std::uint32_t uses = 0;     // bit `slot`: the parity of the slot's barriers
   for (int n = 0; n < pieces.count(); ++n) {
-    const int tiles = pieces.tiles(n, 0) + pieces.tiles(n, 1);
+    const int tiles = pieces.tiles(n), first_slot = pieces.template first_slot<Params>(n);
     for (int tile = 0; tile < tiles; ++tile) {
-      const int slot = tile & 1;
+      const int slot = (tile ^ first_slot) & 1;
 #pragma unroll 1
       for (; unit < kUnits; unit += kTurnWarps) {
-        turner.turn(slot, unit, uses >> slot & 1);
+        const std::uint32_t group = unit / kQuarters, quarter = unit % kQuarters;
+        const std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
+        shared.landed()[slot][group].wait(uses >> slot & 1, "turn",
+                                          static_cast<int>(slot * kGroups + group));
+        turner.turn(shared.consumers().k()[slot][chunk].address, shared.scales()[slot].address,
+                    chunk, quarter);
+        // The consumers have the fence that lets wgmma read.
+        shared.consumers().full()[slot][group].arrive_warp();
       }
       unit -= kUnits;
       uses ^= 1u << slot;
