@@ -94,6 +94,14 @@ std::vector<CaseShape> make_shapes() {
        .d = 8,
        .positions = true,
        .pairs = 2});
+  // More than a warp of backward finds at a time, on one multiprocessor.
+  add({.name = "many-windows",
+       .lengths = {60, 0, 19},
+       .ratio = 1,
+       .d = 512,
+       .norm = true,
+       .positions = true,
+       .pairs = 32});
   add({.name = "far", .gates = Gates::far});
   add({.name = "equal", .gates = Gates::equal});
   add({.name = "minus-inf", .gates = Gates::minus_inf});

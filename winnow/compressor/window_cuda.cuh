@@ -59,7 +59,7 @@ struct KernelProblem {
   int tokens = 0, n = 0, ratio = 1, d = 0, series = 1, pairs = 0;
   std::int64_t positions = 0;  // rows of cos
   bool hadamard = false;
-  float eps = 0;
+  float eps = 0, inverse_d = 1;
   Rows<const void*> kv, gate;
   Rows<const float*> position_bias, cos, sin;
   const float* norm_weight = nullptr;
@@ -83,6 +83,7 @@ inline KernelProblem kernel_problem_of(const Problem& p, const Packed& lists) {
           .positions = p.positions,
           .hadamard = p.hadamard,
           .eps = static_cast<float>(p.eps),
+          .inverse_d = 1 / static_cast<float>(p.d),
           .kv = p.kv,
           .gate = p.gate,
           .position_bias = p.position_bias.as<const float>(),
@@ -166,8 +167,7 @@ struct Pack {
   static __device__ __forceinline__ Pack of(const float (&x)[kColumns]) {
     const auto word = [](float a, float b) -> unsigned {
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        return __bfloat16_as_ushort(__float2bfloat16_rn(a)) |
-               unsigned{__bfloat16_as_ushort(__float2bfloat16_rn(b))} << 16;
+        return device::pack_bf16(a, b);
       } else {
         return __half_as_ushort(__float2half_rn(a)) | unsigned{__half_as_ushort(__float2half_rn(b))}
                                                           << 16;
@@ -320,7 +320,7 @@ struct Sums {
   }
   // What sums with the one largest gate are multiplied with for another.
   static __device__ __forceinline__ float scale(float from, float reference_of_to) {
-    return from == -INFINITY ? 0.0f : device::ex2(__fsub_rn(reference(from), reference_of_to));
+    return device::ex2(__fsub_rn(__fmul_rn(from, kLog2E), reference_of_to));
   }
   __device__ __forceinline__ void add(const Sums& other) {
 #pragma unroll
@@ -434,7 +434,8 @@ struct Walk {
   }
 };
 
-// The biases of a window's gates, for a thread's columns from `column` on.
+// The biases of a window's gates, for a thread's columns from `column` on, and slots from
+// `skipped` on.
 template <bool kAligned>
 struct Biases {
   Walk<const float, StrideOf<kAligned>> walk;
@@ -459,17 +460,16 @@ struct Biases {
 
 // Where a window's slots are in kv or gate, for the columns from `column` on. A window that was
 // found lies in the tensors, and its slots below `own`, which are of the window before, too, but
-// for the first window: the caller leaves them out there. `token`: the first own one. Slots are
-// counted from `skipped` on, which is 0 where windows overlap.
+// for the first window: the caller leaves them out there. `token`: the first own one.
 template <class T, bool kAligned>
 __device__ __forceinline__ Walk<const T, StrideOf<kAligned>> slots_of(const KernelProblem& p,
                                                                       const Rows<const void*>& rows,
                                                                       std::int64_t token,
-                                                                      int column, int skipped = 0) {
+                                                                      int column) {
   const int own = p.slots() - p.ratio;
   return Walk<const T, StrideOf<kAligned>>::of(
-      static_cast<const T*>(rows.data) + (token - own + skipped) * rows.stride0 + column,
-      rows.stride0, (p.series - 1) * p.d);
+      static_cast<const T*>(rows.data) + (token - own) * rows.stride0 + column, rows.stride0,
+      (p.series - 1) * p.d);
 }
 
 // Loads from kv and gate.
@@ -483,11 +483,10 @@ struct SlotLoader {
   Biases<kAligned> biases;
   int own;  // the first slot of the window's own tokens
 
-  __device__ __forceinline__ SlotLoader(const KernelProblem& p, std::int64_t token, int column,
-                                        int skipped = 0)
-      : kv_walk(slots_of<T, kAligned>(p, p.kv, token, column, skipped)),
-        gate_walk(slots_of<T, kAligned>(p, p.gate, token, column, skipped)),
-        biases(p, column, skipped),
+  __device__ __forceinline__ SlotLoader(const KernelProblem& p, std::int64_t token, int column)
+      : kv_walk(slots_of<T, kAligned>(p, p.kv, token, column)),
+        gate_walk(slots_of<T, kAligned>(p, p.gate, token, column)),
+        biases(p, column, 0),
         own(biases.own) {}
   __device__ __forceinline__ Raw fetch(int from, int j) const {
     return {Pack<T>::template load<kAligned>(kv_walk.at(from, j, own)),
@@ -548,14 +547,12 @@ __device__ __forceinline__ float add_lanes(const Team& team, Exchange& exchange,
 
 // ---- the finished row
 
-// What the thread's columns are multiplied with: loaded before the sums, so that they are there
-// when the sums are.
-template <bool kAligned>
-struct Factors {
-  float norm[kColumns];
+// The angles of the thread's pairs of columns.
+struct Rotation {
   float cos[kColumns / 2], sin[kColumns / 2];  // (1, 0): the pair stays as it is
 
-  __device__ Factors(const KernelProblem& p, std::int64_t position, int column) {
+  Rotation() = default;
+  __device__ Rotation(const KernelProblem& p, std::int64_t position, int column) {
     const int before = p.d - 2 * p.pairs;
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
@@ -572,17 +569,6 @@ struct Factors {
         sin[i] = p.sin.data[at * p.sin.stride0 + pair];
       }
     }
-    if (p.norm_weight != nullptr && column < p.d) {
-      Pack<float>::load<kAligned>(p.norm_weight + column).to_floats(norm);
-    } else {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) norm[c] = 1;
-    }
-  }
-
-  __device__ __forceinline__ void normalise(float inverse, float (&row)[kColumns]) const {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) row[c] = __fmul_rn(row[c], __fmul_rn(inverse, norm[c]));
   }
   // Turns each pair by its angle times `sign`.
   __device__ __forceinline__ void rotate(float sign, float (&row)[kColumns]) const {
@@ -592,6 +578,35 @@ struct Factors {
       row[2 * i] = fmaf(a, cos[i], -__fmul_rn(b, turned));
       row[2 * i + 1] = fmaf(a, turned, __fmul_rn(b, cos[i]));
     }
+  }
+};
+
+// The thread's columns of the norm's weight.
+template <bool kAligned>
+__device__ __forceinline__ void load_norm(const KernelProblem& p, int column,
+                                          float (&norm)[kColumns]) {
+  if (p.norm_weight != nullptr && column < p.d) {
+    Pack<float>::load<kAligned>(p.norm_weight + column).to_floats(norm);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) norm[c] = 1;
+  }
+}
+
+// What the thread's columns are multiplied with: loaded before the sums, so that they are there
+// when the sums are.
+template <bool kAligned>
+struct Factors : Rotation {
+  float norm[kColumns];
+
+  __device__ Factors(const KernelProblem& p, std::int64_t position, int column)
+      : Rotation(p, position, column) {
+    load_norm<kAligned>(p, column, norm);
+  }
+
+  __device__ __forceinline__ void normalise(float inverse, float (&row)[kColumns]) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) row[c] = __fmul_rn(row[c], __fmul_rn(inverse, norm[c]));
   }
 };
 
@@ -616,15 +631,22 @@ __device__ __forceinline__ void transform(const KernelProblem& p, const Thread& 
   const int lanes = p.d / kColumns;  // a power of two, as d is
   for (int half = 1; half < lanes; half *= 2) {
     const bool upper = thread.lane & half;
-    __syncthreads();
+    float others[kColumns];
+    if (half < 32) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) exchange.columns[threadIdx.x][c] = row[c];
-    __syncthreads();
+      for (int c = 0; c < kColumns; ++c) {
+        others[c] = __shfl_xor_sync(device::kFullWarp, row[c], half);
+      }
+    } else {
+      __syncthreads();
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float other = exchange.columns[threadIdx.x ^ half][c];
-      row[c] = upper ? other - row[c] : row[c] + other;
+      for (int c = 0; c < kColumns; ++c) exchange.columns[threadIdx.x][c] = row[c];
+      __syncthreads();
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) others[c] = exchange.columns[threadIdx.x ^ half][c];
     }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) row[c] = upper ? others[c] - row[c] : row[c] + others[c];
   }
   const float scale = hadamard_scale(p);
 #pragma unroll
@@ -648,7 +670,7 @@ __device__ __forceinline__ void transform_in_memory(const KernelProblem& p, floa
 
 // 1 / sqrt(mean(sum^2) + eps).
 __device__ __forceinline__ float norm_of(const KernelProblem& p, float squares) {
-  return rsqrtf(fmaf(squares, 1 / static_cast<float>(p.d), p.eps));
+  return rsqrtf(fmaf(squares, p.inverse_d, p.eps));
 }
 
 // The parts of a row before its norm, and the sum of their squares.

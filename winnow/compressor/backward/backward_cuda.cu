@@ -1,19 +1,23 @@
 // Gradients of compressed rows on CUDA. Threads have kColumns neighbouring columns of up to
-// kSlotsAtOnce slots, and hold them from the sums to the gradients, so that tokens are read once.
-// Where a window is too large for a block, a cluster has it: each of its blocks has a part of the
-// columns, and they exchange the two sums over all columns that the norm wants. Clusters have
-// windows in turn, and keep their share of the gradients that are sums over windows, which a second
-// kernel adds in a fixed order.
+// kSlotsAtOnce slots, which are copied to shared memory one window ahead and read once. Where a
+// window is too large for a block, a cluster has it: each of its blocks has a part of the columns,
+// and they exchange the two sums over all columns that the norm wants. Clusters have windows in
+// turn, and keep their share of the gradients that are sums over windows, which a second kernel
+// adds in a fixed order.
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 #include "winnow/compressor/backward/backward_impl.h"
 #include "winnow/compressor/window_cuda.cuh"
+#include "winnow/device/common/copy.cuh"
+#include "winnow/device/common/kernel_order.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/scratch.h"
 #include "winnow/device/common/shared.cuh"
+#include "winnow/device/sm90/barrier.cuh"
 #include "winnow/device/sm90/cluster.cuh"
 
 namespace winnow::compressor {
@@ -23,13 +27,17 @@ using namespace cuda;
 
 constexpr device::Runtime kRuntime{"compressor::backward", "cuda"};
 constexpr int kMostBlocks = 16, kPortableBlocks = 8;
+constexpr int kStages = 2;
+
+// Blocks of an SM, which has room for the stages of so many.
+template <class T>
+constexpr int kBlocks = sizeof(T) == 2 ? 2 : 1;
 
 // How the windows of a call are shared out.
 struct Shares {
   Team team;         // of one block
   int blocks = 1;    // of a cluster
-  int clusters = 1;  // that have windows
-  int parts = 1;     // clusters * windows of a block: sums of their own
+  int clusters = 1;  // that have windows, and sums of their own: parts
 };
 
 struct KernelParams {
@@ -41,23 +49,78 @@ struct KernelParams {
   Rows<void*> d_kv, d_gate;
   Rows<float*> d_position_bias;
   float* d_norm_weight;
-  // Sums of each part: [parts, slots, d], then [parts, d].
+  // Sums of each cluster: [clusters, slots, d], then [clusters, d].
   float *bias_parts, *norm_parts;
 };
 
-// What the groups of a window exchange: of each thread, and of all groups in the first one's place.
+// The slots of a window on their way to the threads that hold them.
+template <class T>
+struct Stage {
+  Pack<T> kv[kSlotsAtOnce][kThreads], gate[kSlotsAtOnce][kThreads];
+};
+
+// A window that is to come: its first own token, and the position of that.
+struct alignas(16) Spot {
+  enum Kind : std::int32_t { none, first, other };  // first: of its sequence
+  std::int32_t token;
+  Kind kind;
+  std::int64_t position;
+};
+// The next windows of a warp; where it has several teams, of each of them.
+struct Course {
+  static constexpr int kSpots = 16;
+  Spot spots[kSpots];
+};
+WINNOW_HOST_DEVICE inline int threads_of_course(const Team& team) {
+  return team.threads() < 32 ? team.threads() : 32;
+}
+
+// What the groups of a window exchange: of each thread.
 struct Joint {
   float largest[kThreads][kColumns], total[kThreads][kColumns], sum[kThreads][kColumns];
 };
 
-struct SharedMemory {
+// A block's dynamic shared memory. Behind it is what BlockMemory finds.
+template <class T>
+struct alignas(16) SharedMemory {
   union {
-    Exchange exchange;
-    Joint joint;
+    Stage<T> stages[kStages];
+    float4 gradients[kSlotsAtOnce][kThreads];  // of the biases, in the end
   };
-  alignas(8) float2 warps[2][kWarps];                 // sums over the columns of each, by turns
-  alignas(8) float2 sums[2][kMostBlocks];             // the same of each block of the cluster
-  alignas(16) float4 biases[kSlotsAtOnce][kThreads];  // each thread's gradients of its biases
+  float4 biases[kSlotsAtOnce][kThreads];  // of the gates of each thread
+  float2 warps[2][kWarps];                // sums over the columns of each, by turns
+  float2 sums[2][kMostBlocks];            // the same of each block of the cluster; 0 beyond it
+  std::uint64_t there[2];                 // barriers: the sums of all blocks are
+};
+
+// What depends on the team: lanes_of_block are the lanes of its windows, of one group each.
+struct BlockMemory {
+  float4 *norm_sums, *norm;  // of lanes_of_block: gradients of norm_weight; of the lanes: itself
+  Joint* joint;              // where there are groups
+  float4 *largest, *inverse, *sum;  // of lanes_of_block: of all groups, where there are some
+  Course* courses;
+  float* rows;  // of the block's windows, where there is a transform
+  std::byte* end;
+
+  WINNOW_HOST_DEVICE BlockMemory(std::byte* begin, const Team& team, bool hadamard) : end(begin) {
+    const bool groups = team.groups_log > 0;
+    const int lanes_of_block = kThreads >> team.groups_log, of_groups = groups ? lanes_of_block : 0;
+    take(norm_sums, lanes_of_block);
+    take(norm, team.lanes());
+    take(joint, groups ? 1 : 0);
+    take(largest, of_groups);
+    take(inverse, of_groups);
+    take(sum, of_groups);
+    take(courses, kThreads / threads_of_course(team));
+    take(rows, hadamard ? kThreads * kColumns : 0);
+  }
+
+ private:
+  template <class T>
+  WINNOW_HOST_DEVICE void take(T*& pointer, int count) {
+    pointer = reinterpret_cast<T*>(end);
+    end += count * sizeof(T);
+  }
 };
 
 template <class T, bool kAligned>
@@ -70,40 +133,65 @@ __device__ __forceinline__ void load_columns(const void* data, std::int64_t at, 
   }
 }
 
-// Where the gradient of a window's slots goes. kAligned: it is of kv's type.
+// The slots that a thread holds: so many of a window, from `begin` on. Those from `own` on, counted
+// from `begin`, are of the window's own tokens.
+struct Held {
+  int begin, count, own;
+
+  __device__ __forceinline__ Held(const KernelProblem& p, const Range& range)
+      : begin(range.begin), count(range.end - range.begin), own(p.slots() - p.ratio - begin) {}
+};
+
+// Where a thread's slots of windows are in a tensor.
+template <class T, class Stride>
+struct Slots {
+  Walk<T, Stride> of_none;  // of a window whose first own token would be 0
+
+  __device__ __forceinline__ Slots(T* data, std::int64_t stride, const KernelProblem& p,
+                                   const Held& held, int column)
+      : of_none(of_none.of(data + (held.begin - (p.slots() - p.ratio)) * stride + column, stride,
+                           (p.series - 1) * p.d)) {}
+  __device__ __forceinline__ Walk<T, Stride> of(const Spot& spot) const {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return {reinterpret_cast<T*>(reinterpret_cast<Byte*>(of_none.first) +
+                                 std::int64_t{spot.token} * of_none.stride),
+            of_none.stride, of_none.jump};
+  }
+};
+
+// Where the gradients of a thread's slots go. kAligned: they are of kv's type.
 template <class T, bool kAligned>
 struct Gradients {
-  Walk<T, StrideOf<kAligned>> walk;
-  Walk<float, StrideOf<kAligned>> wide_walk;
+  Slots<T, StrideOf<kAligned>> slots;
+  Slots<float, StrideOf<kAligned>> wide_slots;
   bool wide;
 
-  __device__ __forceinline__ Gradients(const KernelProblem& p, const Rows<void*>& rows,
-                                       bool are_wide, std::int64_t token, int column)
-      : wide(are_wide) {
-    const std::int64_t at = token * rows.stride0 + column, series = (p.series - 1) * p.d;
-    walk = walk.of(static_cast<T*>(rows.data) + at, rows.stride0, series);
-    if constexpr (!kAligned) {
-      wide_walk = wide_walk.of(static_cast<float*>(rows.data) + at, rows.stride0, series);
-    }
-  }
-  __device__ __forceinline__ void put(int from, int j, int own, const float (&x)[kColumns]) const {
-    if constexpr (!kAligned) {
-      if (wide) {
-        Pack<float>::of(x).template store<false>(wide_walk.at(from, j, own));
-        return;
+  __device__ __forceinline__ Gradients(const Rows<void*>& rows, bool are_wide,
+                                       const KernelProblem& p, const Held& held, int column)
+      : slots(static_cast<T*>(rows.data), rows.stride0, p, held, column),
+        wide_slots(static_cast<float*>(rows.data), rows.stride0, p, held, column),
+        wide(are_wide) {}
+  // put(j, x) for the slots j of a window.
+  __device__ __forceinline__ auto of(const Spot& spot, int own) const {
+    return [this, own, walk = slots.of(spot), wide_walk = wide_slots.of(spot)](
+               int j, const float(&x)[kColumns]) {
+      if (!kAligned && wide) {
+        Pack<float>::of(x).template store<false>(wide_walk.at(0, j, own));
+      } else {
+        Pack<T>::of(x).template store<kAligned>(walk.at(0, j, own));
       }
-    }
-    Pack<T>::of(x).template store<kAligned>(walk.at(from, j, own));
+    };
   }
 };
 
 // The thread's columns of the gradient of a row before its transform. The whole block calls it.
 template <class T, bool kAligned>
 __device__ __forceinline__ void load_gradient(const KernelParams& params, const Thread& thread,
-                                              int row, int column, bool found, Exchange& exchange,
+                                              int row, int column, bool found, float* rows,
                                               float (&gradient)[kColumns]) {
   const KernelProblem& p = params.problem;
-  const std::int64_t begin = row * params.d_rows.stride0;
+  const auto stride = static_cast<StrideOf<kAligned>>(params.d_rows.stride0);
+  const std::int64_t begin = std::int64_t{row} * stride;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) gradient[c] = 0;
   if (!p.hadamard) {
@@ -114,7 +202,7 @@ __device__ __forceinline__ void load_gradient(const KernelParams& params, const 
   }
   // The matrix is symmetric. Every block transforms the whole row.
   const int threads = p.team.threads(), first = static_cast<int>(threadIdx.x) & (threads - 1);
-  float* whole = &exchange.columns[0][0] + thread.window * p.d;
+  float* whole = rows + thread.window * p.d;
   __syncthreads();
   for (int i = first * kColumns; found && i < p.d; i += threads * kColumns) {
     float loaded[kColumns];
@@ -136,87 +224,185 @@ __device__ __forceinline__ void load_gradient(const KernelParams& params, const 
   const float scale = hadamard_scale(p);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) gradient[c] = found ? whole[column + c] * scale : 0.0f;
-  __syncthreads();  // others may write there now
 }
 
-// Makes sums those of all groups, in all of them; for many groups this is less work than
-// add_groups(). The whole block calls it.
-__device__ __forceinline__ void join_groups(const Team& team, const Thread& thread, Joint& joint,
-                                            Sums& sums) {
-  if (team.groups_log == 0) return;
-  const int threads = team.threads(), first = thread.window << team.threads_log();
-  const int columns = team.lanes() * kColumns, own = static_cast<int>(threadIdx.x);
-  const int all = first + thread.lane;
-  // combine(value, other) of all groups, for each column by one thread.
-  const auto of_groups = [&](float(&values)[kThreads][kColumns], const auto& combine) {
-    for (int column = own - first; column < columns; column += threads) {
-      float* const place = &values[first][0] + column;
-      float value = *place;
-      for (int group = 1; group < team.groups(); ++group) {
-        value = combine(value, place[group * columns]);
-      }
-      *place = value;
-    }
-  };
-  const auto put = [&](float(&values)[kThreads][kColumns], const float(&x)[kColumns]) {
-    Pack<float>::of(x).template store<true>(values[own]);
-  };
-  const auto get = [&](const float(&values)[kThreads][kColumns], float(&x)[kColumns]) {
-    Pack<float>::load<true>(values[all]).to_floats(x);
-  };
-  const auto sum_of = [](float a, float b) { return a + b; };
-  put(joint.largest, sums.largest);
-  __syncthreads();
-  of_groups(joint.largest, [](float a, float b) { return fmaxf(a, b); });
-  __syncthreads();
-  float largest[kColumns];
-  get(joint.largest, largest);
+// Which of the slots that a thread holds count in a window: [first, end).
+struct Counted {
+  int first, end;
+
+  __device__ __forceinline__ Counted(const Held& held, const Spot& spot)
+      : first(spot.kind == Spot::first ? max(held.own, 0) : 0),
+        end(spot.kind != Spot::none ? held.count : 0) {}
+  __device__ __forceinline__ bool any() const { return first < end; }
+  __device__ __forceinline__ bool all() const { return first == 0 && end == kSlotsAtOnce; }
+  __device__ __forceinline__ bool operator()(int j) const { return j >= first && j < end; }
+};
+
+// function(j) for a thread's slots j that count.
+template <class Function>
+__device__ __forceinline__ void for_counted(const Counted& counted, const Function& function) {
+  if (counted.all()) {
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const float scale = Sums::scale(sums.largest[c], Sums::reference(largest[c]));
-    sums.largest[c] = largest[c];
-    sums.total[c] *= scale;
-    sums.sum[c] *= scale;
+    for (int j = 0; j < kSlotsAtOnce; ++j) function(j);
+  } else if (counted.any()) {
+#pragma unroll
+    for (int j = 0; j < kSlotsAtOnce; ++j) {
+      if (counted(j)) function(j);
+    }
   }
-  put(joint.total, sums.total);
-  put(joint.sum, sums.sum);
+}
+
+// Copies a thread's slots of windows to stages. Copies of 16 bytes go past L1: where a thread's
+// columns have 8, the first of two neighbours copies kv of both, and the second the gates. So the
+// threads of a warp wait for each other before they read a stage, and before it is written again.
+template <class T, bool kAligned>
+struct Copier {
+  static constexpr bool kPairs = kAligned && sizeof(Pack<T>) == 8;
+
+  const Held& held;
+  int thread;
+  bool second;
+  Slots<const T, StrideOf<kAligned>> slots, gate_slots;  // the gates where there are no pairs
+
+  __device__ __forceinline__ Copier(const KernelProblem& p, const Held& own_slots, int column)
+      : held(own_slots),
+        thread(static_cast<int>(threadIdx.x)),
+        second(kPairs && thread % 2 == 1),
+        slots(data(second ? p.gate : p.kv), second ? p.gate.stride0 : p.kv.stride0, p, held,
+              second ? column - kColumns : column),
+        gate_slots(data(p.gate), p.gate.stride0, p, held, column) {}
+  // Begins to copy a window.
+  __device__ __forceinline__ void copy(const Spot& spot, Stage<T>& stage) const {
+    const auto walk = slots.of(spot), gate_walk = gate_slots.of(spot);
+    for_counted(Counted(held, spot), [&](int j) {
+      const T* const source = walk.at(0, j, held.own);
+      if constexpr (kPairs) {
+        copy_pack((second ? stage.gate : stage.kv)[j][thread & ~1], source);
+      } else if constexpr (kAligned) {
+        copy_pack(stage.kv[j][thread], source);
+        copy_pack(stage.gate[j][thread], gate_walk.at(0, j, held.own));
+      } else {
+        stage.kv[j][thread] = Pack<T>::template load<false>(source);
+        stage.gate[j][thread] = Pack<T>::template load<false>(gate_walk.at(0, j, held.own));
+      }
+    });
+    device::cp_async_commit();
+  }
+
+ private:
+  static __device__ __forceinline__ const T* data(const Rows<const void*>& rows) {
+    return static_cast<const T*>(rows.data);
+  }
+  static __device__ __forceinline__ void copy_pack(Pack<T>& to, const T* from) {
+    device::cp_async(device::shared_address(&to), from);
+  }
+};
+
+// Makes sums those of all groups, in all of them, with the inverse of the total in its place, and
+// the sum times that: each column is added by a few neighbouring threads. The whole block calls it.
+__device__ __forceinline__ void join_groups(const Team& team, const Thread& thread,
+                                            const BlockMemory& memory, Sums& sums) {
+  Joint& joint = *memory.joint;
+  const int own = static_cast<int>(threadIdx.x), threads = team.threads(), lanes = team.lanes();
+  Pack<float>::of(sums.largest).template store<true>(joint.largest[own]);
+  Pack<float>::of(sums.total).template store<true>(joint.total[own]);
+  Pack<float>::of(sums.sum).template store<true>(joint.sum[own]);
   __syncthreads();
-  of_groups(joint.total, sum_of);
-  of_groups(joint.sum, sum_of);
-  __syncthreads();
-  get(joint.total, sums.total);
-  get(joint.sum, sums.sum);
+  constexpr int kEach = 4;  // groups of a thread
+  const int parts_log = max(team.groups_log - 2, 0), parts = 1 << parts_log;
+  const int part = own & (parts - 1), of_window = own & (threads - 1);
+  const int columns = lanes * kColumns, begin = own - of_window + part * kEach * lanes;
+  const int each = min(kEach, team.groups());
+  for (int column = of_window >> parts_log; column < columns; column += threads >> parts_log) {
+    const auto value = [&](const float(&values)[kThreads][kColumns], int i) {
+      return (&values[begin][0])[i * columns + column];
+    };
+    float largest[kEach], most = -INFINITY, total = 0, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      largest[i] = i < each ? value(joint.largest, i) : -INFINITY;
+      most = fmaxf(most, largest[i]);
+    }
+    for (int distance = 1; distance < parts; distance *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(device::kFullWarp, most, distance));
+    }
+    const float reference = Sums::reference(most);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (i >= each) continue;
+      const float scale = Sums::scale(largest[i], reference);
+      total = fmaf(value(joint.total, i), scale, total);
+      sum = fmaf(value(joint.sum, i), scale, sum);
+    }
+    for (int distance = 1; distance < parts; distance *= 2) {
+      total += __shfl_xor_sync(device::kFullWarp, total, distance);
+      sum += __shfl_xor_sync(device::kFullWarp, sum, distance);
+    }
+    if (part != 0) continue;
+    const int at = thread.window * columns + column;
+    const float inverse = __fdividef(1, total);
+    reinterpret_cast<float*>(memory.largest)[at] = most;
+    reinterpret_cast<float*>(memory.inverse)[at] = inverse;
+    reinterpret_cast<float*>(memory.sum)[at] = sum * inverse;
+  }
+  __syncthreads();  // the sums of all groups are there
+  const int at = thread.window * lanes + thread.lane;
+  Pack<float>{memory.largest[at]}.to_floats(sums.largest);
+  Pack<float>{memory.inverse[at]}.to_floats(sums.total);
+  Pack<float>{memory.sum[at]}.to_floats(sums.sum);
 }
 
 // Two sums over all columns of a window, in all of its threads. All blocks of the cluster call it.
-__device__ __forceinline__ float2 add_columns(const KernelParams& params, SharedMemory& shared,
-                                              float2 x, int turn) {
+// A block's sums for one turn are read before its threads meet in the next one, and another block
+// sends those for the turn after that when it has got the next ones.
+template <bool kGroups, class T>
+__device__ __forceinline__ float2 add_columns(const KernelParams& params, SharedMemory<T>& shared,
+                                              float2 x, unsigned window) {
+  const unsigned turn = window % 2;
   const Team& team = params.problem.team;
   const auto add = [&x](float2 other) {
     x.x += other.x;
     x.y += other.y;
   };
-  for (int distance = min(team.lanes(), 32) / 2; distance > 0; distance /= 2) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    if (distance >= team.lanes()) continue;
     add({__shfl_xor_sync(device::kFullWarp, x.x, distance),
          __shfl_xor_sync(device::kFullWarp, x.y, distance)});
   }
   if (team.lanes_log > 5) {
+    constexpr int kMostWarps = kMostColumns / kColumns / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32, of_group = team.lanes() / 32;
     if (threadIdx.x % 32 == 0) shared.warps[turn][warp] = x;
-    __syncthreads();
-    const int first = warp & ~(of_group - 1);
-    x = shared.warps[turn][first];
-    for (int i = 1; i < of_group; ++i) add(shared.warps[turn][first + i]);
+    const unsigned number = 1 + (threadIdx.x >> team.lanes_log);  // a barrier of the lanes alone
+    if (team.lanes_log == 6) {
+      device::bar_sync<64>(number);
+    } else {
+      device::bar_sync<kMostColumns / kColumns>(number);
+    }
+    const float2* const warps = &shared.warps[turn][warp & ~(of_group - 1)];
+    x = warps[0];
+#pragma unroll
+    for (int i = 1; i < kMostWarps; ++i) {
+      if (i < of_group) add(warps[i]);
+    }
   }
   const int blocks = params.shares.blocks;
-  if (blocks == 1) return x;
-  const std::uint32_t own = device::shared_address(&shared.sums[turn][device::cluster_rank()]);
-  if (static_cast<int>(threadIdx.x) < blocks) {
-    device::st_shared_cluster(device::map_shared(own, threadIdx.x), x);
+  if (!kGroups || blocks == 1) return x;
+  const std::uint32_t own = device::shared_address(&shared.sums[turn][device::cluster_rank()]),
+                      there = device::shared_address(&shared.there[turn]);
+  if (threadIdx.x == 0) {
+    device::mbarrier_arrive_expect(there, static_cast<unsigned>(blocks) * unsigned{sizeof(x)});
   }
-  device::cluster_sync();
+  if (static_cast<int>(threadIdx.x) < blocks) {
+    device::st_async_cluster(device::map_shared(own, threadIdx.x), x,
+                             device::map_shared(there, threadIdx.x));
+  }
+  device::mbarrier_wait(there, window / 2 % 2, "columns", 0);
   x = shared.sums[turn][0];
-  for (int block = 1; block < blocks; ++block) add(shared.sums[turn][block]);
+#pragma unroll
+  for (int block = 1; block < kPortableBlocks; ++block) add(shared.sums[turn][block]);
+  for (int block = kPortableBlocks; block < blocks; ++block) add(shared.sums[turn][block]);
   return x;
 }
 
@@ -247,234 +433,307 @@ __device__ void clear_sequence(const KernelParams& params, int sequence) {
   }
 }
 
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm)
+// Adds up what the teams of a block have, and writes it. The whole block calls it.
+__device__ __forceinline__ void put_part(const KernelParams& params,
+                                         const float4 (&bias_sums)[kSlotsAtOnce][kThreads],
+                                         const float4* norm_sums) {
+  const KernelProblem& p = params.problem;
+  const Team& team = p.team;
+  const int block = static_cast<int>(blockIdx.x), blocks = params.shares.blocks;
+  const std::int64_t cluster = block / blocks;
+  // The sum of every stride-th one, into the columns of a lane.
+  const auto put = [&](const float4* sums, int lane, int stride, int end, float* row) {
+    const int column = (block % blocks * team.lanes() + lane) * kColumns;
+    if (column >= p.d) return;
+    float4 sum = sums[0];
+    for (int i = stride; i < end; i += stride) {
+      sum = {sum.x + sums[i].x, sum.y + sums[i].y, sum.z + sums[i].z, sum.w + sums[i].w};
+    }
+    *reinterpret_cast<float4*>(row + column) = sum;
+  };
+  const int first = static_cast<int>(threadIdx.x);
+  for (int i = first; i < kSlotsAtOnce * team.threads(); i += kThreads) {
+    const int j = i >> team.threads_log(), thread = i & (team.threads() - 1);
+    const Range range(p, thread >> team.lanes_log);
+    const int slot = range.begin + j;
+    if (slot >= range.end) continue;
+    put(&bias_sums[j][thread], thread & (team.lanes() - 1), team.threads(), kThreads - thread,
+        params.bias_parts + (cluster * p.slots() + slot) * p.d);
+  }
+  if (p.norm_weight == nullptr) return;
+  for (int lane = first; lane < team.lanes(); lane += kThreads) {
+    put(norm_sums + lane, lane, team.lanes(), (kThreads >> team.groups_log) - lane,
+        params.norm_parts + cluster * p.d);
+  }
+}
+
+// kGroups: windows may have several groups, and blocks be in clusters.
+template <class T, bool kAligned, bool kGroups>
+__global__ void __launch_bounds__(kThreads, kBlocks<T>)
     backward_kernel(const __grid_constant__ KernelParams params) {
-  WINNOW_BLOCK_SHARED(shared, SharedMemory);
+  auto& shared = *reinterpret_cast<SharedMemory<T>*>(device::dynamic_shared<16>());
   const KernelProblem& p = params.problem;
   const Shares& shares = params.shares;
+  const BlockMemory memory(reinterpret_cast<std::byte*>(&shared + 1), p.team, p.hadamard);
   const int block = static_cast<int>(blockIdx.x), cluster = block / shares.blocks;
-  if (shares.blocks > 1) device::cluster_sync();  // all blocks run before one reaches another
   const Thread thread(p.team);
-  const int windows = p.team.windows();
+  const int own_thread = static_cast<int>(threadIdx.x), windows = p.team.windows();
   const int lane = block % shares.blocks * p.team.lanes() + thread.lane, column = lane * kColumns;
-  const bool active = column < p.d;
-  Range range(p, thread.group);
-  const int own = p.slots() - p.ratio;
-  // Where windows do not overlap, slots are counted from the group's first.
-  const int skipped = own == 0 ? range.begin : 0;
-  range.begin -= skipped;
-  range.end -= skipped;
-  float norm_sums[kColumns] = {};
-  for (int j = 0; j < kSlotsAtOnce; ++j) shared.biases[j][threadIdx.x] = {};
+  const int group = kGroups ? thread.group : 0;
+  Held held(p, Range(p, group));
+  if (column >= p.d) held.count = 0;
+  const Copier<T, kAligned> copier(p, held, column);
+  const Gradients<T, kAligned> d_kv(params.d_kv, params.wide_kv, p, held, column),
+      d_gate(params.d_gate, params.wide_gate, p, held, column);
 
-  Windows of_rows;
-  int turn = 0;
-  for (int first_row = cluster * windows; first_row < params.num_rows;
-       first_row += shares.clusters * windows, turn ^= 1) {
-    const int row = first_row + thread.window;
-    const Place place = row < params.num_rows && active ? of_rows.of_row(p, row) : Place();
-    const int first = place.window == 0 ? own : 0;
-    const bool found = place.found && max(range.begin, first) < range.end;
-    const SlotLoader<T, kAligned> loader(p, place.token, column, skipped);
-    // A slot beyond the range is one of its ends again, of weight 0.
-    const bool whole = found && range.begin >= first && range.begin + kSlotsAtOnce == range.end;
-    const auto place_of = [&](int j) {
-      return whole ? j : min(max(range.begin + j, first), range.end - 1) - range.begin;
-    };
-    const auto counts = [&](int j) { return whole || (found && place_of(j) == j); };
-    typename SlotLoader<T, kAligned>::Raw raw[kSlotsAtOnce];
-    const bool simple = whole && range.is_first_whole();  // offsets are the same in all threads
-    if (simple) {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(0, j);
-    } else if (found) {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(range.begin, place_of(j));
+  const int stride = shares.clusters * windows, first = cluster * windows;
+  const int of_course = threads_of_course(p.team);
+  Spot* const spots = memory.courses[own_thread / of_course].spots;
+  // Finds the windows of this turn and the next ones.
+  const auto find = [&](int first_row) {
+    __syncwarp();  // the windows have been read
+    for (int i = own_thread % of_course; i < Course::kSpots; i += of_course) {
+      const std::int64_t row = first_row + std::int64_t{i} * stride + thread.window;
+      const Place place =
+          row < params.num_rows ? Windows().of_row(p, static_cast<int>(row)) : Place();
+      spots[i] = {place.token,
+                  !place.found        ? Spot::none
+                  : place.window == 0 ? Spot::first
+                                      : Spot::other,
+                  place.position};
     }
-    const Factors<kAligned> factors(p, place.position, column);
+    __syncwarp();  // the windows are there
+  };
+  find(first);
+  copier.copy(spots[0], shared.stages[0]);
+  if (thread.window == 0 && group == 0) {
+    float norm[kColumns];
+    load_norm<kAligned>(p, column, norm);
+    memory.norm[thread.lane] = Pack<float>::of(norm).words;
+  }
+  const Biases<kAligned> biases(p, column, held.begin);
+  for (int j = 0; j < held.count; ++j) {
+    shared.biases[j][own_thread] =
+        Pack<float>::load<kAligned>(biases.walk.at(0, j, held.own)).words;
+  }
+  if (own_thread < 2 * kMostBlocks) {
+    shared.sums[own_thread / kMostBlocks][own_thread % kMostBlocks] = {0, 0};
+  }
+  if (own_thread < 2) {
+    device::mbarrier_init(device::shared_address(&shared.there[own_thread]), 1);
+    device::fence_mbarrier_init();
+  }
+  __syncthreads();                                // norm_weight is there
+  if (shares.blocks > 1) device::cluster_sync();  // all blocks run before one reaches another
+  float bias_sums[kSlotsAtOnce][kColumns] = {};
+  float4& norm_sum = memory.norm_sums[thread.window * p.team.lanes() + thread.lane];
+  if (group == 0) norm_sum = {0, 0, 0, 0};
+
+  unsigned window = 0;  // of the cluster's
+  for (int first_row = first; first_row < params.num_rows; first_row += stride, ++window) {
+    const unsigned turn = window % 2, next = (window + 1) % Course::kSpots;
+    const Spot spot = spots[window % Course::kSpots];
+    if (next == 0) find(first_row + stride);
+    __syncwarp();  // the stage has been read
+    copier.copy(spots[next], shared.stages[1 - turn]);
+    const Counted counted(held, spot);
+    const bool found = spot.kind != Spot::none && column < p.d;
+    // Turned columns are those of the last pairs, which begin in the middle of a thread's at most.
+    const bool turns = column + kColumns > p.d - 2 * p.pairs;
+    Rotation rotation;
+    if (turns) rotation = Rotation(p, spot.position, column);
     float gradient[kColumns];
-    load_gradient<T, kAligned>(params, thread, row, column, place.found, shared.exchange, gradient);
+    load_gradient<T, kAligned>(params, thread, first_row + thread.window, column, found,
+                               memory.rows, gradient);
+    device::cp_async_wait<kStages - 1>();
+    __syncwarp();
+    const Stage<T>& stage = shared.stages[turn];
 
     float weights[kSlotsAtOnce][kColumns], reference[kColumns];
     Sums sums = Sums::of_none();
-    if (simple) {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) loader.gate(raw[j], 0, j, weights[j]);
-    } else if (found) {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) {
-        loader.gate(raw[j], range.begin, place_of(j), weights[j]);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          if (!counts(j)) weights[j][c] = -INFINITY;
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; found && j < kSlotsAtOnce; ++j) {
+    for_counted(counted, [&](int j) {
+      float bias[kColumns];
+      Pack<float>{shared.biases[j][own_thread]}.to_floats(bias);
+      stage.gate[j][own_thread].to_floats(weights[j]);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
+        weights[j][c] += bias[c];
         sums.largest[c] = fmaxf(sums.largest[c], weights[j][c]);
       }
-    }
+    });
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) reference[c] = Sums::reference(sums.largest[c]);
-#pragma unroll
-    for (int j = 0; found && j < kSlotsAtOnce; ++j) {
+    for_counted(counted, [&](int j) {
       float kv[kColumns];
-      loader.kv(raw[j], 0, j, kv);
+      stage.kv[j][own_thread].to_floats(kv);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         weights[j][c] = Sums::weight(weights[j][c], reference[c]);
         sums.total[c] += weights[j][c];
-        sums.sum[c] = fmaf(weights[j][c], counts(j) ? kv[c] : 0.0f, sums.sum[c]);
+        sums.sum[c] = fmaf(weights[j][c], kv[c], sums.sum[c]);
       }
-    }
-    float own_largest[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) own_largest[c] = sums.largest[c];
-    join_groups(p.team, thread, shared.joint, sums);
+    });
     float sum[kColumns], scale[kColumns];  // scale: makes the thread's weights those of the softmax
+    if (kGroups && p.team.groups_log > 0) {
+      const Sums own = sums;
+      join_groups(p.team, thread, memory, sums);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float inverse = __fdividef(1, sums.total[c]);
-      sum[c] = sums.sum[c] * inverse;
-      scale[c] = Sums::scale(own_largest[c], Sums::reference(sums.largest[c])) * inverse;
+      for (int c = 0; c < kColumns; ++c) {
+        sum[c] = sums.sum[c];
+        scale[c] = Sums::scale(own.largest[c], Sums::reference(sums.largest[c])) * sums.total[c];
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        scale[c] = __fdividef(1, sums.total[c]);
+        sum[c] = sums.sum[c] * scale[c];
+      }
     }
 
-    if (p.pairs > 0) factors.rotate(-1, gradient);
+    if (turns) rotation.rotate(-1, gradient);
     if (p.norm_weight != nullptr) {
       float2 both = {0, 0};  // of sum^2, and of the weighed gradient with sum
-      float weighed[kColumns];
+      float norm[kColumns], weighed[kColumns];
+      Pack<float>{memory.norm[thread.lane]}.to_floats(norm);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        weighed[c] = gradient[c] * factors.norm[c];
-        if (!place.found) continue;
-        both.x += sum[c] * sum[c];
-        both.y += weighed[c] * sum[c];
+        weighed[c] = gradient[c] * norm[c];
+        both.x = fmaf(sum[c], sum[c], both.x);
+        both.y = fmaf(weighed[c], sum[c], both.y);
       }
-      both = add_columns(params, shared, both, turn);
+      if (!found) both = {0, 0};
+      both = add_columns<kGroups>(params, shared, both, window);
       const float inverse = norm_of(p, both.x);
-      const float mean = both.y / static_cast<float>(p.d);
+      const float part = inverse * inverse * both.y * p.inverse_d;
+      if (found && group == 0) {
+        float so_far[kColumns];
+        Pack<float>{norm_sum}.to_floats(so_far);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) so_far[c] += gradient[c] * sum[c] * inverse;
+        norm_sum = Pack<float>::of(so_far).words;
+      }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        if (place.found) norm_sums[c] += gradient[c] * sum[c] * inverse;
-        gradient[c] = inverse * (weighed[c] - sum[c] * (inverse * inverse * mean));
+        gradient[c] = inverse * (weighed[c] - sum[c] * part);
       }
     }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) gradient[c] *= scale[c];
 
-    const std::int64_t token = place.token - own + skipped;
-    const Gradients<T, kAligned> d_kv_walk(p, params.d_kv, params.wide_kv, token, column);
-    const Gradients<T, kAligned> d_gate_walk(p, params.d_gate, params.wide_gate, token, column);
-    const auto store = [&](int from, int j) {
-      float kv[kColumns], d_kv[kColumns], d_gate[kColumns];
-      loader.kv(raw[j], 0, j, kv);
+    const auto put_kv = d_kv.of(spot, held.own), put_gate = d_gate.of(spot, held.own);
+    for_counted(counted, [&](int j) {
+      float kv[kColumns], of_kv[kColumns], of_gate[kColumns];
+      stage.kv[j][own_thread].to_floats(kv);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        d_kv[c] = weights[j][c] * gradient[c];
-        d_gate[c] = d_kv[c] * (kv[c] - sum[c]);
+        of_kv[c] = weights[j][c] * gradient[c];
+        of_gate[c] = of_kv[c] * (kv[c] - sum[c]);
+        bias_sums[j][c] += of_gate[c];
       }
-      float4& bias = shared.biases[j][threadIdx.x];
-      bias = {bias.x + d_gate[0], bias.y + d_gate[1], bias.z + d_gate[2], bias.w + d_gate[3]};
-      d_kv_walk.put(from, j, own, d_kv);
-      d_gate_walk.put(from, j, own, d_gate);
-    };
-    if (simple) {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) store(0, j);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) {
-        if (counts(j)) store(range.begin, j);
-      }
-    }
+      put_kv(j, of_kv);
+      put_gate(j, of_gate);
+    });
   }
+  device::allow_next_kernel();
   for (int sequence = block; sequence < p.n; sequence += static_cast<int>(gridDim.x)) {
     clear_sequence<T, kAligned>(params, sequence);
   }
 
-  if (shares.blocks > 1) device::cluster_sync();  // nobody reaches this block any more
-  if (!active) return;
-  const std::int64_t part = cluster * windows + thread.window;
+  device::cp_async_wait<0>();
+  __syncthreads();  // all stages have been read
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) {
-    const int slot = range.begin + j;
-    if (slot >= range.end) continue;
-    reinterpret_cast<float4*>(
-        params.bias_parts)[((part * p.slots() + skipped + slot) * p.d + column) / 4] =
-        shared.biases[j][threadIdx.x];
+    shared.gradients[j][own_thread] = Pack<float>::of(bias_sums[j]).words;
   }
-  if (p.norm_weight != nullptr && thread.group == 0) {
-    store_columns<float, true>(params.norm_parts, part * p.d + column, true, norm_sums);
-  }
+  __syncthreads();
+  put_part(params, shared.gradients, memory.norm_sums);
 }
 
-// Adds the parts. Grid: groups of 32 sums; block: (32, kWarps), of which each row adds a range of
-// the parts.
-__global__ void __launch_bounds__(kThreads) add_parts(const __grid_constant__ KernelParams params) {
-  WINNOW_BLOCK_SHARED(sums, float[kWarps][32]);
+// Adds the parts of the clusters. A block has 32 * kColumns sums, of which each of its warps adds a
+// range of the parts.
+template <int kWarpsOfSums>
+__global__ void __launch_bounds__(32 * kWarpsOfSums)
+    add_parts(const __grid_constant__ KernelParams params) {
+  WINNOW_BLOCK_SHARED_ALIGNED(16, sums, float[kWarpsOfSums][32 * kColumns]);
   const KernelProblem& p = params.problem;
   const int biases = p.slots() * p.d, all = biases + (p.norm_weight != nullptr ? p.d : 0);
-  const int at = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const int parts = params.shares.parts, of_range = (parts + kWarps - 1) / kWarps;
-  const int begin = static_cast<int>(threadIdx.y) * of_range, end = min(begin + of_range, parts);
+  const int first = static_cast<int>(blockIdx.x) * 32 * kColumns;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int at = first + lane * kColumns, parts = params.shares.clusters;
+  const int of_range = (parts + kWarpsOfSums - 1) / kWarpsOfSums;
+  const int begin = warp * of_range, end = min(begin + of_range, parts);
   const bool of_bias = at < biases;
-  // Beyond the sums: the first one again, which nobody writes.
+  // Beyond the sums: the first ones again, which nobody writes.
   const float* from = of_bias    ? params.bias_parts + at
                       : at < all ? params.norm_parts + (at - biases)
                                  : params.bias_parts;
   const std::int64_t stride = of_bias ? biases : p.d;
-  float sum = 0;
-#pragma unroll 16
-  for (int part = begin; part < end; ++part) sum += from[part * stride];
-  sums[threadIdx.y][threadIdx.x] = sum;
+  float4 sum = {0, 0, 0, 0};
+  device::wait_for_kernel_before();
+#pragma unroll 8
+  for (int part = begin; part < end; ++part) {
+    const float4 more = *reinterpret_cast<const float4*>(from + part * stride);
+    sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+  }
+  *reinterpret_cast<float4*>(&sums[warp][lane * kColumns]) = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || at >= all) return;
-  for (int i = 1; i < kWarps; ++i) sum += sums[i][threadIdx.x];
-  if (!of_bias) {
-    params.d_norm_weight[at - biases] = sum;
+  const int result = first + thread;
+  if (thread >= 32 * kColumns || result >= all) return;
+  float total = sums[0][thread];
+#pragma unroll
+  for (int i = 1; i < kWarpsOfSums; ++i) total += sums[i][thread];
+  if (result >= biases) {
+    params.d_norm_weight[result - biases] = total;
     return;
   }
-  const int slot = at / p.d, column = at % p.d, own = p.slots() - p.ratio;
-  const bool before = slot < own;
-  params.d_position_bias.data[(before ? slot : slot - own) * params.d_position_bias.stride0 +
-                              (before ? 0 : (p.series - 1) * p.d) + column] = sum;
+  const int slot = result / p.d, column = result % p.d, before = p.slots() - p.ratio;
+  const bool is_before = slot < before;
+  params.d_position_bias.data[(is_before ? slot : slot - before) * params.d_position_bias.stride0 +
+                              (is_before ? 0 : (p.series - 1) * p.d) + column] = total;
 }
 
 template <class T>
-auto* kernel_of(bool aligned) {
-  return aligned ? backward_kernel<T, true> : backward_kernel<T, false>;
+auto* kernel_of(bool aligned, const Team& team) {
+  return !aligned              ? backward_kernel<T, false, true>
+         : team.groups_log > 0 ? backward_kernel<T, true, true>
+                               : backward_kernel<T, true, false>;
+}
+
+template <class T>
+int shared_bytes(const Problem& problem, const Team& team) {
+  auto* const anywhere = reinterpret_cast<std::byte*>(alignof(SharedMemory<T>));
+  const BlockMemory behind(anywhere, team, problem.hadamard);
+  return static_cast<int>(sizeof(SharedMemory<T>) + (behind.end - anywhere));
 }
 
 // How many clusters of so many blocks run at a time on the current GPU. Asked once, as it takes
 // longer than a launch.
 template <class T>
-int most_clusters(int blocks) {
+int most_clusters(const Team& team, int blocks, int bytes) {
   static std::mutex mutex;
-  static std::map<std::pair<int, int>, int> known;
+  static std::map<std::tuple<int, int, int>, int> known;
   int gpu = 0, most = 0;
   kRuntime.check(cudaGetDevice(&gpu), "cudaGetDevice");
   const std::lock_guard lock(mutex);
-  if (const auto found = known.find({gpu, blocks}); found != known.end()) return found->second;
-  if (blocks > kPortableBlocks) {
-    for (const bool aligned : {false, true}) {
-      kRuntime.check(cudaFuncSetAttribute(kernel_of<T>(aligned),
-                                          cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-                     "cudaFuncSetAttribute");
-    }
+  const std::tuple key(gpu, blocks, bytes);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  for (const bool aligned : {false, true}) {
+    kRuntime.allow_shared_memory(kernel_of<T>(aligned, team), bytes);
+    if (blocks <= kPortableBlocks) continue;
+    kRuntime.check(cudaFuncSetAttribute(kernel_of<T>(aligned, team),
+                                        cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+                   "cudaFuncSetAttribute");
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = kThreads;
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   cudaLaunchAttribute attribute = device::in_clusters(static_cast<unsigned>(blocks));
   config.attrs = &attribute;
   config.numAttrs = 1;
-  kRuntime.check(cudaOccupancyMaxActiveClusters(&most, kernel_of<T>(true), &config),
+  kRuntime.check(cudaOccupancyMaxActiveClusters(&most, kernel_of<T>(true, team), &config),
                  "cudaOccupancyMaxActiveClusters");
-  known[{gpu, blocks}] = most;
+  known[key] = most;
   return most;
 }
 
@@ -489,24 +748,24 @@ Shares shares_of(const BackwardParams& params) {
     --shares.team.lanes_log;
     shares.blocks *= 2;
   }
-  const int most = shares.blocks > 1 ? most_clusters<T>(shares.blocks)
-                                     : kRuntime.multiprocessors() * kBlocksOfSm;
+  const int most = shares.blocks > 1 ? most_clusters<T>(shares.team, shares.blocks,
+                                                        shared_bytes<T>(problem, shares.team))
+                                     : kRuntime.multiprocessors() * kBlocks<T>;
   const std::int64_t windows = shares.team.windows();
   const std::int64_t turns = (params.num_rows + windows - 1) / windows;
   shares.clusters =
       static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(turns, most), 1));
-  shares.parts = static_cast<int>(shares.clusters * windows);
   return shares;
 }
 
 std::int64_t bias_bytes(const BackwardParams& params, const Shares& shares) {
-  return device::scratch_bytes(shares.parts * params.problem.slots() * params.problem.d *
+  return device::scratch_bytes(shares.clusters * params.problem.slots() * params.problem.d *
                                std::int64_t{sizeof(float)});
 }
 
 std::int64_t workspace_bytes(const BackwardParams& params, const Shares& shares) {
   return bias_bytes(params, shares) +
-         device::scratch_bytes(shares.parts * params.problem.d * std::int64_t{sizeof(float)});
+         device::scratch_bytes(shares.clusters * params.problem.d * std::int64_t{sizeof(float)});
 }
 
 template <class T>
@@ -536,15 +795,22 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
                        aligned_rows(params.d_rows, size_of(params.d_rows_dtype)) &&
                        aligned_rows(params.d_kv, size_of(params.d_kv_dtype)) &&
                        aligned_rows(params.d_gate, size_of(params.d_gate_dtype));
-  kRuntime.check(
-      device::launch_clusters(kernel_of<T>(aligned), static_cast<unsigned>(shares.blocks),
-                              static_cast<unsigned>(shares.clusters * shares.blocks), kThreads, 0,
-                              stream, kernel),
-      "launch");
+  const int bytes = shared_bytes<T>(problem, shares.team);
+  auto* const function = kernel_of<T>(aligned, shares.team);
+  kRuntime.allow_shared_memory(function, bytes);
+  kRuntime.check(device::launch_clusters(function, static_cast<unsigned>(shares.blocks),
+                                         static_cast<unsigned>(shares.clusters * shares.blocks),
+                                         kThreads, static_cast<std::size_t>(bytes), stream, kernel),
+                 "launch");
   const std::int64_t sums =
       problem.slots() * problem.d + (problem.norm_weight != nullptr ? problem.d : 0);
-  kRuntime.launch(add_parts, static_cast<unsigned>((sums + 31) / 32), dim3(32, kWarps), 0, stream,
-                  kernel);
+  constexpr int kSums = 32 * kColumns;  // of a block
+  const dim3 blocks(static_cast<unsigned>((sums + kSums - 1) / kSums));
+  // Few sums of many parts, or many of few.
+  const bool many = shares.clusters > 64;
+  kRuntime.check(device::launch_early(many ? add_parts<32> : add_parts<8>, blocks,
+                                      32 * (many ? 32 : 8), 0, stream, kernel),
+                 "launch");
 }
 
 }  // namespace

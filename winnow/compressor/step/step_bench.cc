@@ -45,6 +45,7 @@ std::vector<testing::Benchmark> step_benchmarks() {
     testing::Benchmark benchmark = make_benchmark(
         shape, double(sequences * columns * 2 * size_of(shape.dtype) + complete * stored) +
                    4.0 * double((sequences * columns + complete * ring * shape.d) * 2));
+    benchmark.queued = true;
     benchmark.prepare = [=](const testing::Target& target) -> testing::Prepared {
       struct Data {
         CaseInputs inputs, turns;

@@ -1,12 +1,17 @@
 // Steps on CUDA, in one launch. The first blocks have a sequence each: they compute the windows
 // that need the state, and then write the new tokens into it. The other blocks have a team for
-// every new token, which computes the window that the token completes from new tokens alone.
+// every new token, which computes the window that the token completes from new tokens alone. Slots
+// come through shared memory, so that those of a large window are under way while others are added.
+#include <algorithm>
+
 #include <cuda_runtime.h>
 
 #include "winnow/cache/write_row.cuh"
 #include "winnow/compressor/step/step_impl.h"
 #include "winnow/compressor/window_cuda.cuh"
+#include "winnow/device/common/copy.cuh"
 #include "winnow/device/common/runtime.h"
+#include "winnow/device/common/shared.cuh"
 
 namespace winnow::compressor {
 namespace {
@@ -19,8 +24,17 @@ using sparse_mla::CacheFormat;
 
 enum class Stored { nowhere, fp8_584, bf16, pages };
 
+constexpr int kMostStages = 3;
+
+// Slots of a window on their way to the threads that add them up: 32 bytes for the columns of each
+// thread. See WindowLoader.
+struct Stage {
+  uint4 first[kSlotsAtOnce][kThreads], second[kSlotsAtOnce][kThreads];
+};
+
 struct KernelParams {
   KernelProblem problem;
+  int stages;
   const std::int32_t* state_slots;
   Rows<float*> state;
   int states, ring;
@@ -59,96 +73,227 @@ __device__ __forceinline__ float* place_of(const KernelParams& params, int state
   return params.state.data + state * params.state.stride0 + place * params.state.stride1;
 }
 
-// Loads from the new tokens, and from the state what stands before them. There is no branch between
-// loads here either: of a slot in the state they are kv and the gate with its bias, of a new token
-// kv, the gate, and the bias.
-template <class T, bool kAligned>
+// Loads slots of the state, which are kv and the gate with its bias, from a stage.
 struct StateLoader {
-  static constexpr bool kNarrow = sizeof(T) < sizeof(float);
-  struct Raw {
-    Pack<float> first, second, bias;
-  };
+  struct Raw {};  // slots are read where they are used
+  const Stage& stage;
 
-  int ring, columns, series;      // the columns of all series, and of those before the own one
-  int place, fresh;               // slot 0 in the ring, below 0: behind its end; the first new slot
-  const float* state;             // the thread's columns of the first place
-  std::int64_t stride;            // between places
-  SlotLoader<T, kAligned> token;  // as if all tokens of the window were new
+  __device__ __forceinline__ Raw fetch(int, int) const { return {}; }
+  __device__ __forceinline__ void kv(Raw, int, int j, float (&kv)[kColumns]) const {
+    to_floats(stage.first[j][threadIdx.x], kv);
+  }
+  __device__ __forceinline__ void gate(Raw, int, int j, float (&gate)[kColumns]) const {
+    to_floats(stage.second[j][threadIdx.x], gate);
+  }
+  static __device__ __forceinline__ void to_floats(const uint4& words, float (&x)[kColumns]) {
+    x[0] = __uint_as_float(words.x);
+    x[1] = __uint_as_float(words.y);
+    x[2] = __uint_as_float(words.z);
+    x[3] = __uint_as_float(words.w);
+  }
+};
 
-  __device__ __forceinline__ StateLoader(const KernelParams& params, const NewTokens& tokens,
-                                         unsigned w, int column)
+// Loads a window from new tokens, and from the state what stands before them, by way of a stage.
+// There, a slot in the state is kv and the gate with its bias. A new token of f32 is kv and the
+// gate. Of a narrower new token, two neighbouring threads have the first half of what they have of
+// other slots together: kv of both, then the gates of both; the second half is the bias. So all
+// copies have 16 bytes, none depends on a branch, and the threads of a warp wait for each other
+// before they read a stage, and before it is written again.
+template <class T, bool kAligned>
+struct WindowLoader {
+  static constexpr bool kPairs = kAligned && sizeof(T) < sizeof(float);
+  struct Raw {};  // slots are read where they are used
+
+  int ring, columns, own;  // the columns of all series; the first slot of the window's own tokens
+  int place, fresh;        // slot 0 in the ring, below 0: behind its end; the first new slot
+  const float* state;      // the thread's columns of the first place, for slots before own,
+  int series;              // and how much further they are for others
+  std::int64_t stride;     // between places
+  Walk<const T, StrideOf<kAligned>> kv_walk, gate_walk;  // as if all tokens were new
+  Biases<kAligned> biases;
+  Stage* stage;  // of the slots that are looked at
+
+  __device__ __forceinline__ WindowLoader(const KernelParams& params, const NewTokens& tokens,
+                                          unsigned w, int column, Stage* stages)
       : ring(params.ring),
         columns(params.problem.series * params.problem.d),
-        series((params.problem.series - 1) * params.problem.d),
+        own(params.problem.slots() - params.problem.ratio),
         state(place_of(params, tokens.state, 0) + column),
+        series((params.problem.series - 1) * params.problem.d),
         stride(params.state.stride1),
-        token(params.problem, tokens.token(w * params.problem.ratio), column) {
-    const unsigned end = (w + 1) * params.problem.ratio;
-    place = static_cast<int>((end - 1) % ring) + 1 - params.problem.slots();
-    fresh = params.problem.slots() - static_cast<int>(end - tokens.position);
+        biases(params.problem, column, 0),
+        stage(stages) {
+    const KernelProblem& p = params.problem;
+    const bool second = kPairs && threadIdx.x % 2 == 1;
+    const int token = tokens.token(w * p.ratio);
+    kv_walk = slots_of<T, kAligned>(p, second ? p.gate : p.kv, token,
+                                    second ? column - kColumns : column);
+    gate_walk = slots_of<T, kAligned>(p, p.gate, token, column);
+    const unsigned end = (w + 1) * p.ratio;
+    place = static_cast<int>((end - 1) % ring) + 1 - p.slots();
+    fresh = p.slots() - static_cast<int>(end - tokens.position);
   }
-  __device__ __forceinline__ bool is_new(int from, int j) const { return from + j >= fresh; }
-  __device__ __forceinline__ Raw fetch(int from, int j) const {
-    const int at = place + from + j;
-    const float* kept =
-        state + (at < 0 ? at + ring : at) * stride + (from + j < token.own ? 0 : series);
-    const bool is_fresh = is_new(from, j);
-    const float* bias = token.biases.walk.at(from, j, token.own);
-    if constexpr (kAligned && kNarrow) {  // a pack of kv's type has half the words of one of floats
-      const auto load = [&](const void* mine, const void* theirs) {
-        return *static_cast<const uint2*>(is_fresh ? mine : theirs);
-      };
-      const uint2 a = load(token.kv_walk.at(from, j, token.own), kept),
-                  b = load(token.gate_walk.at(from, j, token.own), kept + 2),
-                  c = load(bias, kept + columns), d = load(bias + 2, kept + columns + 2);
-      return {of_words(a, b), of_words(c, d)};
-    } else if constexpr (kAligned) {
-      const float* kv = token.kv_walk.at(from, j, token.own);
-      const float* gate = token.gate_walk.at(from, j, token.own);
-      return {Pack<float>::load<true>(is_fresh ? kv : kept),
-              Pack<float>::load<true>(is_fresh ? gate : kept + columns),
-              Pack<float>::load<true>(bias)};
-    } else {
-      if (!is_fresh) {
-        return {Pack<float>::load<false>(kept), Pack<float>::load<false>(kept + columns)};
-      }
-      const auto raw = token.fetch(from, j);
-      float kv[kColumns], gate[kColumns];
-      raw.kv.to_floats(kv);
-      raw.gate.to_floats(gate);
-      return {Pack<float>::of(kv), Pack<float>::of(gate), Pack<float>::load<false>(bias)};
-    }
+  // Whether kSlotsAtOnce slots from `from` on are in the state, one behind the other.
+  __device__ __forceinline__ bool are_kept(int from) const {
+    const int end = from + kSlotsAtOnce;
+    return end <= fresh && (place + from >= 0 || place + end <= 0) && (from >= own || end <= own);
   }
-  __device__ __forceinline__ void kv(const Raw& raw, int from, int j, float (&kv)[kColumns]) const {
-    raw.first.to_floats(kv);
-    if constexpr (kAligned && kNarrow) {
-      if (is_new(from, j)) narrow(raw.first.words.x, raw.first.words.y).to_floats(kv);
-    }
-  }
-  __device__ __forceinline__ void gate(const Raw& raw, int from, int j,
-                                       float (&gate)[kColumns]) const {
-    raw.second.to_floats(gate);
-    if (!is_new(from, j)) return;
-    float bias[kColumns];
-    if constexpr (kAligned && kNarrow) {
-      raw.second.to_floats(bias);
-      narrow(raw.first.words.z, raw.first.words.w).to_floats(gate);
-    } else {
-      raw.bias.to_floats(bias);
-    }
+  __device__ __forceinline__ void copy_kept(int from) const {
+    const int at = place + from;
+    const float* kept = state + (at < 0 ? at + ring : at) * stride + (from < own ? 0 : series);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], bias[c]);
+    for (int j = 0; j < kSlotsAtOnce; ++j, kept += stride) {
+      copy_floats(stage->first[j][threadIdx.x], kept);
+      copy_floats(stage->second[j][threadIdx.x], kept + columns);
+    }
+  }
+  // Begins to copy slots [first, end) of those from `from` on.
+  __device__ __forceinline__ void copy(int from, int first, int end) const {
+    const auto thread = threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < kSlotsAtOnce; ++j) {
+      if (from + j < first || from + j >= end) continue;
+      uint4 &one = stage->first[j][thread], &two = stage->second[j][thread];
+      if (is_new(from, j)) {
+        copy_new(from, j, one, two);
+      } else {
+        const int at = place + from + j;
+        const float* kept =
+            state + (at < 0 ? at + ring : at) * stride + (from + j < own ? 0 : series);
+        copy_floats(one, kept);
+        copy_floats(two, kept + columns);
+      }
+    }
+  }
+  __device__ __forceinline__ Raw fetch(int, int) const { return {}; }
+  __device__ __forceinline__ void kv(Raw, int from, int j, float (&kv)[kColumns]) const {
+    if (kPairs && is_new(from, j)) {
+      half_of_pair(j, 0).to_floats(kv);
+    } else {
+      to_floats(stage->first[j][threadIdx.x], kv);
+    }
+  }
+  __device__ __forceinline__ void gate(Raw, int from, int j, float (&gate)[kColumns]) const {
+    float second[kColumns];
+    to_floats(stage->second[j][threadIdx.x], second);
+    if (kPairs && is_new(from, j)) {
+      half_of_pair(j, 1).to_floats(gate);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], second[c]);
+    } else if (kAligned && is_new(from, j)) {
+      biases.add(Pack<float>::of(second), from, j, gate);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) gate[c] = second[c];
+    }
   }
 
  private:
-  static __device__ __forceinline__ Pack<float> of_words(uint2 a, uint2 b) {
-    return {
-        {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(b.x), __uint_as_float(b.y)}};
+  __device__ __forceinline__ bool is_new(int from, int j) const { return from + j >= fresh; }
+  // The thread's columns of what the first or the second of two neighbours has copied for both.
+  __device__ __forceinline__ auto half_of_pair(int j, unsigned second) const {
+    using Half = std::conditional_t<kPairs, Pack<T>, Pack<float>>;
+    const uint4& both = stage->first[j][(threadIdx.x & ~1u) + second];
+    return *(reinterpret_cast<const Half*>(&both) + (kPairs ? threadIdx.x % 2 : 0));
   }
-  static __device__ __forceinline__ Pack<T> narrow(float x, float y) {
-    return {{__float_as_uint(x), __float_as_uint(y)}};
+  static __device__ __forceinline__ void to_floats(const uint4& words, float (&x)[kColumns]) {
+    StateLoader::to_floats(words, x);
+  }
+  static __device__ __forceinline__ void put(uint4& to, const float (&x)[kColumns]) {
+    to = {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+          __float_as_uint(x[3])};
+  }
+  static __device__ __forceinline__ void copy_floats(uint4& to, const float* from) {
+    if constexpr (kAligned) {
+      device::cp_async(device::shared_address(&to), from);
+    } else {
+      float x[kColumns];
+      Pack<float>::load<false>(from).to_floats(x);
+      put(to, x);
+    }
+  }
+  __device__ __forceinline__ void copy_new(int from, int j, uint4& one, uint4& two) const {
+    const auto* const kv = kv_walk.at(from, j, own);
+    if constexpr (kAligned) {
+      device::cp_async(device::shared_address(&one), kv);
+      device::cp_async(device::shared_address(&two),
+                       kPairs ? static_cast<const void*>(biases.walk.at(from, j, own))
+                              : gate_walk.at(from, j, own));
+    } else {
+      float x[kColumns];
+      Pack<T>::template load<false>(kv).to_floats(x);
+      put(one, x);
+      biases.add(Pack<T>::template load<false>(gate_walk.at(from, j, own)), from, j, x);
+      put(two, x);
+    }
   }
 };
+
+// Until all but the last `pending` groups of copies are there, for this warp.
+__device__ __forceinline__ void wait_for_copies(int pending) {
+  if (pending == 0) {
+    device::cp_async_wait<0>();
+  } else if (pending == 1) {
+    device::cp_async_wait<1>();
+  } else {
+    device::cp_async_wait<kMostStages - 1>();
+  }
+  __syncwarp();  // the copies of the warp are there
+}
+
+// How often a thread goes through kSlotsAtOnce slots of a window.
+WINNOW_HOST_DEVICE inline int rounds_of(int slots, const Team& team) {
+  const int of_group = (slots + team.groups() - 1) >> team.groups_log;
+  return (of_group + kSlotsAtOnce - 1) / kSlotsAtOnce;
+}
+
+// The sums of the thread's slots of a window from `first` on, as add_range() has them.
+template <class T, bool kAligned>
+__device__ __forceinline__ Sums sums_of(const KernelParams& params, const Thread& thread,
+                                        WindowLoader<T, kAligned>& loader, int first, bool inside) {
+  const KernelProblem& p = params.problem;
+  const Range range(p, thread.group);
+  const int rounds = rounds_of(p.slots(), p.team), stages = params.stages;
+  Stage* const begin = loader.stage;
+  Stage* const end = begin + stages;
+  Stage *written = begin, *read = begin;
+  const auto advance = [&](Stage*& stage) {
+    if (++stage == end) stage = begin;
+  };
+  const auto is_whole = [&](int from) { return from >= first && from + kSlotsAtOnce <= range.end; };
+  const auto copy = [&](int round) {
+    __syncwarp();
+    if (inside && round < rounds) {
+      const int from = range.begin + round * kSlotsAtOnce;
+      loader.stage = written;
+      if (is_whole(from) && loader.are_kept(from)) {
+        loader.copy_kept(from);
+      } else {
+        loader.copy(from, first, range.end);
+      }
+    }
+    device::cp_async_commit();
+    advance(written);
+  };
+  for (int round = 0; round < stages - 1; ++round) copy(round);
+  Sums sums = Sums::of_none();
+  for (int round = 0; round < rounds; ++round) {
+    copy(round + stages - 1);
+    wait_for_copies(stages - 1);
+    loader.stage = read;
+    advance(read);
+    const int from = range.begin + round * kSlotsAtOnce;
+    if (!inside) continue;
+    if (is_whole(from) && loader.are_kept(from)) {
+      add_slots<true>(StateLoader{*loader.stage}, from, first, range.end, sums);
+    } else if (is_whole(from)) {
+      add_slots<true>(loader, from, first, range.end, sums);
+    } else if (max(from, first) < range.end) {
+      add_slots<false>(loader, from, first, range.end, sums);
+    }
+  }
+  return sums;
+}
 
 // Writes a row into the cache or the pages, where `inside`: the columns of a thread as kv's type T,
 // or as floats, has them. The whole warp calls it.
@@ -184,11 +329,10 @@ __device__ __forceinline__ void store(const KernelParams& params, int column, st
 using BlockSlots = std::int64_t[kThreads * kColumns / 64];
 
 // Window w, where `inside`, into the row of its last token. The whole block calls it.
-template <class T, bool kAligned, class Loader>
+template <class T, bool kAligned>
 __device__ __forceinline__ void compute_window(const KernelParams& params, const Thread& thread,
-                                               const NewTokens& tokens, const Loader& loader,
-                                               unsigned w, bool inside, Exchange& exchange,
-                                               BlockSlots& slots) {
+                                               const NewTokens& tokens, unsigned w, bool inside,
+                                               Exchange& exchange, BlockSlots& slots) {
   const KernelProblem& p = params.problem;
   const int column = thread.lane * kColumns;
   const std::int64_t token = tokens.token((w + 1) * p.ratio - 1);
@@ -197,8 +341,9 @@ __device__ __forceinline__ void compute_window(const KernelParams& params, const
   std::int64_t slot = -1;
   if (stored && leads && inside) slot = cache::read_slot(params.slots, token);
   const Factors<kAligned> factors(p, std::int64_t{w} * p.ratio, column);
-  Sums sums = Sums::of_none();
-  if (inside) add_range(loader, Range(p, thread.group), w == 0 ? p.slots() - p.ratio : 0, sums);
+  WindowLoader<T, kAligned> loader(params, tokens, w, column,
+                                   reinterpret_cast<Stage*>(device::dynamic_shared<16>()));
+  Sums sums = sums_of(params, thread, loader, w == 0 ? loader.own : 0, inside);
   add_groups(p.team, thread, exchange, sums);
   float row[kColumns];
   finish(p, thread, factors, exchange, sums, row);
@@ -261,73 +406,75 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     step_kernel(const __grid_constant__ KernelParams params) {
   WINNOW_BLOCK_SHARED(exchange, Exchange);
   WINNOW_BLOCK_SHARED(slots, BlockSlots);
+  WINNOW_BLOCK_SHARED(shared, NewTokens);
   const KernelProblem& p = params.problem;
   const Thread thread(p.team);
   const int block = static_cast<int>(blockIdx.x), windows = p.team.windows();
-  const int column = thread.lane * kColumns;
-  if (block < p.n) {
-    WINNOW_BLOCK_SHARED(shared, NewTokens);
+  const bool has_column = thread.lane * kColumns < p.d, keeps = block < p.n;
+  NewTokens tokens;
+  unsigned w;
+  bool inside;
+  int left = windows;  // of the block
+  if (keeps) {
     if (threadIdx.x == 0) shared.read(params, block);
     __syncthreads();  // what the block does hangs on one reading, whoever rewrites the lists
-    const NewTokens tokens = shared;
+    tokens = shared;
     if (tokens.count == 0) return;
-    const unsigned first = tokens.position / p.ratio;
-    const unsigned complete = (tokens.position + tokens.count) / p.ratio - first;
-    // The last of the new tokens, which the state keeps: those of the first round are on their way
-    // while the windows are computed.
-    const int kept_from = max(tokens.count - params.ring, 0);
-    const int packs = (tokens.count - kept_from) * (p.series * p.d / kColumns);
-    int pack = static_cast<int>(threadIdx.x);
-    Kept<T, kAligned> kept;
-    kept.load(params, tokens, kept_from, min(pack, packs - 1));
+    w = tokens.position / p.ratio;
     // A window has tokens of up to two windows' length, so that two can need the state.
-    const int most = static_cast<int>(min(complete, 2u));
-    for (int i = 0; i < most; i += windows) {
-      const unsigned w = first + i + thread.window;
-      const StateLoader<T, kAligned> loader(params, tokens, w, column);
-      compute_window<T, kAligned>(params, thread, tokens, loader, w,
-                                  i + thread.window < most && column < p.d, exchange, slots);
-    }
-    __syncthreads();  // the state has been read
-    while (pack < packs) {
-      kept.store(params, tokens, kept_from, pack);
-      pack += kThreads;
-      if (pack < packs) kept.load(params, tokens, kept_from, pack);
-    }
-    return;
+    left = static_cast<int>(min((tokens.position + tokens.count) / p.ratio - w, 2u));
+    w += thread.window;
+    inside = thread.window < left && has_column;
+  } else {
+    const int token = (block - p.n) * windows + thread.window;
+    tokens.read(params, place_before(p.cu_seqlens, p.n, token));
+    const int at = token - tokens.begin;
+    const unsigned position = tokens.position + at;
+    w = position / p.ratio;
+    const bool taken = at >= 0 && at < tokens.count && (position + 1) % p.ratio == 0 &&
+                       w >= tokens.position / p.ratio + 2;
+    if (!__syncthreads_or(taken)) return;
+    inside = taken && has_column;
   }
-  const int token = (block - p.n) * windows + thread.window;
-  NewTokens tokens;
-  tokens.read(params, place_before(p.cu_seqlens, p.n, token));
-  const int at = token - tokens.begin;
-  const unsigned position = tokens.position + at, w = position / p.ratio;
-  const bool taken = at >= 0 && at < tokens.count && (position + 1) % p.ratio == 0 &&
-                     w >= tokens.position / p.ratio + 2;
-  if (!__syncthreads_or(taken)) return;
-  const SlotLoader<T, kAligned> loader(p, std::int64_t{token} + 1 - p.ratio, column);
-  compute_window<T, kAligned>(params, thread, tokens, loader, w, taken && column < p.d, exchange,
-                              slots);
+  // The last of the new tokens, which the state keeps: those of the first round are on their way
+  // while the windows are computed.
+  const int kept_from = max(tokens.count - params.ring, 0);
+  const int packs = (tokens.count - kept_from) * (p.series * p.d / kColumns);
+  int pack = static_cast<int>(threadIdx.x);
+  Kept<T, kAligned> kept;
+  if (keeps) kept.load(params, tokens, kept_from, min(pack, packs - 1));
+  for (; left > 0; left -= windows, w += windows) {
+    compute_window<T, kAligned>(params, thread, tokens, w, inside && thread.window < left, exchange,
+                                slots);
+  }
+  if (!keeps) return;
+  __syncthreads();  // the state has been read
+  while (pack < packs) {
+    kept.store(params, tokens, kept_from, pack);
+    pack += kThreads;
+    if (pack < packs) kept.load(params, tokens, kept_from, pack);
+  }
 }
 
 template <class T>
 void launch(const StepParams& params, const Packed& lists, const std::int32_t* state_slots,
             cudaStream_t stream) {
   const Problem& problem = params.problem;
-  const KernelParams kernel = {
-      kernel_problem_of(problem, lists),
-      state_slots,
-      params.state.as<float>(),
-      static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),
-      static_cast<int>(params.ring < INT32_MAX ? params.ring : INT32_MAX),
-      params.rows_dtype != problem.dtype,
-      params.rows,
-      params.pages.present()                     ? Stored::pages
-      : !params.cache.present()                  ? Stored::nowhere
-      : params.cache.format == CacheFormat::bf16 ? Stored::bf16
-                                                 : Stored::fp8_584,
-      params.slots,
-      cache_view(params.cache),
-      params.pages};
+  KernelParams kernel = {kernel_problem_of(problem, lists),
+                         1,
+                         state_slots,
+                         params.state.as<float>(),
+                         static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),
+                         static_cast<int>(params.ring < INT32_MAX ? params.ring : INT32_MAX),
+                         params.rows_dtype != problem.dtype,
+                         params.rows,
+                         params.pages.present()                     ? Stored::pages
+                         : !params.cache.present()                  ? Stored::nowhere
+                         : params.cache.format == CacheFormat::bf16 ? Stored::bf16
+                                                                    : Stored::fp8_584,
+                         params.slots,
+                         cache_view(params.cache),
+                         params.pages};
   const bool aligned = aligned_inputs(problem) && aligned_rows(params.state, sizeof(float)) &&
                        aligned_rows(params.rows, size_of(params.rows_dtype));
   const std::int64_t n = lists.cu_seqlens.size(0) - 1, windows = kernel.problem.team.windows();
@@ -335,8 +482,17 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
   // So few tokens complete no window but those of the first blocks.
   const std::int64_t others =
       problem.tokens <= 2 * problem.ratio ? 0 : (problem.tokens + windows - 1) / windows;
-  kRuntime.launch(aligned ? step_kernel<T, true> : step_kernel<T, false>,
-                  static_cast<unsigned>(n + others), kThreads, 0, stream, kernel);
+  auto* const function = aligned ? step_kernel<T, true> : step_kernel<T, false>;
+  const int rounds = rounds_of(kernel.problem.slots(), kernel.problem.team);
+  if (rounds > 1) {  // as many stages as there is room for
+    constexpr int kStatic = sizeof(Exchange) + sizeof(BlockSlots) + sizeof(NewTokens) + 64;
+    const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStatic;
+    kernel.stages = std::clamp(most / int{sizeof(Stage)}, 1, std::min(rounds, kMostStages));
+  }
+  const int bytes = kernel.stages * int{sizeof(Stage)};
+  kRuntime.allow_shared_memory(function, bytes);
+  kRuntime.launch(function, static_cast<unsigned>(n + others), kThreads,
+                  static_cast<std::size_t>(bytes), stream, kernel);
 }
 
 }  // namespace

@@ -72,6 +72,18 @@ __device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 
                : "memory");
 }
 
+// Begins to store 8 bytes at a multiple of 8 into any block of the cluster. When they are there,
+// they report themselves to that block's `barrier` (mbarrier_arrive_expect()). Nothing waits for
+// the thread's earlier stores, as a release would.
+__device__ __forceinline__ void st_async_cluster(std::uint32_t address, float2 value,
+                                                 std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "f"(value.x), "f"(value.y), "r"(barrier)
+      : "memory");
+}
+
 // ld.shared of 8 bytes at a multiple of 8, from any block of the cluster.
 __device__ __forceinline__ uint2 ld_shared_cluster(std::uint32_t address) {
   uint2 value;

@@ -14,11 +14,9 @@ using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
-    {"f32-overlap", {"eager", "random:1"}},
-    {"bf16-csa", {"random:2"}},
-    {"f16-keys", {"random:3"}},
-    {"bf16-hca", {"eager", "random:4"}},  // clusters of eight
-    {"f16-largest", {"late"}},            // of sixteen
+    {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
+    {"bf16-hca", {"eager", "random:4"}, 4},  // clusters of eight
+    {"f16-largest", {"late"}, 8},            // of sixteen
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-hca", {"late", "random:5", "starved:0", "starved:63"}, 8},
@@ -28,33 +26,41 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f16-ratio31-overlap", {"random:9"}},
     {"bf16-wide-result", {"eager"}},
     {"f32-many", {"random:10"}},
+    {"bf16-many-windows", {"eager", "random:11"}, 1},
     {"f32-nan", {"eager"}},
 };
-const BugsOf cluster{"compressor/backward/backward_cuda.cu", "bf16-hca"},
-    warps{"compressor/backward/backward_cuda.cu", "bf16-csa"},
-    block{"compressor/backward/backward_cuda.cu", "f32-norm"},
-    groups{"compressor/backward/backward_cuda.cu", "f32-ratio7-overlap"},
-    rows{"compressor/backward/backward_cuda.cu", "f16-keys"},
-    rows_of_groups{"compressor/backward/backward_cuda.cu", "f32-hadamard-groups"};
+constexpr const char* kFile = "compressor/backward/backward_cuda.cu";
+const BugsOf cluster{kFile, "bf16-hca", 4}, warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
+    groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
+    turns{kFile, "bf16-many-windows", 1};
+constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
             Action::drop),
     cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", Action::drop, 0, -1),
-    beyond_a_pair(cluster("SumsForTwoBlocks", "device::st_shared_cluster(", Action::drop)),
+    beyond_a_pair(cluster("SumsForTwoBlocks", "device::st_async_cluster(", Action::drop)),
+    warps("StageBeforeItIsThere", kStageWaited, Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    cluster("SumsForTheNextBlock", "device::st_shared_cluster(", Action::add, 1 << 24),
-    cluster("SumsElsewhere", "device::st_shared_cluster(", Action::add, 8),
+    cluster("SumsForTheNextBlock", "device::st_async_cluster(", Action::add, 1 << 24),
+    cluster("SumsElsewhere", "device::st_async_cluster(", Action::add, 8),
     cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", Action::add, 1),
-    warps("SumsOfWarpsBeforeTheyAreThere", "shared.warps[turn][warp] = x;", Action::drop, 0, 1),
+    cluster("SumsOfOneBlockLess", "device::mbarrier_arrive_expect(there", Action::add, -8),
+    warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, Action::drop, 0, 1),
+    turns("StageWrittenWhileItIsRead", "// the stage has been read", Action::drop),
+    warps("SpotsBeforeTheyAreThere", "// the windows are there", Action::drop),
+    turns("SpotsWrittenWhileTheyAreRead", "// the windows have been read", Action::drop),
+    warps("SumsOfWarpsBeforeTheyAreThere", "bar_sync<kMostColumns / kColumns>(", Action::drop),
+    warps("NormBeforeItIsThere", "// norm_weight is there", Action::drop),
+    warps("SumsOfWindowsBeforeTheyAreThere", "put_part(params, shared.gradients", Action::drop, 0,
+          -1),
+    warps("SumsWhereAStageIsRead", "// all stages have been read", Action::drop),
     rows("RowLoadedTooLate", "for (int half = 1; half < p.d; half *= 2) {", Action::drop, 0, 1),
     rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", Action::drop, 0, -1),
-    rows_of_groups("RowReadTooLate", "// others may write there now", Action::drop),
-    groups("LargestBeforeTheyAreThere", "put(joint.largest, sums.largest);", Action::drop, 0, 1),
-    groups("LargestOfGroupsBeforeTheyAreThere", "of_groups(joint.largest", Action::drop, 0, 1),
-    groups("SumsBeforeTheyAreThere", "put(joint.sum, sums.sum);", Action::drop, 0, 1),
-    groups("SumsOfGroupsBeforeTheyAreThere", "of_groups(joint.sum, sum_of);", Action::drop, 0, 1),
-    block("PartsBeforeTheyAreAdded", "sums[threadIdx.y][threadIdx.x] = sum;", Action::drop, 0, 1),
+    groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", Action::drop, 0, 1),
+    groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
+    block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop),
+    block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", Action::drop, 0, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

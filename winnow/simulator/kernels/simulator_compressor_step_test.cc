@@ -23,6 +23,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-pages-wide", {"random:6"}},   {"bf16-long-steps", {"random:7"}},
 };
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
+const BugsOf hca{"step_cuda.cu", "bf16-fp8_584-hca"};
 const BugsOf pages{"step_cuda.cu", "bf16-pages-hca"}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
     windows{"window_cuda.cuh", "f32-overlap-undone"}, groups{"window_cuda.cuh", "bf16-pages-hca"};
 constexpr const char* kKeys = "*reinterpret_cast<cache::Share<std::uint8_t, kColumns>*>(place.row";
@@ -32,12 +33,17 @@ constexpr const char* kFloats = "*reinterpret_cast<float4*>(to) = words;";
 const std::vector<PlantedBug> kQuickBugs = {
     lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", Action::drop),
     slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", Action::drop, 0, 1),
+    slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     {"StateWrittenBeforeItIsRead",
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
      {"starved:0"}},
+    slots("StageOfTheNeighbourBeforeItIsThere", "// the copies of the warp are there",
+          Action::drop),
+    hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", Action::drop, 0, 1),
+    hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", Action::drop),
     slots.undo("SlotNotKept", "if (leads) slots[thread.window] = slot;"),
     slots.move("SlotOfTheNextWindow", "if (leads) slots[thread.window] = slot;", 8),
     pages.undo("KeysNotStored", kKeys),
