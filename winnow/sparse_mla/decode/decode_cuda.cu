@@ -94,13 +94,20 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   }
 
   using enum CacheFormat;
-  using Large = DecodePlan<bf16, 576, 4>;
-  const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
-  const auto function = params.format == fp8_656   ? launch<DecodePlan<fp8_656, 576, 4>>
-                        : params.format == fp8_584 ? launch<DecodePlan<fp8_584, 512, 4>>
-                        : params.d_qk == 512       ? launch<DecodePlan<bf16, 512, 4>>
-                        : large                    ? launch<Large>
-                                                   : launch<DecodePlan<bf16, 576, 2>>;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const auto choose = [&]<class Pipelined, class Small>() {
+    return most >= Pipelined::kBytes ? launch<Pipelined> : launch<Small>;
+  };
+  const auto function =
+      params.format == fp8_656
+          ? choose
+                .operator()<DecodePlan<fp8_656, 576, 2, true>, DecodePlan<fp8_656, 576, 4, false>>()
+      : params.format == fp8_584
+          ? choose
+                .operator()<DecodePlan<fp8_584, 512, 4, true>, DecodePlan<fp8_584, 512, 4, false>>()
+      : params.d_qk == 512
+          ? choose.operator()<DecodePlan<bf16, 512, 4, true>, DecodePlan<bf16, 512, 2, false>>()
+          : choose.operator()<DecodePlan<bf16, 576, 4, true>, DecodePlan<bf16, 576, 2, false>>();
   function(kernel, count(blocks), queue);
   if (split.segments == 1) return;
   kRuntime.launch(merge_kernel, count(queries * params.h_q), kMergeThreads, 0, queue, kernel);

@@ -1,16 +1,17 @@
 // Decode, for GPUs of compute capability 8.0 and newer: the kernels. A block has a segment of a
-// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attention_cuda.cuh.
+// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attend_cuda.cuh.
 //
 // Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are, a
-// tile ahead of the products, too, and each warp turns those that it has copied into bf16, in the
-// one slot that there is, between the values of the tile before and the logits of theirs.
+// tile ahead, too, and each warp turns those that it has copied into bf16: pipelined, in the slot
+// of the next tile, beside the products of others; otherwise, in the one slot that there is,
+// between the values of the tile before and the logits of theirs.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/registers.cuh"
-#include "winnow/sparse_mla/attention_cuda.cuh"
+#include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/decode/decode_values.cuh"
 #include "winnow/sparse_mla/decode/decode_view.cuh"
 
@@ -85,22 +86,42 @@ class SegmentTiles {
   __device__ __forceinline__ const ChosenView& chosen(int tile) const {
     return params_.chosen[list(tile)];
   }
-  // The slot of entry `n` of a tile; -1 where there is none.
-  __device__ __forceinline__ std::int32_t load(int tile, int n) const {
+  // Starts to bring what the list has of entry `n` of a tile to its place: its slot, or paged the
+  // block that holds it; -1 where there is none.
+  __device__ __forceinline__ void bring(int tile, int n, Place<std::int32_t> place) const {
     const bool second = list(tile) == 1;
-    const int at = n + tile * kRows + (second ? first_[1] : first_[0]);
-    if (at >= (second ? end_[1] : end_[0])) return -1;
+    const int at = first_of(tile) + n;
+    if (at >= (second ? end_[1] : end_[0])) {
+      place.store(-1);
+      return;
+    }
     const ChosenView& rows = params_.chosen[second];
     const std::int32_t* const list = rows.indices + i_ * rows.indices_stride_b;
-    if (!params_.paged) return __ldg(list + s_ * rows.indices_stride_s + at);
-    const auto place = rows.of_block.divide(static_cast<std::uint32_t>(at));
-    const auto block = static_cast<std::uint32_t>(__ldg(list + place.quotient));
+    cp_async_word_zfill(place.address,
+                        params_.paged
+                            ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
+                            : list + s_ * rows.indices_stride_s + at,
+                        true);
+  }
+  // The slot of entry `n` of a tile, which holds() says whether there is.
+  __device__ __forceinline__ std::int32_t entry(int tile, int n, std::int32_t brought) const {
+    if (!params_.paged) return brought;
+    const auto block = static_cast<std::uint32_t>(brought);
     if (block >= params_.blocks) return -1;  // negative ones, too
-    return static_cast<std::int32_t>(block * rows.cache.block_size + place.remainder);
+    const ChosenView& rows = chosen(tile);
+    const auto at = static_cast<std::uint32_t>(first_of(tile) + n);
+    return static_cast<std::int32_t>(block * rows.cache.block_size +
+                                     rows.of_block.divide(at).remainder);
+  }
+  __device__ __forceinline__ bool holds(int tile, std::int32_t slot) const {
+    return chosen(tile).cache.holds(slot);
   }
 
  private:
   __device__ __forceinline__ int list(int tile) const { return tile >= tiles_[0]; }
+  __device__ __forceinline__ int first_of(int tile) const {
+    return tile * kRows + (list(tile) == 1 ? first_[1] : first_[0]);
+  }
 
   const KernelParams& params_;
   std::uint32_t i_, s_;
@@ -131,15 +152,13 @@ struct RawRow<CacheFormat::fp8_584> : Row584 {
   static constexpr int kPlace = kRowBytes + kUnitBytes;
 };
 
-// Starts the copies of a tile: each warp those of four rows, as copy_rows() does.
+// Starts the copy of the lane's row, as copy_row() does.
 template <CacheFormat kFormat>
-__device__ __forceinline__ void copy_raw_rows(const ChosenView& chosen, std::uint32_t raw,
-                                              std::int32_t entry, std::uint32_t mask, int warp,
-                                              int lane, std::uint64_t policy) {
+__device__ __forceinline__ void copy_raw_row(const ChosenView& chosen, std::uint32_t raw,
+                                             std::int32_t slot, bool visible, int warp, int lane,
+                                             std::uint64_t policy) {
   using Row = RawRow<kFormat>;
-  const int row = 4 * warp + lane / 8, unit = lane % 8;
-  const bool visible = mask >> row & 1;
-  const std::int32_t slot = __shfl_sync(kFullWarp, entry, row);
+  const int row = copied_row(warp, lane), unit = lane % 8;
   const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
   const std::uint8_t* const from = chosen.cache.row(place.quotient, place.remainder);
   const std::uint32_t to = raw + row * Row::kPlace;
@@ -163,7 +182,7 @@ __device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, k
                                           int warp, int lane) {
   using namespace decode_values;
   using Row = RawRow<kFormat>;
-  const int row = 4 * warp + lane / 8, unit = lane % 8;
+  const int row = copied_row(warp, lane), unit = lane % 8;
   const std::uint32_t from = raw + row * Row::kPlace;
   const auto store = [&](int column8, const uint4& of, const auto& convert) {
     const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
@@ -234,13 +253,16 @@ __device__ __forceinline__ void store_partial(float* rows, int count, int warp, 
 
 // --- kernels ------------------------------------------------------------------------------------
 
-template <CacheFormat kFormat, int kDim_, int kParts>
+template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined>
 struct DecodePlan {
   static constexpr bool kRaw = kFormat != CacheFormat::bf16;
-  using Attention = Plan<DType::bf16, kDim_, kParts, kRaw ? 1 : 2>;
+  using Attention = AttendPlan<DType::bf16, kDim_, kParts, kPipelined,
+                               kPipelined ? 4
+                               : kRaw     ? 1
+                                          : 2>;
   static constexpr CacheFormat kCacheFormat = kFormat;
   static constexpr int kDim = kDim_;
-  // Rows in f8 stand behind what attention_cuda.cuh has.
+  // Rows in f8 stand behind what attend_cuda.cuh has.
   static constexpr int kRawOffset = Attention::kBytes;
   static_assert(kRawOffset % kUnitBytes == 0);
   static constexpr int kBytes = kRawOffset + (kRaw ? kRows * RawRow<kFormat>::kPlace : 0);
@@ -265,49 +287,57 @@ __global__ void __launch_bounds__(kThreads, 1)
   using P = typename D::Attention;
   constexpr CacheFormat kFormat = D::kCacheFormat;
   const P shared{shared_address(dynamic_shared<128>())};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Item item = item_of(params, blockIdx.x);
-  if (threadIdx.x < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
+  if (thread < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
   __syncthreads();  // the limits are there
   const SegmentTiles tiles(params, item.i, item.s, item.segment,
                            {shared.limits()[0].load(), shared.limits()[1].load()});
   const int count = tiles.count();
-  // A tile ahead of the products, its entries one more.
-  std::int32_t entry = tiles.load(0, lane);
-  const auto copy = [&](int tile) {
-    const std::uint64_t policy = policy_evict_last();
-    const ChosenView& chosen = tiles.chosen(tile);
-    const std::uint32_t mask = __ballot_sync(kFullWarp, chosen.cache.holds(entry));
-    if constexpr (D::kRaw) {
-      copy_raw_rows<kFormat>(chosen, shared.base + D::kRawOffset, entry, mask, warp, lane, policy);
-    } else {
-      copy_rows<P>(
-          shared.rows()[tile & 1], entry, mask, warp, lane, policy,
-          [&](std::int64_t slot) { return reinterpret_cast<const char*>(row_at(chosen, slot)); });
-    }
-    cp_async_commit();
-    entry = tiles.load(tile + 1, lane);
-    return mask;
+  const auto start = [&](int tile, int warp, int lane) {
+    start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
+      const ChosenView& chosen = tiles.chosen(tile);
+      if constexpr (D::kRaw) {
+        copy_raw_row<kFormat>(chosen, shared.base + D::kRawOffset, slot, visible, warp, lane,
+                              policy_evict_last());
+      } else {
+        copy_row<P>(shared.rows()[slot_of<P>(tile)],
+                    reinterpret_cast<const char*>(row_at(chosen, visible ? slot : 0)), visible,
+                    warp, lane, policy_evict_last());
+      }
+    });
   };
-  std::uint32_t next_mask = count > 0 ? copy(0) : 0;
+  // Rows in f8: the slot of the next tile is free if pipelined, otherwise that of this one.
+  constexpr int kAhead = D::kRaw && !P::kPipelined ? 0 : 1;
+  const auto advance = [&](int tile, int warp, int lane) {
+    tile += kAhead;
+    if constexpr (!D::kRaw) {
+      if (tile < count) start(tile, warp, lane);
+    } else if (tile < count) {
+      turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
+                                  warp, lane);
+      __syncwarp();  // the warp's raw rows may be replaced
+      if (tile + 1 < count) start(tile + 1, warp, lane);
+    }
+  };
+  bring_first_entries(shared, tiles, warp, lane);
+  if constexpr (D::kRaw) {
+    if (count > 0) start(0, warp, lane);
+    if constexpr (P::kPipelined) {
+      cp_async_wait<0>();
+      __syncthreads();  // the entries of the second tile are there
+      advance(-1, warp, lane);
+    }
+  } else {
+    advance(-1, warp, lane);
+  }
 
   Queries<P> q;
   load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
                   lane, q);
   RowState state;
   Output o = {};
-  for (int tile = 0; tile < count; ++tile) {
-    const std::uint32_t mask = next_mask;
-    cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and the one before is done with
-    if constexpr (D::kRaw) {
-      turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[0], warp, lane);
-      __syncwarp();  // the warp's raw rows may be replaced
-    }
-    if (tile + 1 < count) next_mask = copy(tile + 1);
-    if constexpr (D::kRaw) __syncthreads();  // all rows are turned
-    attend(shared, D::kRaw ? 0 : tile & 1, params.scale, mask, warp, lane, q, state, o);
-  }
+  attend(shared, count, params.scale, thread, q, state, o, advance);
 
   // Computed anew: registers are scarce until here.
   const auto [i, s, segment, first, heads] = item_of(params, forget(blockIdx.x));

@@ -1,0 +1,299 @@
+// How forward and decode of the portable backend go through the tiles of an item. What they share
+// with the other attention kernels is in attention_cuda.cuh.
+//
+// The output of an item, 64 x 512 f32, fills half of the register file: each warp has 64 columns of
+// it for all heads, 128 registers a thread.
+//
+// A tile takes three turns:
+//   all warps     Q K^T of a part of the columns   to shared memory, kParts sums
+//   each warp     8 heads: sums, softmax           P to shared memory
+//   all warps     P V                              for 64 of the 512 columns
+//
+// Pipelined, all three are on the way at a time, of three tiles, with one barrier: while half of
+// the warps make P of one tile, the others multiply P V of the tile before it, then the other way
+// round, and between these all multiply Q K^T of the tile behind it. A fourth slot takes the rows
+// of the next tile. Where a block has too little shared memory for that, the turns of a tile follow
+// each other, with a barrier behind each, while the rows of the next tile are copied.
+//
+// Shared memory of a block, d_qk 576 and 512: pipelined, in four parts, 218 and 202 KiB; otherwise,
+// in two parts, 94 and 86 KiB, of the 99 KiB that GPUs have at least.
+// With four parts the warps read K half as often from shared memory, which is what bounds the
+// products: in 128 bytes of the multiprocessor's cycles for a tile, at 576 columns, reads of K take
+// 1152 with two parts and 576 with four, partial sums 256 and 512, P 288, V 256, copies 288.
+//
+// Heads beyond h_q are zeros: fewer than 64 cost as much as 64.
+//
+// The softmax is online, in base 2, with the references of attention_sm90.cuh: raised only when a
+// logit exceeds one by kLazy, so that the output is rescaled about once an item.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "winnow/sparse_mla/logits_cuda.cuh"
+
+namespace winnow::sparse_mla::attention_cuda {
+
+// P of eight heads as matrices of 8 x 8, which lie as ldmatrix reads them; words of the lanes.
+using Weights = std::uint32_t[kRows / 8][32];
+
+template <int kDim, int kParts, int kSlots, int kTurns>
+struct AttendMemory {
+  Tile<kRows, kDim> rows[kSlots];
+  Partials partials[kTurns][kWarps][kParts];
+  Weights weights[kTurns][kWarps];
+  float factors[kTurns][kHeads];   // of a tile, where a reference was raised
+  float ends[kHeads];              // of the item
+  std::int32_t entries[2][kRows];  // of the tile whose copies begin, and of the next one
+  std::uint32_t masks[4];          // of tiles: which entries are visible
+  // What bounds the item's entries. It is read once, so that whatever is written to it meanwhile,
+  // all warps go by the same tiles.
+  std::int32_t limits[4];
+};
+
+// kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
+template <DType kType, int kDim, int kParts, bool kPipelined_, int kSlots_ = kPipelined_ ? 4 : 2>
+struct AttendPlan : Parts<kType, kDim, kParts>,
+                    Shared<AttendMemory<kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>> {
+  using Memory = AttendMemory<kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>;
+  WINNOW_PLACE(rows)
+  WINNOW_PLACE(partials)
+  WINNOW_PLACE(weights)
+  WINNOW_PLACE(factors)
+  WINNOW_PLACE(ends)
+  WINNOW_PLACE(entries)
+  WINNOW_PLACE(masks)
+  WINNOW_PLACE(limits)
+
+  __device__ explicit AttendPlan(std::uint32_t base) : Shared<Memory>{base} {}
+
+  static constexpr bool kPipelined = kPipelined_;
+  static constexpr int kSlots = kSlots_;
+  static constexpr int kBytes = sizeof(Memory);
+};
+
+// The warp's columns of the output: o[m][n] are 16 heads and 8 columns.
+using Output = float[kHeads / 16][kWarpColumns / 8][4];
+
+// What a lane knows of its row: head 8 * warp + lane / 4.
+struct RowState {
+  float reference = kNoReference;   // in base 2, the same in the lanes of the row
+  float sum = 0;                    // of P over the columns of this lane, relative to it
+  float top = negative_infinity();  // the row's largest logit, in base 2
+};
+
+// Where what a tile leaves for the next turn lies.
+template <class P>
+__device__ __forceinline__ int turn_of(int tile) {
+  return P::kPipelined ? tile & 1 : 0;
+}
+template <class P>
+__device__ __forceinline__ int slot_of(int tile) {
+  static_assert((P::kSlots & (P::kSlots - 1)) == 0);
+  return tile & (P::kSlots - 1);
+}
+
+// Turns the logits of the warp's rows to P. Returns whether the reference of this lane's row was
+// raised; `factors` says by how much.
+template <class P>
+__device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp, int lane,
+                                      RowState& state) {
+  const int turn = turn_of<P>(tile);
+  Logits x;
+  take_logits(shared.partials()[turn], warp, lane, x);
+  const std::uint32_t own = own_entries(shared.masks()[tile & 3].load(), lane);
+  float top = negative_infinity();
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (sees(own, n, e)) top = fmaxf(top, x[n][e] * scale);
+    }
+  }
+  top = quad_max(top);
+  state.top = fmaxf(state.top, top);
+  const bool raised = top > state.reference + kLazy;
+  const float reference = raised ? top : state.reference;
+  const float factor = ex2(state.reference - reference);
+  state.reference = reference;
+
+  float sum = 0;
+  const auto weights = shared.weights()[turn][warp][0][lane];
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n) {
+    float p[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      // Of large logits a product that is not rounded before the difference.
+      p[e] = sees(own, n, e) ? ex2(fmaf(x[n][e], scale, -reference)) : 0.0f;
+      sum += p[e];
+    }
+    (weights + 32 * n).store(pack_pair<P::kType>(p[0], p[1]));
+  }
+  state.sum = state.sum * factor + sum;
+  if (lane % 4 == 0) shared.factors()[turn][8 * warp + lane / 4].store(factor);
+  return raised;
+}
+
+// Brings the output to the references of a tile.
+template <class P>
+__device__ __forceinline__ void rescale(P shared, int tile, int lane, Output& o) {
+  const auto factors = shared.factors()[turn_of<P>(tile)];
+#pragma unroll
+  for (int m = 0; m < kHeads / 16; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = factors[16 * m + lane / 4 + 8 * r].load();
+#pragma unroll
+      for (int n = 0; n < kWarpColumns / 8; ++n) {
+        o[m][n][2 * r] *= factor;
+        o[m][n][2 * r + 1] *= factor;
+      }
+    }
+  }
+}
+
+// o += P V of a tile.
+template <class P>
+__device__ __forceinline__ void multiply_values(P shared, int tile, int warp, int lane, Output& o) {
+  // The four matrices of a fragment: the first and the second eight heads, then further entries.
+  const auto weights = shared.weights()[turn_of<P>(tile)][lane / 8 % 2][lane / 16][lane % 8 * 4];
+  constexpr int kMatrixWords = 32, kWarpWords = kRows / 8 * kMatrixWords;
+  auto v = shared.rows()[slot_of<P>(tile)].squares(lane);
+  v.lane += warp * Tile<kRows, P::kDim>::kChunkBytes;  // the warp's 64 columns are a chunk
+#pragma unroll
+  for (int k16 = 0; k16 < kRows / 16; ++k16) {
+    std::uint32_t p[kHeads / 16][4];
+#pragma unroll
+    for (int m = 0; m < kHeads / 16; ++m) {
+      ldmatrix_x4((weights + (2 * m * kWarpWords + 2 * k16 * kMatrixWords)).address, p[m][0],
+                  p[m][1], p[m][2], p[m][3]);
+    }
+#pragma unroll
+    for (int n16 = 0; n16 < kWarpColumns / 16; ++n16) {
+      std::uint32_t b[4];
+      ldmatrix_x4_trans(v.at(k16, n16), b[0], b[1], b[2], b[3]);
+#pragma unroll
+      for (int m = 0; m < kHeads / 16; ++m) {
+        mma_m16n8k16<P::kType>(o[m][2 * n16], p[m], b[0], b[1]);
+        mma_m16n8k16<P::kType>(o[m][2 * n16 + 1], p[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Starts the copies of a tile's rows, whose entries are in shared memory, and brings those of the
+// next tile there. (Loaded to registers, entries share a scoreboard with operands of products.)
+// tiles.entry() is what an entry means, and copy(entry, visible) copies the lane's row.
+template <class P, class Tiles, class Copy>
+__device__ __forceinline__ void start_tile(P shared, const Tiles& tiles, int tile, int warp,
+                                           int lane, const Copy& copy) {
+  const auto entries = shared.entries()[tile & 1];
+  const auto entry_of = [&](int n) { return tiles.entry(tile, n, entries[n].load()); };
+  const std::int32_t entry = entry_of(copied_row(warp, lane));
+  copy(entry, tiles.holds(tile, entry));
+  if (warp == 0) {
+    const std::uint32_t mask = __ballot_sync(kFullWarp, tiles.holds(tile, entry_of(lane)));
+    if (lane == 0) shared.masks()[tile & 3].store(mask);
+    tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
+  }
+  cp_async_commit();
+}
+// Before the first one.
+template <class P, class Tiles>
+__device__ __forceinline__ void bring_first_entries(P shared, const Tiles& tiles, int warp,
+                                                    int lane) {
+  if (warp == 0) tiles.bring(0, lane, shared.entries()[0][lane]);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();  // the first entries are there
+}
+
+// Attends to an item's tiles. advance(tile), when the rows of a tile are there, sees that those of
+// the next one will be; it has been called for -1. What follows from the thread's number is found
+// anew for each tile: registers are scarce.
+template <class P, class Advance>
+__device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
+                                       const Queries<P>& q, RowState& state, Output& o,
+                                       const Advance& advance) {
+  const auto give = [&](int tile, int warp, int lane) {
+    give_logits<P>(shared, slot_of<P>(tile), shared.partials()[turn_of<P>(tile)], warp, lane, q);
+  };
+  if constexpr (P::kPipelined) {
+    bool raised = false;
+    for (int tile = 0; tile < tiles + 2; ++tile) {
+      const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
+      cp_async_wait<0>();
+      // The rows of the tile, the logits of the one before, and P of the one before that are there.
+      if (__syncthreads_or(raised)) rescale(shared, tile - 2, lane, o);
+      raised = false;
+      const bool weighs_first = warp < kWarps / 2;
+      if (weighs_first) {
+        if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
+      } else {
+        if (tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
+      }
+      if (tile < tiles) {
+        advance(tile, warp, lane);
+        give(tile, warp, lane);
+      }
+      if (weighs_first) {
+        if (tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
+      } else {
+        if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
+      }
+    }
+  } else {
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
+      cp_async_wait<0>();
+      __syncthreads();  // the tile is there, and the one before is done with
+      advance(tile, warp, lane);
+      if constexpr (P::kSlots == 1) __syncthreads();  // all rows are turned
+      give(tile, warp, lane);
+      __syncthreads();  // the logits are there
+      const bool raised = weigh(shared, tile, scale, warp, lane, state);
+      if (__syncthreads_or(raised)) rescale(shared, tile, lane, o);
+      multiply_values(shared, tile, warp, lane, o);
+    }
+  }
+}
+
+// What the output of a row is multiplied by, with a sink in base 2.
+__device__ __forceinline__ float output_factor(float sum, float reference, float sink) {
+  // Nothing visible: the sum is 0 and the output too, whatever the sink.
+  return sum == 0.0f || sink == infinity() ? 0.0f : 1.0f / (sum + ex2(sink - reference));
+}
+
+// Writes the output of the first `count` heads, each times its factor in `ends`. `heads` is where
+// that of the first head begins, stride counts bytes.
+template <class P>
+__device__ __forceinline__ void store_output(P shared, char* heads, std::int64_t stride, int count,
+                                             int warp, int lane, const Output& o) {
+  // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
+  // has one block, 16 bytes.
+  char* const to = heads + (warp * kWarpColumns + 8 * (lane & 3)) * 2;
+#pragma unroll
+  for (int m = 0; m < kHeads / 16; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = 16 * m + lane / 4 + 8 * r;
+      const float factor = shared.ends()[head].load();
+#pragma unroll
+      for (int part = 0; part < kWarpColumns / 32; ++part) {
+        std::uint32_t w[4];
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+          const auto& d = o[m][4 * part + b];
+          w[b] = pack_pair<P::kType>(d[2 * r] * factor, d[2 * r + 1] * factor);
+        }
+        quad_transpose(w, lane);
+        if (head < count) {
+          store_streaming(to + head * stride + 64 * part, w[0], w[1], w[2], w[3]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace winnow::sparse_mla::attention_cuda
