@@ -197,7 +197,7 @@ __device__ __forceinline__ void start_tile(P shared, const Tiles& tiles, int til
     if (lane == 0) shared.masks()[tile & 3].store(mask);
     tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
   }
-  cp_async_commit();
+  cp_async_commit();  // of the tile, and of the next one's entries
 }
 // Before the first one.
 template <class P, class Tiles>
@@ -223,8 +223,8 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
     bool raised = false;
     for (int tile = 0; tile < tiles + 2; ++tile) {
       const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
-      cp_async_wait<0>();
-      // The rows of the tile, the logits of the one before, and P of the one before that are there.
+      cp_async_wait<0>();  // what this thread copied of the tile is there
+      // And all of it, the logits of the tile before, and P of the one before that.
       if (__syncthreads_or(raised)) rescale(shared, tile - 2, lane, o);
       raised = false;
       const bool weighs_first = warp < kWarps / 2;
@@ -246,8 +246,8 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
   } else {
     for (int tile = 0; tile < tiles; ++tile) {
       const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
-      cp_async_wait<0>();
-      __syncthreads();  // the tile is there, and the one before is done with
+      cp_async_wait<0>();  // the thread's copies are there
+      __syncthreads();     // the tile is there, and the one before is done with
       advance(tile, warp, lane);
       if constexpr (P::kSlots == 1) __syncthreads();  // all rows are turned
       give(tile, warp, lane);

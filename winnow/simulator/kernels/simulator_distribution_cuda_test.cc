@@ -50,9 +50,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoBarrierBehindTheLastSums", "the sums of the last tile", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLimits", "the limits are there", Action::drop)),
     saying("race: ", heads("LastTileReplacedEarly", "the sums of the last tile", Action::drop)),
-    saying("result: ", bug("NoSums", "sums[4 * logit_unit(lane, i) + e].store", Action::drop)),
-    bug("LateSums", "sums[4 * logit_unit(lane, i) + e].store", Action::delay),
-    bug("SumsElsewhere", "sums[4 * logit_unit(lane, i) + e].store", Action::add, 4),
+    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", Action::drop)),
+    bug("LateSums", "sums[8 * n + 2 * lane + e].store", Action::delay),
+    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", Action::add, 4),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,

@@ -97,11 +97,10 @@ class SegmentTiles {
     }
     const ChosenView& rows = params_.chosen[second];
     const std::int32_t* const list = rows.indices + i_ * rows.indices_stride_b;
-    cp_async_word_zfill(place.address,
-                        params_.paged
-                            ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
-                            : list + s_ * rows.indices_stride_s + at,
-                        true);
+    const std::int32_t* const from =
+        params_.paged ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
+                      : list + s_ * rows.indices_stride_s + at;
+    cp_async_word_zfill(place.address, from, true);
   }
   // The slot of entry `n` of a tile, which holds() says whether there is.
   __device__ __forceinline__ std::int32_t entry(int tile, int n, std::int32_t brought) const {

@@ -24,18 +24,25 @@ struct KernelParams {
   std::uint32_t head_blocks;
 };
 
+// What a block works on; blocks count the blocks of heads of a query first.
+struct Item {
+  std::int64_t query;
+  int first, heads;  // the first head, and how many there are
+};
+__device__ __forceinline__ Item item_of(const KernelParams& params, std::uint32_t block) {
+  const int first = static_cast<int>(block % params.head_blocks) * kHeads;
+  return {block / params.head_blocks, first, min(params.h_q - first, kHeads)};
+}
+
 template <class P>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   const P shared{shared_address(dynamic_shared<128>())};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const std::int64_t query = blockIdx.x / params.head_blocks;
-  const int first = static_cast<int>(blockIdx.x % params.head_blocks) * kHeads;
-  const int heads = min(params.h_q - first, kHeads);
-
-  if (thread < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
+  const Item item = item_of(params, blockIdx.x);
+  if (thread < 4) shared.limits()[lane].store(load_limits(params.sources, item.query, lane));
   __syncthreads();  // the limits are there
-  const CopiedTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
+  const CopiedTiles<kRows> entries(params.sources, item.query, shared.limits()[lane & 3].load());
   const int tiles = entries.tiles();
   const auto advance = [&](int tile, int warp, int lane) {
     if (++tile >= tiles) return;
@@ -50,12 +57,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   advance(-1, warp, lane);
 
   Queries<P> q;
-  load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1, params.q_stride1,
-                  heads, warp, lane, q);
+  load_queries<P>(params.q + item.query * params.q_stride0 + item.first * params.q_stride1,
+                  params.q_stride1, item.heads, warp, lane, q);
   RowState state;
   Output o = {};
   attend(shared, tiles, params.scale, thread, q, state, o, advance);
 
+  // Computed anew: registers are scarce until here.
+  const auto [query, first, heads] = item_of(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4;
   state.sum = quad_sum(state.sum);
   if (lane % 4 == 0) {
