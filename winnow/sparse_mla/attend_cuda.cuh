@@ -30,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "winnow/device/sm90/barrier.cuh"
 #include "winnow/sparse_mla/logits_cuda.cuh"
 
 namespace winnow::sparse_mla::attention_cuda {
@@ -40,7 +41,7 @@ using Weights = std::uint32_t[kRows / 8][32];
 template <int kDim, int kParts, int kSlots, int kTurns>
 struct AttendMemory {
   Tile<kRows, kDim> rows[kSlots];
-  Partials partials[kTurns][kWarps][kParts];
+  Partials partials[kWarps][kParts];
   Weights weights[kTurns][kWarps];
   float factors[kTurns][kHeads];   // of a tile, where a reference was raised
   float ends[kHeads];              // of the item
@@ -100,7 +101,7 @@ __device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp,
                                       RowState& state) {
   const int turn = turn_of<P>(tile);
   Logits x;
-  take_logits(shared.partials()[turn], warp, lane, x);
+  take_logits<P::kParts>(shared.partials(), warp, lane, x);
   const std::uint32_t own = own_entries(shared.masks()[tile & 3].load(), lane);
   float top = negative_infinity();
 #pragma unroll
@@ -217,7 +218,7 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
                                        const Queries<P>& q, RowState& state, Output& o,
                                        const Advance& advance) {
   const auto give = [&](int tile, int warp, int lane) {
-    give_logits<P>(shared, slot_of<P>(tile), shared.partials()[turn_of<P>(tile)], warp, lane, q);
+    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q);
   };
   if constexpr (P::kPipelined) {
     bool raised = false;
@@ -227,21 +228,15 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
       // And all of it, the logits of the tile before, and P of the one before that.
       if (__syncthreads_or(raised)) rescale(shared, tile - 2, lane, o);
       raised = false;
-      const bool weighs_first = warp < kWarps / 2;
-      if (weighs_first) {
-        if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
-      } else {
-        if (tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
-      }
+      const bool is_second = warp >= P::kParts;
+      if (is_second && tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
+      if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
       if (tile < tiles) {
         advance(tile, warp, lane);
+        bar_sync<32 * P::kParts>(1 + warp / P::kParts);  // their logits may be replaced
         give(tile, warp, lane);
       }
-      if (weighs_first) {
-        if (tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
-      } else {
-        if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
-      }
+      if (!is_second && tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
     }
   } else {
     for (int tile = 0; tile < tiles; ++tile) {

@@ -101,7 +101,7 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   const auto function =
       params.format == fp8_656
           ? choose
-                .operator()<DecodePlan<fp8_656, 576, 2, true>, DecodePlan<fp8_656, 576, 2, false>>()
+                .operator()<DecodePlan<fp8_656, 576, 4, true>, DecodePlan<fp8_656, 576, 2, false>>()
       : params.format == fp8_584
           ? choose
                 .operator()<DecodePlan<fp8_584, 512, 4, true>, DecodePlan<fp8_584, 512, 2, false>>()

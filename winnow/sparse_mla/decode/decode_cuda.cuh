@@ -60,21 +60,22 @@ __device__ __forceinline__ int entries_of(const KernelParams& params, int c, std
 // The tiles of a segment that hold entries: those of the first list before those of the second.
 class SegmentTiles {
  public:
-  // `entries` of each list count.
-  __device__ __forceinline__ SegmentTiles(const KernelParams& params, std::uint32_t i,
-                                          std::uint32_t s, std::uint32_t segment,
-                                          const int (&entries)[2])
-      : params_(params), i_(i), s_(s) {
+  // `limits`: how many entries of each list count, then the sequence and the query of it, which are
+  // loaded where they are needed: registers are scarce.
+  __device__ __forceinline__ SegmentTiles(const KernelParams& params, std::uint32_t segment,
+                                          Place<std::int32_t[4]> limits)
+      : params_(params), limits_(limits) {
     int from = static_cast<int>(segment * params.segment_tiles);
     int to = from + static_cast<int>(params.segment_tiles);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const ChosenView& chosen = params.chosen[c];
+      const int entries = limits[c].load();
       const int begin = min(max(from, 0), chosen.tiles);
-      const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries[c], kRows));
+      const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries, kRows));
       first_[c] = begin * kRows;
       tiles_[c] = max(end - begin, 0);
-      end_[c] = min(entries[c], end * kRows);
+      end_[c] = min(entries, end * kRows);
       from -= chosen.tiles;
       to -= chosen.tiles;
     }
@@ -96,10 +97,10 @@ class SegmentTiles {
       return;
     }
     const ChosenView& rows = params_.chosen[second];
-    const std::int32_t* const list = rows.indices + i_ * rows.indices_stride_b;
+    const std::int32_t* const list = rows.indices + limits_[2].load() * rows.indices_stride_b;
     const std::int32_t* const from =
         params_.paged ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
-                      : list + s_ * rows.indices_stride_s + at;
+                      : list + limits_[3].load() * rows.indices_stride_s + at;
     cp_async_word_zfill(place.address, from, true);
   }
   // The slot of entry `n` of a tile, which holds() says whether there is.
@@ -123,7 +124,7 @@ class SegmentTiles {
   }
 
   const KernelParams& params_;
-  std::uint32_t i_, s_;
+  Place<std::int32_t[4]> limits_;
   int first_[2], tiles_[2], end_[2];  // of each list: its entries in the segment
 };
 
@@ -289,9 +290,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Item item = item_of(params, blockIdx.x);
   if (thread < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
+  if (thread == 2) shared.limits()[2].store(static_cast<std::int32_t>(item.i));
+  if (thread == 3) shared.limits()[3].store(static_cast<std::int32_t>(item.s));
   __syncthreads();  // the limits are there
-  const SegmentTiles tiles(params, item.i, item.s, item.segment,
-                           {shared.limits()[0].load(), shared.limits()[1].load()});
+  const SegmentTiles tiles(params, item.segment, shared.limits());
   const int count = tiles.count();
   const auto start = [&](int tile, int warp, int lane) {
     start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
