@@ -47,9 +47,7 @@ struct AttendMemory {
   float ends[kHeads];              // of the item
   std::int32_t entries[2][kRows];  // of the tile whose copies begin, and of the next one
   std::uint32_t masks[4];          // of tiles: which entries are visible
-  // What bounds the item's entries. It is read once, so that whatever is written to it meanwhile,
-  // all warps go by the same tiles.
-  std::int32_t limits[4];
+  std::int32_t bounds[8];          // of the item's entries
 };
 
 // kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
@@ -64,7 +62,7 @@ struct AttendPlan : Parts<kType, kDim, kParts>,
   WINNOW_PLACE(ends)
   WINNOW_PLACE(entries)
   WINNOW_PLACE(masks)
-  WINNOW_PLACE(limits)
+  WINNOW_PLACE(bounds)
 
   __device__ explicit AttendPlan(std::uint32_t base) : Shared<Memory>{base} {}
 

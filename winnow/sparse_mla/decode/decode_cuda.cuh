@@ -57,50 +57,59 @@ __device__ __forceinline__ int entries_of(const KernelParams& params, int c, std
                                    : entries;
 }
 
-// The tiles of a segment that hold entries: those of the first list before those of the second.
+// What bounds the entries of a segment, in shared memory, since registers are scarce. Of each list:
+// where entry 0 of tile 0 stands, and where its entries end; the tiles of the first list, and of
+// both; the sequence, and the query of it. It is found once, so that whatever is written to the
+// lengths meanwhile, all warps go by the same tiles.
+using SegmentBounds = std::int32_t[8];
+
+// A tile belongs to one list, and those of the first list come before those of the second.
+__device__ __forceinline__ void find_bounds(const KernelParams& params, std::uint32_t i,
+                                            std::uint32_t s, std::uint32_t segment,
+                                            Place<SegmentBounds> bounds) {
+  int from = static_cast<int>(segment * params.segment_tiles);
+  int to = from + static_cast<int>(params.segment_tiles);
+  int tiles = 0;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const ChosenView& chosen = params.chosen[c];
+    const int entries = entries_of(params, c, i, s);
+    const int begin = min(max(from, 0), chosen.tiles);
+    const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries, kRows));
+    bounds[c].store((begin - tiles) * kRows);
+    bounds[2 + c].store(min(entries, end * kRows));
+    tiles += max(end - begin, 0);
+    bounds[4 + c].store(tiles);
+    from -= chosen.tiles;
+    to -= chosen.tiles;
+  }
+  bounds[6].store(static_cast<std::int32_t>(i));
+  bounds[7].store(static_cast<std::int32_t>(s));
+}
+
+// The tiles of a segment that hold entries.
 class SegmentTiles {
  public:
-  // `limits`: how many entries of each list count, then the sequence and the query of it, which are
-  // loaded where they are needed: registers are scarce.
-  __device__ __forceinline__ SegmentTiles(const KernelParams& params, std::uint32_t segment,
-                                          Place<std::int32_t[4]> limits)
-      : params_(params), limits_(limits) {
-    int from = static_cast<int>(segment * params.segment_tiles);
-    int to = from + static_cast<int>(params.segment_tiles);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const ChosenView& chosen = params.chosen[c];
-      const int entries = limits[c].load();
-      const int begin = min(max(from, 0), chosen.tiles);
-      const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries, kRows));
-      first_[c] = begin * kRows;
-      tiles_[c] = max(end - begin, 0);
-      end_[c] = min(entries, end * kRows);
-      from -= chosen.tiles;
-      to -= chosen.tiles;
-    }
-    // Entry 0 of tile 0 of the second list, as if its tiles were counted from the first list's on.
-    first_[1] -= tiles_[0] * kRows;
-  }
+  __device__ __forceinline__ SegmentTiles(const KernelParams& params, Place<SegmentBounds> bounds)
+      : params_(params), bounds_(bounds), first_tiles_(bounds[4].load()) {}
 
-  __device__ __forceinline__ int count() const { return tiles_[0] + tiles_[1]; }
+  __device__ __forceinline__ int count() const { return bounds_[5].load(); }
   __device__ __forceinline__ const ChosenView& chosen(int tile) const {
     return params_.chosen[list(tile)];
   }
   // Starts to bring what the list has of entry `n` of a tile to its place: its slot, or paged the
   // block that holds it; -1 where there is none.
   __device__ __forceinline__ void bring(int tile, int n, Place<std::int32_t> place) const {
-    const bool second = list(tile) == 1;
     const int at = first_of(tile) + n;
-    if (at >= (second ? end_[1] : end_[0])) {
+    if (at >= bounds_[2 + list(tile)].load()) {
       place.store(-1);
       return;
     }
-    const ChosenView& rows = params_.chosen[second];
-    const std::int32_t* const list = rows.indices + limits_[2].load() * rows.indices_stride_b;
+    const ChosenView& rows = chosen(tile);
+    const std::int32_t* const list = rows.indices + bounds_[6].load() * rows.indices_stride_b;
     const std::int32_t* const from =
         params_.paged ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
-                      : list + limits_[3].load() * rows.indices_stride_s + at;
+                      : list + bounds_[7].load() * rows.indices_stride_s + at;
     cp_async_word_zfill(place.address, from, true);
   }
   // The slot of entry `n` of a tile, which holds() says whether there is.
@@ -118,14 +127,14 @@ class SegmentTiles {
   }
 
  private:
-  __device__ __forceinline__ int list(int tile) const { return tile >= tiles_[0]; }
+  __device__ __forceinline__ int list(int tile) const { return tile >= first_tiles_; }
   __device__ __forceinline__ int first_of(int tile) const {
-    return tile * kRows + (list(tile) == 1 ? first_[1] : first_[0]);
+    return tile * kRows + bounds_[list(tile)].load();
   }
 
   const KernelParams& params_;
-  Place<std::int32_t[4]> limits_;
-  int first_[2], tiles_[2], end_[2];  // of each list: its entries in the segment
+  Place<SegmentBounds> bounds_;
+  int first_tiles_;
 };
 
 __device__ __forceinline__ const std::uint8_t* row_at(const ChosenView& chosen, std::int64_t slot) {
@@ -289,11 +298,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const P shared{shared_address(dynamic_shared<128>())};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Item item = item_of(params, blockIdx.x);
-  if (thread < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
-  if (thread == 2) shared.limits()[2].store(static_cast<std::int32_t>(item.i));
-  if (thread == 3) shared.limits()[3].store(static_cast<std::int32_t>(item.s));
-  __syncthreads();  // the limits are there
-  const SegmentTiles tiles(params, item.segment, shared.limits());
+  if (thread == 0) find_bounds(params, item.i, item.s, item.segment, shared.bounds());
+  __syncthreads();  // the bounds are there
+  const SegmentTiles tiles(params, shared.bounds());
   const int count = tiles.count();
   const auto start = [&](int tile, int warp, int lane) {
     start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {

@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const P shared{shared_address(dynamic_shared<128>())};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Item item = item_of(params, blockIdx.x);
-  if (thread < 4) shared.limits()[lane].store(load_limits(params.sources, item.query, lane));
-  __syncthreads();  // the limits are there
-  const CopiedTiles<kRows> entries(params.sources, item.query, shared.limits()[lane & 3].load());
+  if (warp == 0) find_bounds<kRows>(params.sources, item.query, lane, shared.bounds());
+  __syncthreads();  // the bounds are there
+  const CopiedTiles<kRows> entries(params.sources, shared.bounds());
   const int tiles = entries.tiles();
   const auto advance = [&](int tile, int warp, int lane) {
     if (++tile >= tiles) return;
