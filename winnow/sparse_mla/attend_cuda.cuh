@@ -45,6 +45,7 @@ struct AttendMemory {
   Weights weights[kTurns][kWarps];
   float factors[kTurns][kHeads];   // of a tile, where a reference was raised
   float ends[kHeads];              // of the item
+  float states[3][kThreads];       // RowState: registers are scarce
   std::int32_t entries[2][kRows];  // of the tile whose copies begin, and of the next one
   std::uint32_t masks[4];          // of tiles: which entries are visible
   std::int32_t bounds[8];          // of the item's entries
@@ -60,6 +61,7 @@ struct AttendPlan : Parts<kType, kDim, kParts>,
   WINNOW_PLACE(weights)
   WINNOW_PLACE(factors)
   WINNOW_PLACE(ends)
+  WINNOW_PLACE(states)
   WINNOW_PLACE(entries)
   WINNOW_PLACE(masks)
   WINNOW_PLACE(bounds)
@@ -78,8 +80,21 @@ using Output = float[kHeads / 16][kWarpColumns / 8][4];
 struct RowState {
   float reference = kNoReference;   // in base 2, the same in the lanes of the row
   float sum = 0;                    // of P over the columns of this lane, relative to it
-  float top = negative_infinity();  // the row's largest logit, in base 2
+  float top = negative_infinity();  // the lane's largest logit, in base 2
 };
+
+template <class P>
+__device__ __forceinline__ RowState load_state(P shared, int thread) {
+  const auto states = shared.states();
+  return {states[0][thread].load(), states[1][thread].load(), states[2][thread].load()};
+}
+template <class P>
+__device__ __forceinline__ void store_state(P shared, int thread, const RowState& state) {
+  const auto states = shared.states();
+  states[0][thread].store(state.reference);
+  states[1][thread].store(state.sum);
+  states[2][thread].store(state.top);
+}
 
 // Where what a tile leaves for the next turn lies.
 template <class P>
@@ -92,15 +107,15 @@ __device__ __forceinline__ int slot_of(int tile) {
   return tile & (P::kSlots - 1);
 }
 
-// Turns the logits of the warp's rows to P. Returns whether the reference of this lane's row was
-// raised; `factors` says by how much.
+// Turns the logits of the warp's heads to P. Returns whether a reference was raised; `factors` says
+// by how much.
 template <class P>
-__device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp, int lane,
-                                      RowState& state) {
-  const int turn = turn_of<P>(tile);
+__device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp, int lane) {
+  const int turn = turn_of<P>(tile), thread = 32 * warp + lane;
+  RowState state = load_state(shared, thread);
+  const std::uint32_t own = own_entries(shared.masks()[tile & 3].load(), lane);
   Logits x;
   take_logits<P::kParts>(shared.partials(), warp, lane, x);
-  const std::uint32_t own = own_entries(shared.masks()[tile & 3].load(), lane);
   float top = negative_infinity();
 #pragma unroll
   for (int n = 0; n < kRows / 8; ++n) {
@@ -109,12 +124,17 @@ __device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp,
       if (sees(own, n, e)) top = fmaxf(top, x[n][e] * scale);
     }
   }
-  top = quad_max(top);
   state.top = fmaxf(state.top, top);
-  const bool raised = top > state.reference + kLazy;
-  const float reference = raised ? top : state.reference;
-  const float factor = ex2(state.reference - reference);
-  state.reference = reference;
+  // The lanes of a head compare what they have of it: shuffles take longer than a vote.
+  const bool raised = __any_sync(kFullWarp, top > state.reference + kLazy);
+  float factor = 1;
+  if (raised) {
+    top = quad_max(top);
+    if (top > state.reference + kLazy) {
+      factor = ex2(state.reference - top);
+      state.reference = top;
+    }
+  }
 
   float sum = 0;
   const auto weights = shared.weights()[turn][warp][0][lane];
@@ -124,12 +144,13 @@ __device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp,
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       // Of large logits a product that is not rounded before the difference.
-      p[e] = sees(own, n, e) ? ex2(fmaf(x[n][e], scale, -reference)) : 0.0f;
+      p[e] = sees(own, n, e) ? ex2(fmaf(x[n][e], scale, -state.reference)) : 0.0f;
       sum += p[e];
     }
     (weights + 32 * n).store(pack_pair<P::kType>(p[0], p[1]));
   }
   state.sum = state.sum * factor + sum;
+  store_state(shared, thread, state);
   if (lane % 4 == 0) shared.factors()[turn][8 * warp + lane / 4].store(factor);
   return raised;
 }
@@ -181,22 +202,22 @@ __device__ __forceinline__ void multiply_values(P shared, int tile, int warp, in
   }
 }
 
-// Starts the copies of a tile's rows, whose entries are in shared memory, and brings those of the
-// next tile there. (Loaded to registers, entries share a scoreboard with operands of products.)
-// tiles.entry() is what an entry means, and copy(entry, visible) copies the lane's row.
-template <class P, class Tiles, class Copy>
-__device__ __forceinline__ void start_tile(P shared, const Tiles& tiles, int tile, int warp,
-                                           int lane, const Copy& copy) {
+// Brings the entries of the tile behind one whose own are in shared memory, and says what copies
+// the lane's row of this one: row_of(entry, visible) does, called with each chunk of it. (Loaded to
+// registers, entries share a scoreboard with operands of products.) tiles.entry() is what an entry
+// means.
+template <class P, class Tiles, class RowOf>
+__device__ __forceinline__ auto start_tile(P shared, const Tiles& tiles, int tile, int warp,
+                                           int lane, const RowOf& row_of) {
   const auto entries = shared.entries()[tile & 1];
   const auto entry_of = [&](int n) { return tiles.entry(tile, n, entries[n].load()); };
   const std::int32_t entry = entry_of(copied_row(warp, lane));
-  copy(entry, tiles.holds(tile, entry));
   if (warp == 0) {
     const std::uint32_t mask = __ballot_sync(kFullWarp, tiles.holds(tile, entry_of(lane)));
     if (lane == 0) shared.masks()[tile & 3].store(mask);
     tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
   }
-  cp_async_commit();  // of the tile, and of the next one's entries
+  return row_of(entry, tiles.holds(tile, entry));
 }
 // Before the first one.
 template <class P, class Tiles>
@@ -208,44 +229,56 @@ __device__ __forceinline__ void bring_first_entries(P shared, const Tiles& tiles
   __syncthreads();  // the first entries are there
 }
 
-// Attends to an item's tiles. advance(tile), when the rows of a tile are there, sees that those of
-// the next one will be; it has been called for -1. What follows from the thread's number is found
-// anew for each tile: registers are scarce.
+// What follows from a thread's number, found anew where registers are scarce.
+struct ThreadPlace {
+  int warp, lane;
+};
+__device__ __forceinline__ ThreadPlace thread_anew(std::uint32_t thread) {
+  const std::uint32_t here = forget(thread) % kThreads;
+  return {static_cast<int>(here / 32), static_cast<int>(here % 32)};
+}
+
+// Attends to an item's tiles. advance(tile), when the rows of a tile are there, gives what copies
+// those of the next one, chunk by chunk, among the products; it has been called for -1. What
+// follows from the thread's number is found anew for each tile: registers are scarce.
 template <class P, class Advance>
 __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
-                                       const Queries<P>& q, RowState& state, Output& o,
-                                       const Advance& advance) {
-  const auto give = [&](int tile, int warp, int lane) {
-    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q);
+                                       const Queries<P>& q, Output& o, const Advance& advance) {
+  const auto give = [&](int tile, int warp, int lane, const auto& copy) {
+    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q, copy);
+    cp_async_commit();  // of the next tile, and of entries
   };
+  store_state(shared, thread, RowState{});
   if constexpr (P::kPipelined) {
     bool raised = false;
     for (int tile = 0; tile < tiles + 2; ++tile) {
-      const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
+      const ThreadPlace at = thread_anew(thread);
+      const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // what this thread copied of the tile is there
       // And all of it, the logits of the tile before, and P of the one before that.
       if (__syncthreads_or(raised)) rescale(shared, tile - 2, lane, o);
       raised = false;
       const bool is_second = warp >= P::kParts;
       if (is_second && tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
-      if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane, state);
+      if (0 < tile && tile <= tiles) raised = weigh(shared, tile - 1, scale, warp, lane);
       if (tile < tiles) {
-        advance(tile, warp, lane);
+        const auto copy = advance(tile, warp, lane);
         bar_sync<32 * P::kParts>(1 + warp / P::kParts);  // their logits may be replaced
-        give(tile, warp, lane);
+        give(tile, warp, lane, copy);
       }
       if (!is_second && tile >= 2) multiply_values(shared, tile - 2, warp, lane, o);
     }
   } else {
     for (int tile = 0; tile < tiles; ++tile) {
-      const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
+      const ThreadPlace at = thread_anew(thread);
+      const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // the thread's copies are there
       __syncthreads();     // the tile is there, and the one before is done with
-      advance(tile, warp, lane);
+      const auto copy = advance(tile, warp, lane);
       if constexpr (P::kSlots == 1) __syncthreads();  // all rows are turned
-      give(tile, warp, lane);
+      give(tile, warp, lane, copy);
       __syncthreads();  // the logits are there
-      const bool raised = weigh(shared, tile, scale, warp, lane, state);
+      const bool raised = weigh(shared, tile, scale, warp, lane);
       if (__syncthreads_or(raised)) rescale(shared, tile, lane, o);
       multiply_values(shared, tile, warp, lane, o);
     }

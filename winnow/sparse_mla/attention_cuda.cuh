@@ -137,19 +137,41 @@ __device__ __forceinline__ std::uint32_t in_one_register(std::uint32_t address, 
 // A warp copies four rows of a tile, eight lanes each.
 __device__ __forceinline__ int copied_row(int warp, int lane) { return 4 * warp + lane / 8; }
 
-// Starts the copy of the lane's row, which begins at `row`, to a slot. A row that is not visible
-// becomes zeros, and is not read.
-template <class P>
-__device__ __forceinline__ void copy_row(Place<Tile<kRows, P::kDim>> slot, const char* row,
-                                         bool visible, int warp, int lane, std::uint64_t policy) {
-  const int unit = lane % 8;
-  const char* const from = forget(row + unit * kUnitBytes);
-  const std::uint32_t to = in_one_register(slot.unit(copied_row(warp, lane), unit), lane);
-#pragma unroll
-  for (int chunk = 0; chunk < P::kDim / 64; ++chunk) {
-    cp_async_zfill<128>(to + chunk * Tile<kRows, P::kDim>::kChunkBytes, from + chunk * kTileLine,
-                        visible, policy);
+// Copies the lane's row to a slot, 64 columns of it at each call. A row that is not visible becomes
+// zeros, and is not read.
+template <int kDim>
+class RowCopy {
+ public:
+  static constexpr int kChunks = kDim / 64;
+
+  __device__ __forceinline__ RowCopy(Place<Tile<kRows, kDim>> slot, const char* row, bool visible,
+                                     int warp, int lane)
+      : from_(forget(row + lane % 8 * kUnitBytes)),
+        to_(in_one_register(slot.unit(copied_row(warp, lane), lane % 8), lane)),
+        visible_(visible) {}
+
+  __device__ __forceinline__ void operator()(int chunk) const {
+    if (chunk >= kChunks) return;
+    cp_async_zfill(to_ + chunk * Tile<kRows, kDim>::kChunkBytes, from_ + chunk * kTileLine,
+                   visible_);
   }
+
+ private:
+  const char* from_;
+  std::uint32_t to_;
+  bool visible_;
+};
+
+struct NoCopy {
+  static constexpr int kChunks = 0;
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+// All of it.
+template <class Copy>
+__device__ __forceinline__ void copy_all(const Copy& copy) {
+#pragma unroll
+  for (int chunk = 0; chunk < Copy::kChunks; ++chunk) copy(chunk);
 }
 
 // Starts the copies of a tile to a slot. Lane l has entry l of the tile; row_of(entry) is where the
@@ -157,24 +179,26 @@ __device__ __forceinline__ void copy_row(Place<Tile<kRows, P::kDim>> slot, const
 template <class P, class RowOf>
 __device__ __forceinline__ void copy_rows(Place<Tile<kRows, P::kDim>> slot, std::int32_t entry,
                                           std::uint32_t mask, int warp, int lane,
-                                          std::uint64_t policy, const RowOf& row_of) {
+                                          std::uint64_t /*policy*/, const RowOf& row_of) {
   const int row = copied_row(warp, lane);
   const bool visible = mask >> row & 1;
   const std::int32_t mine = __shfl_sync(kFullWarp, entry, row);
-  copy_row<P>(slot, row_of(visible ? mine : 0), visible, warp, lane, policy);
+  copy_all(RowCopy<P::kDim>(slot, row_of(visible ? mine : 0), visible, warp, lane));
 }
 
 // The warp's part of the logits of 16 rows: s[m][n] are 16 heads and 8 rows. `k`: the rows of the
 // tile as operands b, from the first column of the part on. `q` may have fewer columns than K.
-template <class P, int kSteps>
+// beside(step) is done among the products.
+template <class P, int kSteps, class Beside>
 __device__ __forceinline__ void multiply_part(Squares<Tile<kRows, P::kDim>::kChunkBytes> k,
                                               int half,
                                               const std::uint32_t (&q)[P::kBlocks][kSteps][4],
-                                              float (&s)[P::kBlocks][2][4]) {
+                                              float (&s)[P::kBlocks][2][4], const Beside& beside) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     std::uint32_t b[4];
     ldmatrix_x4(k.at(half, P::kParts * step), b[0], b[1], b[2], b[3]);
+    beside(step);
 #pragma unroll
     for (int m = 0; m < P::kBlocks; ++m) {
       mma_m16n8k16<P::kType>(s[m][0], q[m][step], b[0], b[1]);
@@ -203,7 +227,7 @@ __device__ __forceinline__ void multiply_scores(P shared, int slot, int warp, in
 #pragma unroll
   for (int half = 0; half < kRows / 16; ++half) {
     float s[P::kBlocks][2][4] = {};
-    multiply_part<P>(k, half, q, s);
+    multiply_part<P>(k, half, q, s, [](int) {});
 #pragma unroll
     for (int m = 0; m < P::kBlocks; ++m) {
 #pragma unroll

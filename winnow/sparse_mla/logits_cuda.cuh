@@ -25,18 +25,22 @@ struct Parts {
 };
 
 // Multiplies the warp's part, and gives each warp what it gets of the logits. `partials`: of all
-// warps, from each of those that share heads.
-template <class P>
+// warps, from each of those that share heads. Among the products copy(chunk) is called for each
+// chunk of a row.
+template <class P, class Copy>
 __device__ __forceinline__ void give_logits(P shared, int slot,
                                             Place<Partials[kWarps][P::kParts]> partials, int warp,
-                                            int lane, const Queries<P>& q) {
+                                            int lane, const Queries<P>& q, const Copy& copy) {
   const auto k = squares_of_part(shared, slot, warp, lane);
   const int part = warp % P::kParts;
   const auto first = partials[warp - part][part][0][lane];
+  static_assert(Copy::kChunks <= P::kSteps);
 #pragma unroll
   for (int half = 0; half < kRows / 16; ++half) {
     float s[P::kBlocks][2][4] = {};
-    multiply_part<P>(k, half, q, s);
+    multiply_part<P>(k, half, q, s, [&](int step) {
+      if (half == 0) copy(step);
+    });
 #pragma unroll
     for (int m = 0; m < P::kBlocks; ++m) {
 #pragma unroll

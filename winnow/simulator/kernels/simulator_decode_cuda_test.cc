@@ -46,7 +46,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
            tiles("NoBarrierBehindTheTileBefore", "and the one before is done", Action::drop)),
     saying("race: ",
            tiles("WaitForTheTileBefore", "the thread's copies are there", Action::add, 1)),
-    saying("race: ", tiles("NoCommit", "cp_async_commit();  // of the tile", Action::drop)),
+    saying("race: ", tiles("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
     saying("race: ", tiles("NoBarrierBehindTurnedRows", "all rows are turned", Action::drop)),
     paged("BlocksElsewhere", "cp_async_word_zfill(place.address", Action::add, 4),
     saying("race: ", raw("RawRowsReplacedEarly", "may be replaced", Action::drop)),

@@ -52,7 +52,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",
            bug("NoBarrierBehindRows", "the tile is there, and the one before", Action::drop)),
     saying("race: ", bug("WaitForTheTileBefore", "the thread's copies are there", Action::add, 1)),
-    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the tile", Action::drop)),
+    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
     saying("race: ", bug("NoBarrierBehindEntries", "the first entries are there", Action::drop)),
     saying("race: ", kernel("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLogits", "// the logits are there", Action::drop)),

@@ -137,11 +137,6 @@ class SegmentTiles {
   int first_tiles_;
 };
 
-__device__ __forceinline__ const std::uint8_t* row_at(const ChosenView& chosen, std::int64_t slot) {
-  const auto place = chosen.of_block.divide(static_cast<std::uint32_t>(slot));
-  return chosen.cache.row(place.quotient, place.remainder);
-}
-
 // --- rows in f8 ---------------------------------------------------------------------------------
 
 // A row as its bytes are, in shared memory.
@@ -161,29 +156,42 @@ struct RawRow<CacheFormat::fp8_584> : Row584 {
   static constexpr int kPlace = kRowBytes + kUnitBytes;
 };
 
-// Starts the copy of the lane's row, as copy_row() does.
+// Copies the lane's row as RowCopy does, 128 bytes of it at each call.
 template <CacheFormat kFormat>
-__device__ __forceinline__ void copy_raw_row(const ChosenView& chosen, std::uint32_t raw,
-                                             std::int32_t slot, bool visible, int warp, int lane,
-                                             std::uint64_t policy) {
+class RawRowCopy {
   using Row = RawRow<kFormat>;
-  const int row = copied_row(warp, lane), unit = lane % 8;
-  const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
-  const std::uint8_t* const from = chosen.cache.row(place.quotient, place.remainder);
-  const std::uint32_t to = raw + row * Row::kPlace;
-#pragma unroll
-  for (int at = 0; at < Row::kCopied; at += 8 * kUnitBytes) {
-    const int offset = at + unit * kUnitBytes;
-    if (offset < Row::kCopied) cp_async_zfill<128>(to + offset, from + offset, visible, policy);
-  }
-  if constexpr (kFormat == CacheFormat::fp8_584) {
-    if (unit < 2) {
-      cp_async_word_zfill(to + Row::kScaleOffset + 4 * unit,
-                          chosen.cache.scales_584(place.quotient, place.remainder) + 4 * unit,
-                          visible);
+  static constexpr int kChunkBytes = 8 * kUnitBytes;
+
+ public:
+  static constexpr int kChunks = (Row::kCopied + kChunkBytes - 1) / kChunkBytes;
+
+  // `row` begins the row, and `scales` its scales where they are apart.
+  __device__ __forceinline__ RawRowCopy(std::uint32_t raw, const char* row, const char* scales,
+                                        bool visible, int warp, int lane)
+      : unit_(lane % 8),
+        from_(forget(row + unit_ * kUnitBytes)),
+        scales_(scales),
+        to_(raw + copied_row(warp, lane) * Row::kPlace + unit_ * kUnitBytes),
+        visible_(visible) {}
+
+  __device__ __forceinline__ void operator()(int chunk) const {
+    if (chunk >= kChunks) return;
+    const int at = chunk * kChunkBytes;
+    if (at + unit_ * kUnitBytes < Row::kCopied) cp_async_zfill(to_ + at, from_ + at, visible_);
+    if constexpr (kFormat == CacheFormat::fp8_584) {
+      if (chunk == 0 && unit_ < 2) {
+        cp_async_word_zfill(to_ - unit_ * kUnitBytes + Row::kScaleOffset + 4 * unit_,
+                            scales_ + 4 * unit_, visible_);
+      }
     }
   }
-}
+
+ private:
+  int unit_;
+  const char *from_, *scales_;
+  std::uint32_t to_;
+  bool visible_;
+};
 
 // Turns the rows that the warp has copied into bf16, in the slot. All its copies are there.
 template <CacheFormat kFormat, int kDim>
@@ -302,55 +310,67 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();  // the bounds are there
   const SegmentTiles tiles(params, shared.bounds());
   const int count = tiles.count();
+  // What copies the lane's row of a tile. Behind the last tile the products have zeros copied to a
+  // free place: no branch is among them.
   const auto start = [&](int tile, int warp, int lane) {
-    start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
-      const ChosenView& chosen = tiles.chosen(tile);
+    const auto copy_of = [&](const void* row, const void* scales, bool visible) {
+      const auto *bytes = static_cast<const char*>(row), *apart = static_cast<const char*>(scales);
       if constexpr (D::kRaw) {
-        copy_raw_row<kFormat>(chosen, shared.base + D::kRawOffset, slot, visible, warp, lane,
-                              policy_evict_last());
+        return RawRowCopy<kFormat>(shared.base + D::kRawOffset, bytes, apart, visible, warp, lane);
       } else {
-        copy_row<P>(shared.rows()[slot_of<P>(tile)],
-                    reinterpret_cast<const char*>(row_at(chosen, visible ? slot : 0)), visible,
-                    warp, lane, policy_evict_last());
+        return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], bytes, visible, warp, lane);
+      }
+    };
+    if (tile >= count) return copy_of(params.q.data, params.q.data, false);
+    return start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
+      const ChosenView& chosen = tiles.chosen(tile);
+      const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
+      const void* const row = chosen.cache.row(place.quotient, place.remainder);
+      if constexpr (kFormat == CacheFormat::fp8_584) {
+        return copy_of(row, chosen.cache.scales_584(place.quotient, place.remainder), visible);
+      } else {
+        return copy_of(row, row, visible);
       }
     });
   };
-  // Rows in f8: the slot of the next tile is free if pipelined, otherwise that of this one.
+  // Rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that of this one,
+  // and copied for the tile behind it.
   constexpr int kAhead = D::kRaw && !P::kPipelined ? 0 : 1;
   const auto advance = [&](int tile, int warp, int lane) {
     tile += kAhead;
-    if constexpr (!D::kRaw) {
-      if (tile < count) start(tile, warp, lane);
-    } else if (tile < count) {
-      turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
-                                  warp, lane);
+    if constexpr (D::kRaw) {
+      if (tile < count) {
+        turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
+                                    warp, lane);
+      }
       __syncwarp();  // the warp's raw rows may be replaced
-      if (tile + 1 < count) start(tile + 1, warp, lane);
+      ++tile;
     }
+    return start(tile, warp, lane);
+  };
+  const auto copy_now = [&](const auto& copy) {
+    copy_all(copy);
+    cp_async_commit();
   };
   bring_first_entries(shared, tiles, warp, lane);
-  if constexpr (D::kRaw) {
-    if (count > 0) start(0, warp, lane);
-    if constexpr (P::kPipelined) {
-      cp_async_wait<0>();
-      __syncthreads();  // the entries of the second tile are there
-      advance(-1, warp, lane);
-    }
-  } else {
-    advance(-1, warp, lane);
+  copy_now(start(0, warp, lane));
+  if constexpr (D::kRaw && P::kPipelined) {
+    cp_async_wait<0>();
+    __syncthreads();  // the entries of the second tile are there
+    copy_now(advance(-1, warp, lane));
   }
 
   Queries<P> q;
   load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
                   lane, q);
-  RowState state;
   Output o = {};
-  attend(shared, count, params.scale, thread, q, state, o, advance);
+  attend(shared, count, params.scale, thread, q, o, advance);
 
   // Computed anew: registers are scarce until here.
   const auto [i, s, segment, first, heads] = item_of(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4, head = first + row;
   const bool tells = lane % 4 == 0 && row < heads;
+  RowState state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
   if (params.segments > 1) {
     const std::int64_t partial = blockIdx.x;

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
       __syncthreads();  // the tile is there, and the one before is done with
       if (tile + 1 < tiles) next_mask = copy(tile + 1, warp, lane);
       if (tile > 0) add(tile - 1, warp, lane);
-      give_logits<P>(shared, tile & 1, shared.partials(), warp, lane, q);
+      give_logits<P>(shared, tile & 1, shared.partials(), warp, lane, q, NoCopy{});
       __syncthreads();  // the logits are there
       sum_heads(shared, params.scale, mask, exists, lse, warp, lane);
     }

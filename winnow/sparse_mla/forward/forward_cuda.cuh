@@ -45,28 +45,32 @@ __global__ void __launch_bounds__(kThreads, 1)
   const CopiedTiles<kRows> entries(params.sources, shared.bounds());
   const int tiles = entries.tiles();
   const auto advance = [&](int tile, int warp, int lane) {
-    if (++tile >= tiles) return;
-    start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
+    const auto copy_of = [&](const char* row, bool visible) {
+      return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], row, visible, warp, lane);
+    };
+    // Behind the last tile the products have zeros copied to a free slot: no branch is among them.
+    if (++tile >= tiles) return copy_of(params.q, false);
+    return start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
       const GatherView& rows = entries.rows(tile);
-      copy_row<P>(shared.rows()[slot_of<P>(tile)],
-                  rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible, warp, lane,
-                  policy_evict_last());
+      return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
     });
   };
   bring_first_entries(shared, entries, warp, lane);
-  advance(-1, warp, lane);
+  copy_all(advance(-1, warp, lane));
+  cp_async_commit();
 
   Queries<P> q;
   load_queries<P>(params.q + item.query * params.q_stride0 + item.first * params.q_stride1,
                   params.q_stride1, item.heads, warp, lane, q);
-  RowState state;
   Output o = {};
-  attend(shared, tiles, params.scale, thread, q, state, o, advance);
+  attend(shared, tiles, params.scale, thread, q, o, advance);
 
   // Computed anew: registers are scarce until here.
   const auto [query, first, heads] = item_of(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4;
+  RowState state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
+  state.top = quad_max(state.top);
   if (lane % 4 == 0) {
     const std::int64_t head = first + row;
     float sink = negative_infinity();
