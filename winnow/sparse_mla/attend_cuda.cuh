@@ -282,6 +282,7 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
       if (__syncthreads_or(raised)) rescale(shared, tile, lane, o);
       multiply_values(shared, tile, warp, lane, o);
     }
+    cp_async_wait<0>();  // the zeros behind the last tile
   }
 }
 

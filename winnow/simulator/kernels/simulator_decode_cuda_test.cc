@@ -49,14 +49,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", tiles("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
     saying("race: ", tiles("NoBarrierBehindTurnedRows", "all rows are turned", Action::drop)),
     paged("BlocksElsewhere", "cp_async_word_zfill(place.address", Action::add, 4),
-    saying("race: ", raw("RawRowsReplacedEarly", "may be replaced", Action::drop)),
     saying("race: ", raw("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
-    saying("race: ", raw("NoBarrierBehindLimits", "the limits are there", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindBounds", "the bounds are there", Action::drop)),
     raw("ValuesElsewhere", "st_shared(slot.unit(row, column8 + 1)", Action::add, 16),
     raw("NoRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::drop),
     raw("LateRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::delay),
-    raw("RawElsewhere", "if (offset < Row::kCopied) cp_async_zfill", Action::add, 16),
-    raw584("NoScales", "cp_async_word_zfill(to + Row::kScaleOffset", Action::drop),
+    raw("RawElsewhere", "cp_async_zfill(to_ + at", Action::add, 16),
+    raw584("NoScales", "cp_async_word_zfill(to_ - unit_", Action::drop),
     raw584("ScalesOfAnotherGroup", "ld_shared<std::uint32_t>(from + Row::kScaleOffset", Action::add,
            4),
 };
@@ -76,7 +75,7 @@ TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
                   long_ = batch_invariant_split(1000);
   static_assert(none.segments == 1 && short_.segments == 1);
   static_assert(long_.segments == 8 && long_.segment_tiles == 125);
-  static_assert(fastest_split(64, 1, 108).segments == 16);  // of at least four tiles
+  static_assert(fastest_split(64, 1, 108).segments == 32);  // of at least two tiles
   static_assert(fastest_split(64, 27, 108).segments == 4);
   static_assert(fastest_split(64, 109, 108).segments == 1);
 }

@@ -66,7 +66,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     shared("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
     saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
     saying("result: ", shared("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
-    shared("RowsElsewhere", "cp_async_zfill<128>(to + chunk", Action::add, 128),
+    shared("RowsElsewhere", "cp_async_zfill(to_ + chunk", Action::add, 128),
 };
 // Of the turns that lie beside each other.
 const std::vector<PlantedBug> kLargeBugs = {
