@@ -9,17 +9,21 @@
 //   each warp     8 heads: sums, softmax           P to shared memory
 //   all warps     P V                              for 64 of the 512 columns
 //
-// Pipelined, all three are on the way at a time, of three tiles, with one barrier: while half of
-// the warps make P of one tile, the others multiply P V of the tile before it, then the other way
-// round, and between these all multiply Q K^T of the tile behind it. A fourth slot takes the rows
-// of the next tile. Where a block has too little shared memory for that, the turns of a tile follow
-// each other, with a barrier behind each, while the rows of the next tile are copied.
+// Pipelined, all three are on the way at a time, of three tiles, between two barriers of the block.
+// Four warps share heads, and no other warp needs their sums. The first four do
+//   softmax of the tile before, Q K^T of the tile, P V of the tile before that
+// and the other four P V first, so that while one half waits for sums and exponentials the other
+// multiplies. Rows of the next tile are copied among the products of Q K^T, to a fourth slot.
+// Where a block has too little shared memory for that, the turns of a tile follow each other, with
+// a barrier behind each.
 //
-// Shared memory of a block, d_qk 576 and 512: pipelined, in four parts, 218 and 202 KiB; otherwise,
-// in two parts, 94 and 86 KiB, of the 99 KiB that GPUs have at least.
-// With four parts the warps read K half as often from shared memory, which is what bounds the
-// products: in 128 bytes of the multiprocessor's cycles for a tile, at 576 columns, reads of K take
-// 1152 with two parts and 576 with four, partial sums 256 and 512, P 288, V 256, copies 288.
+// Shared memory of a block, d_qk 576 and 512: pipelined, in four parts, 188 and 172 KiB; otherwise,
+// in two parts, 96 and 88 KiB, of the 99 KiB that GPUs have at least (compute capability 8.6, 8.9,
+// 12.0).
+//
+// What a tile takes of the multiprocessor, in cycles at 576 columns: products 1740 (Hopper); of the
+// 128 bytes of shared memory a cycle, reads of K 1152 with two parts and 576 with four, sums 256
+// and 512, P 288, V 256, copies 288.
 //
 // Heads beyond h_q are zeros: fewer than 64 cost as much as 64.
 //

@@ -1,33 +1,15 @@
-// What the attention kernels of the portable backend share (forward, decode): a block of eight
-// warps multiplies tiles of 32 rows, for GPUs of compute capability 8.0 and newer.
+// What the attention kernels of the portable backend share: a block of eight warps multiplies tiles
+// of 32 rows, for GPUs of compute capability 8.0 and newer.
 //
-// An item is 64 heads of a query. Its output, 64 x 512 f32, fills half of the register file: each
-// warp has 64 columns of it for all heads, 128 registers a thread. Its queries stay in registers,
-// too: shared memory would hold them or rows, and the products would read them there for every
-// tile. For the logits each warp has a part of the heads and of the columns of Q and K (72
-// registers), so that the logits come as kParts sums, which meet in shared memory. The sums,
-// P = exp(logit - reference) and the references of a row are the business of four lanes of one
-// warp, which has eight rows.
-//
-//   all warps     Q K^T of a part of the columns   to shared memory
-//   each warp     8 heads: sums, softmax           P to shared memory, in the place of the first
-//   sums all warps     P V                              for 64 of the 512 columns
-//
-// with a barrier behind each line. While a tile is multiplied the rows of the next one are copied
-// to the other of two slots.
-//
-// Shared memory:                          d_qk 576    d_qk 512    of the slots 72 or 64 KiB
-//   kParts = 2: 16 heads of 1/2            89 KiB      81 KiB
-//   kParts = 4: 32 heads of 1/4           105 KiB      97 KiB
-// A block has 99 KiB on the GPUs that have the least (compute capability 8.6, 8.9, 12.0). With four
-// parts the warps read K half as often from shared memory, which is what bounds the products:
-//   in 32 B-times of the multiprocessor for a tile, at 576 columns: products 2176; reads of K 1152
-//   with two parts and 576 with four, sums 256 and 512, P and V 512, copies 288.
+// An item is 64 heads of a query. Its queries stay in registers: shared memory would hold them or
+// rows, and the products would read them there for every tile. For the logits each warp has a part
+// of the heads and of the columns of Q and K (72 registers), so that the logits come as kParts
+// sums, which meet in shared memory: those of forward, decode and distribution as logits_cuda.cuh
+// says, those of backward as the rows of a tile (multiply_scores()). kParts is 2, 16 heads of half
+// of the columns, or 4, 32 heads of a quarter: then the warps read K half as often from shared
+// memory, and the sums take twice the room.
 //
 // Heads beyond h_q are zeros: fewer than 64 cost as much as 64.
-//
-// The softmax is online, in base 2, with the references of attention_sm90.cuh: raised only when a
-// logit exceeds one by kLazy, so that the output is rescaled about once an item.
 #pragma once
 
 #include <cstddef>

@@ -95,19 +95,17 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
 
   using enum CacheFormat;
   const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const auto choose = [&]<class Pipelined, class Small>() {
+  const auto choose = [&]<CacheFormat kFormat, int kDim>() {
+    using Pipelined = DecodePlan<kFormat, kDim, 4, true>;
+    // Rows in f8 leave room for four parts everywhere.
+    using Small = DecodePlan<kFormat, kDim, kFormat == bf16 ? 2 : 4, false>;
+    static_assert(Small::kBytes <= 99 * 1024);
     return most >= Pipelined::kBytes ? launch<Pipelined> : launch<Small>;
   };
-  const auto function =
-      params.format == fp8_656
-          ? choose
-                .operator()<DecodePlan<fp8_656, 576, 4, true>, DecodePlan<fp8_656, 576, 2, false>>()
-      : params.format == fp8_584
-          ? choose
-                .operator()<DecodePlan<fp8_584, 512, 4, true>, DecodePlan<fp8_584, 512, 2, false>>()
-      : params.d_qk == 512
-          ? choose.operator()<DecodePlan<bf16, 512, 4, true>, DecodePlan<bf16, 512, 2, false>>()
-          : choose.operator()<DecodePlan<bf16, 576, 4, true>, DecodePlan<bf16, 576, 2, false>>();
+  const auto function = params.format == fp8_656   ? choose.operator()<fp8_656, 576>()
+                        : params.format == fp8_584 ? choose.operator()<fp8_584, 512>()
+                        : params.d_qk == 512       ? choose.operator()<bf16, 512>()
+                                                   : choose.operator()<bf16, 576>();
   function(kernel, count(blocks), queue);
   if (split.segments == 1) return;
   kRuntime.launch(merge_kernel, count(queries * params.h_q), kMergeThreads, 0, queue, kernel);

@@ -165,30 +165,30 @@ class RawRowCopy {
  public:
   static constexpr int kChunks = (Row::kCopied + kChunkBytes - 1) / kChunkBytes;
 
-  // `row` begins the row, and `scales` its scales where they are apart.
+  // `row` begins the row, and `scales` its scales where they are apart: these are copied at once.
   __device__ __forceinline__ RawRowCopy(std::uint32_t raw, const char* row, const char* scales,
                                         bool visible, int warp, int lane)
       : unit_(lane % 8),
         from_(forget(row + unit_ * kUnitBytes)),
-        scales_(scales),
         to_(raw + copied_row(warp, lane) * Row::kPlace + unit_ * kUnitBytes),
-        visible_(visible) {}
+        visible_(visible) {
+    if constexpr (kFormat == CacheFormat::fp8_584) {
+      if (unit_ < 2) {
+        cp_async_word_zfill(to_ + Row::kScaleOffset - unit_ * (kUnitBytes - 4), scales + 4 * unit_,
+                            visible);
+      }
+    }
+  }
 
   __device__ __forceinline__ void operator()(int chunk) const {
     if (chunk >= kChunks) return;
     const int at = chunk * kChunkBytes;
     if (at + unit_ * kUnitBytes < Row::kCopied) cp_async_zfill(to_ + at, from_ + at, visible_);
-    if constexpr (kFormat == CacheFormat::fp8_584) {
-      if (chunk == 0 && unit_ < 2) {
-        cp_async_word_zfill(to_ - unit_ * kUnitBytes + Row::kScaleOffset + 4 * unit_,
-                            scales_ + 4 * unit_, visible_);
-      }
-    }
   }
 
  private:
   int unit_;
-  const char *from_, *scales_;
+  const char* from_;
   std::uint32_t to_;
   bool visible_;
 };
@@ -343,6 +343,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
                                     warp, lane);
       }
+      __syncwarp();  // the warp's raw rows may be replaced
       ++tile;
     }
     return start(tile, warp, lane);
@@ -356,9 +357,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (D::kRaw && P::kPipelined) {
     cp_async_wait<0>();
     __syncthreads();  // the entries of the second tile are there
-    const auto copy = advance(-1, warp, lane);
-    __syncwarp();  // the warp's raw rows may be replaced; attend() has barriers for it
-    copy_now(copy);
+    copy_now(advance(-1, warp, lane));
   }
 
   Queries<P> q;

@@ -44,8 +44,12 @@ void launch(const ForwardParams& params, cudaStream_t stream) {
   const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const auto choose = [&]<int kDim>() {
     using Pipelined = AttendPlan<kType, kDim, 4, true>;
-    return most >= Pipelined::kBytes ? launch<Pipelined>
-                                     : launch<AttendPlan<kType, kDim, 2, false>>;
+    using FourParts = AttendPlan<kType, kDim, 4, false>;
+    using Small = AttendPlan<kType, kDim, 2, false>;
+    static_assert(Small::kBytes <= 99 * 1024);
+    return most >= Pipelined::kBytes   ? launch<Pipelined>
+           : most >= FourParts::kBytes ? launch<FourParts>
+                                       : launch<Small>;
   };
   const auto function = params.problem.d_qk == 512 ? choose.template operator()<512>()
                                                    : choose.template operator()<576>();
