@@ -48,14 +48,17 @@ class CopiedTiles {
     return static_cast<std::uint32_t>(entry) <
            static_cast<std::uint32_t>(bounds_[4 + source(tile)].load());
   }
+  // Where entry `n` of a tile stands among those of its source; -1 past the end.
+  __device__ __forceinline__ int column(int tile, int n) const {
+    const int s = source(tile);
+    const int at = bounds_[s].load() + (s == 0 ? tile : tile - first_tiles_) * kRows + n;
+    return at < bounds_[2 + s].load() ? at : -1;
+  }
   // Starts to bring entry `n` of a tile to its place: -1 if it is absent.
   __device__ __forceinline__ void bring(int tile, int n, device::Place<std::int32_t> place) const {
-    const int s = source(tile);
     const GatherView& view = rows(tile);
-    const int at = bounds_[s].load() + (s == 0 ? tile : tile - first_tiles_) * kRows + n;
-    if (at >= bounds_[2 + s].load()) {
-      place.store(-1);
-    } else if (view.indices == nullptr) {
+    const int at = column(tile, n);
+    if (at < 0 || view.indices == nullptr) {
       place.store(at);
     } else {
       const std::int32_t* const list = view.indices + bounds_[6].load() * view.indices_stride;

@@ -37,10 +37,12 @@ template <DType kType>
 void launch(const DistributionParams& params, cudaStream_t stream) {
   using distribution_cuda_detail::DistributionPlan;
   if (params.problem.topk == 0) return;
-  using Large = DistributionPlan<kType, 576, 4, 2>;
-  const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  using Two = DistributionPlan<kType, 576, 4, 2>;
+  using One = DistributionPlan<kType, 576, 4, 1>;
   const auto function = params.problem.d_qk == 512 ? launch<DistributionPlan<kType, 512, 2, 2>>
-                        : large                    ? launch<Large>
+                        : most >= 2 * Two::kBytes  ? launch<Two>
+                        : most >= One::kBytes      ? launch<One>
                                                    : launch<DistributionPlan<kType, 576, 2, 1>>;
   function(params, stream);
 }

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "winnow/sparse_mla/logits_cuda.cuh"
-#include "winnow/sparse_mla/two_sources.cuh"
+#include "winnow/sparse_mla/attend_cuda.cuh"
+#include "winnow/sparse_mla/two_sources_cuda.cuh"
 
 namespace winnow::sparse_mla::distribution_cuda_detail {
 
@@ -30,8 +30,10 @@ template <int kDim, int kParts>
 struct DistributionMemory {
   Tile<kRows, kDim> rows[2];
   Partials partials[kWarps][kParts];
-  float sums[kWarps][kRows];  // of a tile, over the heads of each warp
-  std::int32_t limits[4];     // what bounds the query's entries
+  float sums[kWarps][kRows];       // of a tile, over the heads of each warp
+  std::int32_t entries[2][kRows];  // of the tile whose copies begin, and of the next one
+  std::uint32_t masks[4];          // of tiles: which entries are visible
+  std::int32_t bounds[8];          // of the query's entries
 };
 // kResident: blocks of a multiprocessor that registers suffice for.
 template <DType kType, int kDim, int kParts, int kResident_>
@@ -40,7 +42,9 @@ struct DistributionPlan : Parts<kType, kDim, kParts>, Shared<DistributionMemory<
   WINNOW_PLACE(rows)
   WINNOW_PLACE(partials)
   WINNOW_PLACE(sums)
-  WINNOW_PLACE(limits)
+  WINNOW_PLACE(entries)
+  WINNOW_PLACE(masks)
+  WINNOW_PLACE(bounds)
 
   __device__ explicit DistributionPlan(std::uint32_t base) : Shared<Memory>{base} {}
 
@@ -83,9 +87,9 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
   float* const attn_sum = params.attn_sum.data + params.attn_sum.offset(query);
   for (int column = thread; column < params.columns; column += kThreads) attn_sum[column] = 0;
 
-  if (thread < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
-  __syncthreads();  // the limits are there, and the zeros
-  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
+  if (warp == 0) find_bounds<kRows>(params.sources, query, lane, shared.bounds());
+  __syncthreads();  // the bounds are there, and the zeros
+  const CopiedTiles<kRows> entries(params.sources, shared.bounds());
   const int tiles = entries.tiles();
 
   // The first warp adds the sums of a tile while the others go on to the next one.
@@ -97,20 +101,21 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
     const int column = entries.column(tile, lane);
     if (column >= 0) attn_sum[column] += sum;
   };
-  std::int32_t entry;
-  const auto copy = [&](int tile, int warp, int lane) {
-    const std::uint32_t mask =
-        __ballot_sync(kFullWarp, static_cast<std::uint32_t>(entry) < entries.visible(tile));
-    const GatherView& rows = entries.rows(tile);
-    copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy_evict_last(),
-                 [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
-    cp_async_commit();
-    entry = entries.load(tile + 1, lane);
-    return mask;
+  const auto start = [&](int tile, int warp, int lane) {
+    const auto copy_of = [&](const char* row, bool visible) {
+      return RowCopy<P::kDim>(shared.rows()[tile & 1], row, visible, warp, lane);
+    };
+    // Behind the last tile the products have zeros copied: no branch is among them.
+    if (tile >= tiles) return copy_of(params.q, false);
+    return start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
+      const GatherView& rows = entries.rows(tile);
+      return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
+    });
   };
   for (int first = 0; first < params.h_q && tiles > 0; first += kHeads) {
-    entry = entries.load(0, lane);
-    std::uint32_t next_mask = copy(0, warp, lane);
+    bring_first_entries(shared, entries, warp, lane);
+    copy_all(start(0, warp, lane));
+    cp_async_commit();
     const int heads = min(params.h_q - first, kHeads), row = 8 * warp + lane / 4;
     const bool exists = row < heads;
     const float lse =
@@ -119,18 +124,19 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
     load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1,
                     params.q_stride1, heads, warp, lane, q);
     for (int tile = 0; tile < tiles; ++tile) {
-      // Found anew for each tile: registers are scarce.
-      const int here = static_cast<int>(forget(thread)), warp = here / 32, lane = here % 32;
-      const std::uint32_t mask = next_mask;
-      cp_async_wait<0>();
-      __syncthreads();  // the tile is there, and the one before is done with
-      if (tile + 1 < tiles) next_mask = copy(tile + 1, warp, lane);
+      const ThreadPlace at = thread_anew(thread);
+      const int warp = at.warp, lane = at.lane;
+      cp_async_wait<0>();  // the thread's copies are there
+      __syncthreads();     // the tile is there, and the one before is done with
       if (tile > 0) add(tile - 1, warp, lane);
-      give_logits<P>(shared, tile & 1, shared.partials(), warp, lane, q, NoCopy{});
-      __syncthreads();  // the logits are there
-      sum_heads(shared, params.scale, mask, exists, lse, warp, lane);
+      give_logits<P>(shared, tile & 1, shared.partials(), warp, lane, q,
+                     start(tile + 1, warp, lane));
+      cp_async_commit();  // of the next tile
+      __syncthreads();    // the logits are there
+      sum_heads(shared, params.scale, shared.masks()[tile & 3].load(), exists, lse, warp, lane);
     }
-    __syncthreads();  // the sums of the last tile are there
+    cp_async_wait<0>();  // the zeros behind the last tile
+    __syncthreads();     // the sums of the last tile are there
     add(tiles - 1, warp, lane);
   }
 }
