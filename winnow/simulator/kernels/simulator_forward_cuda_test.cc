@@ -62,7 +62,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("WeightsElsewhere", "(weights + 32 * n).store", Action::add, 8),
     saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
     ragged("NoMask", "shared.masks()[tile & 3].store", Action::drop),
-    entries("EntriesElsewhere", "cp_async_word_zfill(place.address", Action::add, 4),
+    entries("NoEntries", "cp_async_word_zfill(place.address", Action::drop),
     shared("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
     saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
     saying("result: ", shared("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
