@@ -34,7 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "winnow/device/sm90/barrier.cuh"
+#include "winnow/device/common/named_barrier.cuh"
 #include "winnow/sparse_mla/logits_cuda.cuh"
 
 namespace winnow::sparse_mla::attention_cuda {

@@ -76,7 +76,7 @@ TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
                   long_ = batch_invariant_split(1000);
   static_assert(none.segments == 1 && short_.segments == 1);
   static_assert(long_.segments == 8 && long_.segment_tiles == 125);
-  static_assert(fastest_split(64, 1, 108).segments == 32);  // of at least two tiles
+  static_assert(fastest_split(64, 1, 108).segments == 16);  // of at least four tiles
   static_assert(fastest_split(64, 27, 108).segments == 4);
   static_assert(fastest_split(64, 109, 108).segments == 1);
 }

@@ -401,32 +401,20 @@ __global__ void __launch_bounds__(kMergeThreads)
         (std::int64_t{query} * params.segments + segment) * params.head_blocks;
     return (part + head / kHeads) * kHeads + head % kHeads;
   };
-  // A lane has a segment's sums: all are asked for at a time, and then eight rows.
-  const std::uint32_t lane = threadIdx.x % 32;
   float reference = kNoReference;
-  for (std::uint32_t n = lane; n < params.segments; n += 32) {
+  for (std::uint32_t n = 0; n < params.segments; ++n) {
     reference = fmaxf(reference, params.partial_sums[row_of(n)].reference);
   }
-  reference = warp_max(reference);
   float sum = 0, all[4] = {};
-  for (std::uint32_t first = 0; first < params.segments; first += 32) {
-    const std::uint32_t count = min(params.segments - first, 32u);
-    const PartialSums mine =
-        lane < count ? params.partial_sums[row_of(first + lane)] : PartialSums{reference, 0};
-    const float my_weight = ex2(mine.reference - reference);
-#pragma unroll 8
-    for (std::uint32_t n = 0; n < count; ++n) {
-      const float part = __shfl_sync(kFullWarp, mine.sum, n);
-      const float weight = __shfl_sync(kFullWarp, my_weight, n);
-      float4 row = make_float4(0, 0, 0, 0);
-      if (part != 0.0f) {  // otherwise nothing is visible, and perhaps nothing stored
-        row = *reinterpret_cast<const float4*>(params.partial_out +
-                                               row_of(first + n) * kValueColumns + 4 * threadIdx.x);
-      }
-      sum = fmaf(part, weight, sum);
-      all[0] = fmaf(row.x, weight, all[0]), all[1] = fmaf(row.y, weight, all[1]);
-      all[2] = fmaf(row.z, weight, all[2]), all[3] = fmaf(row.w, weight, all[3]);
-    }
+  for (std::uint32_t n = 0; n < params.segments; ++n) {
+    const PartialSums sums = params.partial_sums[row_of(n)];
+    if (sums.sum == 0.0f) continue;  // nothing is visible, and perhaps nothing stored
+    const float weight = ex2(sums.reference - reference);
+    sum = fmaf(sums.sum, weight, sum);
+    const float4 row = *reinterpret_cast<const float4*>(
+        params.partial_out + row_of(n) * kValueColumns + 4 * threadIdx.x);
+    all[0] = fmaf(row.x, weight, all[0]), all[1] = fmaf(row.y, weight, all[1]);
+    all[2] = fmaf(row.z, weight, all[2]), all[3] = fmaf(row.w, weight, all[3]);
   }
   const std::uint32_t i = query / params.s_q, s = query % params.s_q;
   const int at = static_cast<int>(head);
