@@ -206,13 +206,13 @@ __device__ __forceinline__ void multiply_values(P shared, int tile, int warp, in
   }
 }
 
-// Brings the entries of the tile behind one whose own are in shared memory, and says what copies
-// the lane's row of this one: row_of(entry, visible) does, called with each chunk of it. (Loaded to
-// registers, entries share a scoreboard with operands of products.) tiles.entry() is what an entry
-// means.
-template <class P, class Tiles, class RowOf>
+// Begins a tile whose entries are in shared memory: brings those of the tile behind it, and returns
+// what copies the lane's row chunk by chunk, which copy_of(entry, visible) makes. (Loaded to
+// registers, entries would share a scoreboard with operands of products.) tiles.entry() is what an
+// entry means.
+template <class P, class Tiles, class CopyOf>
 __device__ __forceinline__ auto start_tile(P shared, const Tiles& tiles, int tile, int warp,
-                                           int lane, const RowOf& row_of) {
+                                           int lane, const CopyOf& copy_of) {
   const auto entries = shared.entries()[tile & 1];
   const auto entry_of = [&](int n) { return tiles.entry(tile, n, entries[n].load()); };
   const std::int32_t entry = entry_of(copied_row(warp, lane));
@@ -221,7 +221,7 @@ __device__ __forceinline__ auto start_tile(P shared, const Tiles& tiles, int til
     if (lane == 0) shared.masks()[tile & 3].store(mask);
     tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
   }
-  return row_of(entry, tiles.holds(tile, entry));
+  return copy_of(entry, tiles.holds(tile, entry));
 }
 // Before the first one.
 template <class P, class Tiles>
@@ -243,7 +243,7 @@ __device__ __forceinline__ ThreadPlace thread_anew(std::uint32_t thread) {
 }
 
 // Attends to an item's tiles. advance(tile), when the rows of a tile are there, gives what copies
-// those of the next one, chunk by chunk, among the products; it has been called for -1. What
+// those of the next one, chunk by chunk, among the products; that of -1 is done. What
 // follows from the thread's number is found anew for each tile: registers are scarce.
 template <class P, class Advance>
 __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,

@@ -74,6 +74,7 @@ const std::vector<PlantedBug> kLargeBugs = {
     saying("race: ",
            bug("WaitForTheTileBefore", "what this thread copied of the tile", Action::add, 1)),
     saying("race: ", bug("NoBarrier", "rescale(shared, tile - 2, lane, o)", Action::drop)),
+    saying("race: ", bug("NoBarrierOfAGroup", "their logits may be replaced", Action::drop)),
     saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
     logits("LateLogits", "(first + to).store", Action::delay),
     bug("LateWeights", "(weights + 32 * n).store", Action::delay),
