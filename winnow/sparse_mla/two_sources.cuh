@@ -98,6 +98,11 @@ class QueryTiles {
     }
   }
 
+  // Of a source: entries [begin(), end()), and rows below visible_of().
+  __device__ __forceinline__ int begin(int s) const { return begin_[s]; }
+  __device__ __forceinline__ int end(int s) const { return end_[s]; }
+  __device__ __forceinline__ std::uint32_t visible_of(int s) const { return visible_[s]; }
+
   __device__ __forceinline__ int tiles() const { return first_tiles() + tiles_of(1); }
   __device__ __forceinline__ bool is_second(int tile) const { return source(tile) == 1; }
   // Below it the rows of the tile's entries are visible.

@@ -18,6 +18,11 @@ __device__ __forceinline__ std::uint32_t forget(std::uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+// An address is then computed once, and constants behind it are part of the instructions.
+__device__ __forceinline__ const char* forget(const char* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
 
 // The value, which the compiler keeps in a register instead of computing it again.
 __device__ __forceinline__ std::uint32_t keep_in_register(std::uint32_t value) {

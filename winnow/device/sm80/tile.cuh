@@ -12,6 +12,7 @@
 //   a, 16 of M and 16 of K    rows M, columns K            a = {r0, r1, r2, r3}
 //   a                         rows K, columns M    trans   a = {r0, r2, r1, r3}
 //   b, 16 of N and 16 of K    rows N, columns K            {r0, r2} of the first 8 of N, {r1, r3}
+//                             with squares_of_b()          {r0, r1} of the first 8 of N, {r2, r3}
 //   b                         rows K, columns N    trans   {r0, r1} of the first 8 of N, {r2, r3}
 #pragma once
 
@@ -73,6 +74,11 @@ struct Place<Tile<kRows, kColumns>> {
   }
   __device__ Squares<Type::kChunkBytes> squares(int lane) const {
     return {unit(lane % kSquareRows, lane / kSquareRows)};
+  }
+  // For an operand b with rows N: its fragments come in neighbouring registers, as the product
+  // takes them, where those of squares() have to be moved.
+  __device__ Squares<Type::kChunkBytes> squares_of_b(int lane) const {
+    return {unit(lane % 8 + lane / 16 * 8, lane / 8 % 2)};
   }
 };
 

@@ -12,7 +12,7 @@ testing::Operation decode_operation();
 
 namespace {
 
-constexpr int kLeast = 99 * 1024, kLarge = 163 * 1024;
+constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
 const bool kSet = [] {  // before the library asks
   simulator::settings().compute_capability = 86;
   simulator::settings().shared_bytes = kLeast;
@@ -35,27 +35,39 @@ std::vector<PassingCase> thorough_cases() {
 }
 const std::vector<PassingCase> kThoroughCases = thorough_cases();
 
-const BugsOf raw{"decode_cuda.cuh", "fp8_656-k100"}, raw584{"decode_cuda.cuh", "fp8_584-k100"};
+const BugsOf tiles{"attend_cuda.cuh", "fp8_656-k100"}, raw{"decode_cuda.cuh", "fp8_656-k100"},
+    raw584{"decode_cuda.cuh", "fp8_584-k100"}, paged{"decode_cuda.cuh", "fp8_656-paged-sq3"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", raw("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", tiles("NoWaitForRows", "the thread's copies are there", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",
-           raw("NoBarrierBehindTheTileBefore", "and the one before is done", Action::drop)),
-    saying("race: ", raw("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
-    saying("race: ", raw("NoCommit", "cp_async_commit();", Action::drop)),
-    saying("race: ", raw("RawRowsReplacedEarly", "may be replaced", Action::drop)),
-    saying("race: ", raw("NoBarrierBehindTurnedRows", "all rows are turned", Action::drop)),
+           tiles("NoBarrierBehindTheTileBefore", "and the one before is done", Action::drop)),
+    saying("race: ",
+           tiles("WaitForTheTileBefore", "the thread's copies are there", Action::add, 1)),
+    saying("race: ", tiles("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
+    saying("race: ", tiles("NoBarrierBehindTurnedRows", "all rows are turned", Action::drop)),
+    paged("BlocksElsewhere", "cp_async_word_zfill(place.address", Action::add, 4),
+    saying("race: ", raw584("RawScalesReplacedEarly", "may be replaced", Action::drop)),
     saying("race: ", raw("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
-    saying("race: ", raw("NoBarrierBehindLimits", "the limits are there", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindBounds", "the bounds are there", Action::drop)),
     raw("ValuesElsewhere", "st_shared(slot.unit(row, column8 + 1)", Action::add, 16),
     raw("NoRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::drop),
     raw("LateRope", "st_shared(slot.unit(row, Row::kQuantised / 8", Action::delay),
-    raw("RawElsewhere", "if (offset < Row::kCopied) cp_async_zfill", Action::add, 16),
-    raw584("NoScales", "cp_async_word_zfill(to + Row::kScaleOffset", Action::drop),
+    raw("RawElsewhere", "cp_async_zfill(to_ + at", Action::add, 16),
+    raw584("NoScales", "cp_async_word_zfill(to_ + Row::kScaleOffset", Action::drop),
     raw584("ScalesOfAnotherGroup", "ld_shared<std::uint32_t>(from + Row::kScaleOffset", Action::add,
            4),
+};
+
+// Of the turns that lie beside each other.
+const std::vector<PlantedBug> kLargeBugs = {
+    saying("race: ", tiles("NoWaitForRows", "what this thread copied of the tile", Action::drop)),
+    saying("race: ", tiles("NoBarrier", "rescale(shared, tile - 2, lane, o)", Action::drop)),
+    saying("race: ", raw("NoWaitForTheFirstRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", raw("NoBarrierBehindEntries", "the entries of the second", Action::drop)),
+    saying("race: ", raw("RawRowsReplacedEarly", "may be replaced", Action::drop)),
 };
 
 TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
@@ -69,15 +81,26 @@ TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
   static_assert(fastest_split(64, 109, 108).segments == 1);
 }
 
-// Where a block may have more, rows in bf16 are multiplied in four parts.
+// Where a block may have more, the turns of three tiles are on the way at a time.
 TEST(SimulatorDecodeCudaLarge, Passes) {
   simulator::settings().shared_bytes = kLarge;
-  simulator::expect_passes(decode_operation(), "bf16_576-h64", "late");
+  for (const PassingCase& one : kQuickCases) {
+    simulator::expect_passes(decode_operation(), one.name, one.schedules.front());
+  }
+  simulator::settings().shared_bytes = kLeast;
+}
+
+class SimulatorDecodeCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
+TEST_P(SimulatorDecodeCudaLargeBug, IsFound) {
+  simulator::settings().shared_bytes = kLarge;
+  simulator::expect_found(decode_operation(), GetParam());
   simulator::settings().shared_bytes = kLeast;
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecodeCuda, decode_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
+INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorDecodeCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
+                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

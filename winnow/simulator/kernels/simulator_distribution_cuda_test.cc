@@ -12,9 +12,10 @@ testing::Operation distribution_operation();
 
 namespace {
 
+constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
 const bool kSet = [] {  // before the library asks
   simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = 99 * 1024;
+  simulator::settings().shared_bytes = kLeast;
   return true;
 }();
 
@@ -40,20 +41,31 @@ const std::vector<PassingCase> kThoroughCases = thorough_cases();
 const BugsOf bug{"distribution_cuda.cuh", "bf16-k512"}, heads{"distribution_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", bug("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ",
+           bug("NoWaitForRows", "cp_async_wait<0>();  // the thread's copies", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ", bug("NoBarrierBehindRows", "the tile is there, and the one", Action::drop)),
-    saying("race: ", bug("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
-    saying("race: ", bug("NoCommit", "cp_async_commit();", Action::drop)),
+    saying("race: ", bug("WaitForTheTileBefore", "cp_async_wait<0>();  // the thread's copies",
+                         Action::add, 1)),
+    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
     saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
     saying("race: ", bug("NoBarrierBehindTheLastSums", "the sums of the last tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLimits", "the limits are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindBounds", "the bounds are there", Action::drop)),
     saying("race: ", heads("LastTileReplacedEarly", "the sums of the last tile", Action::drop)),
-    saying("result: ", bug("NoSums", "sums[4 * logit_unit(lane, i) + e].store", Action::drop)),
-    bug("LateSums", "sums[4 * logit_unit(lane, i) + e].store", Action::delay),
-    bug("SumsElsewhere", "sums[4 * logit_unit(lane, i) + e].store", Action::add, 4),
+    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", Action::drop)),
+    bug("LateSums", "sums[8 * n + 2 * lane + e].store", Action::delay),
+    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", Action::add, 4),
 };
+
+// Where a block may have more, the queries are in four parts.
+TEST(SimulatorDistributionCudaLarge, Passes) {
+  simulator::settings().shared_bytes = kLarge;
+  for (const PassingCase& one : kQuickCases) {
+    simulator::expect_passes(distribution_operation(), one.name, one.schedules.front());
+  }
+  simulator::settings().shared_bytes = kLeast;
+}
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

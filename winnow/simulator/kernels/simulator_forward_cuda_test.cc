@@ -12,7 +12,7 @@ testing::Operation forward_operation();
 
 namespace {
 
-constexpr int kLeast = 99 * 1024, kLarge = 163 * 1024;
+constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
 const bool kSet = [] {  // before the library asks
   simulator::settings().compute_capability = 86;
   simulator::settings().shared_bytes = kLeast;
@@ -38,40 +38,68 @@ std::vector<PassingCase> thorough_cases() {
 }
 const std::vector<PassingCase> kThoroughCases = thorough_cases();
 
-const BugsOf bug{"sparse_mla/attention_cuda.cuh", "bf16-k512"},
-    kernel{"sparse_mla/forward/forward_cuda.cuh", "bf16-k512"};
+const BugsOf bug{"sparse_mla/attend_cuda.cuh", "bf16-k512"},
+    ragged{"sparse_mla/attend_cuda.cuh", "bf16-length-ragged"},
+    logits{"sparse_mla/logits_cuda.cuh", "bf16-k512"},
+    shared{"sparse_mla/attention_cuda.cuh", "bf16-k512"},
+    kernel{"sparse_mla/forward/forward_cuda.cuh", "bf16-k512"},
+    entries{"sparse_mla/two_sources_cuda.cuh", "bf16-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", kernel("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
+    saying("race: ", bug("NoWaitForRows", "the thread's copies are there", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",
-           kernel("NoBarrierBehindRows", "the tile is there, and the one before", Action::drop)),
-    saying("race: ", kernel("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
-    saying("race: ", kernel("NoCommit", "cp_async_commit();", Action::drop)),
+           bug("NoBarrierBehindRows", "the tile is there, and the one before", Action::drop)),
+    saying("race: ", bug("WaitForTheTileBefore", "the thread's copies are there", Action::add, 1)),
+    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindEntries", "the first entries are there", Action::drop)),
     saying("race: ", kernel("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindSums", "// the sums are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindP", "if (__syncthreads_or(raised))", Action::drop)),
-    saying("race: ", bug("POverLogits", "__syncwarp();  // all lanes have", Action::drop)),
-    bug("LateSums", "st_shared(sums.pair(head", Action::delay),
-    bug("SumsElsewhere", "st_shared(sums.pair(head", Action::add, 16),
-    bug("WeightsElsewhere", "st_shared(shared.sums()[0].pair(row, 4 * unit)", Action::add, 8),
-    saying("result: ", bug("NoFactors", "shared.factors()[row].store(factor);", Action::drop)),
-    bug("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
+    saying("race: ", bug("NoBarrierBehindLogits", "// the logits are there", Action::drop)),
+    saying("race: ", bug("NoBarrierBehindP", "rescale(shared, tile, lane, o)", Action::drop)),
+    logits("LateLogits", "(first + to).store", Action::delay),
+    logits("LogitsElsewhere", "(first + to).store", Action::add, 16),
+    bug("WeightsElsewhere", "(weights + 32 * n).store", Action::add, 8),
+    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
+    ragged("NoMask", "shared.masks()[tile & 3].store", Action::drop),
+    entries("NoEntries", "cp_async_word_zfill(place.address", Action::drop),
+    shared("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
     saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
-    saying("result: ", bug("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
-    bug("RowsElsewhere", "cp_async_zfill<128>(to + chunk", Action::add, 128),
+    saying("result: ", shared("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
+    shared("RowsElsewhere", "cp_async_zfill(to_ + chunk", Action::add, 128),
+};
+// Of the turns that lie beside each other.
+const std::vector<PlantedBug> kLargeBugs = {
+    saying("race: ", bug("NoWaitForRows", "what this thread copied of the tile", Action::drop)),
+    saying("race: ",
+           bug("WaitForTheTileBefore", "what this thread copied of the tile", Action::add, 1)),
+    saying("race: ", bug("NoBarrier", "rescale(shared, tile - 2, lane, o)", Action::drop)),
+    saying("race: ", bug("NoBarrierOfAGroup", "their logits may be replaced", Action::drop)),
+    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
+    logits("LateLogits", "(first + to).store", Action::delay),
+    bug("LateWeights", "(weights + 32 * n).store", Action::delay),
 };
 
-// Where a block may have more, the queries are in four parts.
+// Where a block may have more, the turns of three tiles are on the way at a time.
 TEST(SimulatorForwardCudaLarge, Passes) {
   simulator::settings().shared_bytes = kLarge;
-  simulator::expect_passes(forward_operation(), "bf16-h64", "random:2");
+  for (const PassingCase& one : kQuickCases) {
+    simulator::expect_passes(forward_operation(), one.name, one.schedules.front());
+  }
+  simulator::settings().shared_bytes = kLeast;
+}
+
+class SimulatorForwardCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
+TEST_P(SimulatorForwardCudaLargeBug, IsFound) {
+  simulator::settings().shared_bytes = kLarge;
+  simulator::expect_found(forward_operation(), GetParam());
   simulator::settings().shared_bytes = kLeast;
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
+INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorForwardCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
+                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

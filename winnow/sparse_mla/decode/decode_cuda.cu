@@ -94,13 +94,18 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   }
 
   using enum CacheFormat;
-  using Large = DecodePlan<bf16, 576, 4>;
-  const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
-  const auto function = params.format == fp8_656   ? launch<DecodePlan<fp8_656, 576, 4>>
-                        : params.format == fp8_584 ? launch<DecodePlan<fp8_584, 512, 4>>
-                        : params.d_qk == 512       ? launch<DecodePlan<bf16, 512, 4>>
-                        : large                    ? launch<Large>
-                                                   : launch<DecodePlan<bf16, 576, 2>>;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const auto choose = [&]<CacheFormat kFormat, int kDim>() {
+    using Pipelined = DecodePlan<kFormat, kDim, 4, true>;
+    // Rows in f8 leave room for four parts everywhere.
+    using Small = DecodePlan<kFormat, kDim, kFormat == bf16 ? 2 : 4, false>;
+    static_assert(Small::kBytes <= 99 * 1024);
+    return most >= Pipelined::kBytes ? launch<Pipelined> : launch<Small>;
+  };
+  const auto function = params.format == fp8_656   ? choose.operator()<fp8_656, 576>()
+                        : params.format == fp8_584 ? choose.operator()<fp8_584, 512>()
+                        : params.d_qk == 512       ? choose.operator()<bf16, 512>()
+                                                   : choose.operator()<bf16, 576>();
   function(kernel, count(blocks), queue);
   if (split.segments == 1) return;
   kRuntime.launch(merge_kernel, count(queries * params.h_q), kMergeThreads, 0, queue, kernel);

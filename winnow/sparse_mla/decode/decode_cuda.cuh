@@ -1,16 +1,17 @@
 // Decode, for GPUs of compute capability 8.0 and newer: the kernels. A block has a segment of a
-// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attention_cuda.cuh.
+// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attend_cuda.cuh.
 //
 // Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are, a
-// tile ahead of the products, too, and each warp turns those that it has copied into bf16, in the
-// one slot that there is, between the values of the tile before and the logits of theirs.
+// tile ahead, too, and each warp turns those that it has copied into bf16: pipelined, in the slot
+// of the next tile, beside the products of others; otherwise, in the one slot that there is,
+// between the values of the tile before and the logits of theirs.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "winnow/device/common/registers.cuh"
-#include "winnow/sparse_mla/attention_cuda.cuh"
+#include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/decode/decode_values.cuh"
 #include "winnow/sparse_mla/decode/decode_view.cuh"
 
@@ -56,61 +57,85 @@ __device__ __forceinline__ int entries_of(const KernelParams& params, int c, std
                                    : entries;
 }
 
-// The tiles of a segment that hold entries: those of the first list before those of the second.
+// What bounds the entries of a segment, in shared memory, since registers are scarce. Of each list:
+// where entry 0 of tile 0 stands, and where its entries end; the tiles of the first list, and of
+// both; the sequence, and the query of it. It is found once, so that whatever is written to the
+// lengths meanwhile, all warps go by the same tiles.
+using SegmentBounds = std::int32_t[8];
+
+// A tile belongs to one list, and those of the first list come before those of the second.
+__device__ __forceinline__ void find_bounds(const KernelParams& params, std::uint32_t i,
+                                            std::uint32_t s, std::uint32_t segment,
+                                            Place<SegmentBounds> bounds) {
+  int from = static_cast<int>(segment * params.segment_tiles);
+  int to = from + static_cast<int>(params.segment_tiles);
+  int tiles = 0;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const ChosenView& chosen = params.chosen[c];
+    const int entries = entries_of(params, c, i, s);
+    const int begin = min(max(from, 0), chosen.tiles);
+    const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries, kRows));
+    bounds[c].store((begin - tiles) * kRows);
+    bounds[2 + c].store(min(entries, end * kRows));
+    tiles += max(end - begin, 0);
+    bounds[4 + c].store(tiles);
+    from -= chosen.tiles;
+    to -= chosen.tiles;
+  }
+  bounds[6].store(static_cast<std::int32_t>(i));
+  bounds[7].store(static_cast<std::int32_t>(s));
+}
+
+// The tiles of a segment that hold entries.
 class SegmentTiles {
  public:
-  // `entries` of each list count.
-  __device__ __forceinline__ SegmentTiles(const KernelParams& params, std::uint32_t i,
-                                          std::uint32_t s, std::uint32_t segment,
-                                          const int (&entries)[2])
-      : params_(params), i_(i), s_(s) {
-    int from = static_cast<int>(segment * params.segment_tiles);
-    int to = from + static_cast<int>(params.segment_tiles);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const ChosenView& chosen = params.chosen[c];
-      const int begin = min(max(from, 0), chosen.tiles);
-      const int end = min(min(max(to, 0), chosen.tiles), ceil_div(entries[c], kRows));
-      first_[c] = begin * kRows;
-      tiles_[c] = max(end - begin, 0);
-      end_[c] = min(entries[c], end * kRows);
-      from -= chosen.tiles;
-      to -= chosen.tiles;
-    }
-    // Entry 0 of tile 0 of the second list, as if its tiles were counted from the first list's on.
-    first_[1] -= tiles_[0] * kRows;
-  }
+  __device__ __forceinline__ SegmentTiles(const KernelParams& params, Place<SegmentBounds> bounds)
+      : params_(params), bounds_(bounds), first_tiles_(bounds[4].load()) {}
 
-  __device__ __forceinline__ int count() const { return tiles_[0] + tiles_[1]; }
+  __device__ __forceinline__ int count() const { return bounds_[5].load(); }
   __device__ __forceinline__ const ChosenView& chosen(int tile) const {
     return params_.chosen[list(tile)];
   }
-  // The slot of entry `n` of a tile; -1 where there is none.
-  __device__ __forceinline__ std::int32_t load(int tile, int n) const {
-    const bool second = list(tile) == 1;
-    const int at = n + tile * kRows + (second ? first_[1] : first_[0]);
-    if (at >= (second ? end_[1] : end_[0])) return -1;
-    const ChosenView& rows = params_.chosen[second];
-    const std::int32_t* const list = rows.indices + i_ * rows.indices_stride_b;
-    if (!params_.paged) return __ldg(list + s_ * rows.indices_stride_s + at);
-    const auto place = rows.of_block.divide(static_cast<std::uint32_t>(at));
-    const auto block = static_cast<std::uint32_t>(__ldg(list + place.quotient));
+  // Starts to bring what the list has of entry `n` of a tile to its place: its slot, or paged the
+  // block that holds it; -1 where there is none.
+  __device__ __forceinline__ void bring(int tile, int n, Place<std::int32_t> place) const {
+    const int at = first_of(tile) + n;
+    if (at >= bounds_[2 + list(tile)].load()) {
+      place.store(-1);
+      return;
+    }
+    const ChosenView& rows = chosen(tile);
+    const std::int32_t* const list = rows.indices + bounds_[6].load() * rows.indices_stride_b;
+    const std::int32_t* const from =
+        params_.paged ? list + rows.of_block.divide(static_cast<std::uint32_t>(at)).quotient
+                      : list + bounds_[7].load() * rows.indices_stride_s + at;
+    cp_async_word_zfill(place.address, from, true);
+  }
+  // The slot of entry `n` of a tile, which holds() says whether there is.
+  __device__ __forceinline__ std::int32_t entry(int tile, int n, std::int32_t brought) const {
+    if (!params_.paged) return brought;
+    const auto block = static_cast<std::uint32_t>(brought);
     if (block >= params_.blocks) return -1;  // negative ones, too
-    return static_cast<std::int32_t>(block * rows.cache.block_size + place.remainder);
+    const ChosenView& rows = chosen(tile);
+    const auto at = static_cast<std::uint32_t>(first_of(tile) + n);
+    return static_cast<std::int32_t>(block * rows.cache.block_size +
+                                     rows.of_block.divide(at).remainder);
+  }
+  __device__ __forceinline__ bool holds(int tile, std::int32_t slot) const {
+    return chosen(tile).cache.holds(slot);
   }
 
  private:
-  __device__ __forceinline__ int list(int tile) const { return tile >= tiles_[0]; }
+  __device__ __forceinline__ int list(int tile) const { return tile >= first_tiles_; }
+  __device__ __forceinline__ int first_of(int tile) const {
+    return tile * kRows + bounds_[list(tile)].load();
+  }
 
   const KernelParams& params_;
-  std::uint32_t i_, s_;
-  int first_[2], tiles_[2], end_[2];  // of each list: its entries in the segment
+  Place<SegmentBounds> bounds_;
+  int first_tiles_;
 };
-
-__device__ __forceinline__ const std::uint8_t* row_at(const ChosenView& chosen, std::int64_t slot) {
-  const auto place = chosen.of_block.divide(static_cast<std::uint32_t>(slot));
-  return chosen.cache.row(place.quotient, place.remainder);
-}
 
 // --- rows in f8 ---------------------------------------------------------------------------------
 
@@ -131,31 +156,42 @@ struct RawRow<CacheFormat::fp8_584> : Row584 {
   static constexpr int kPlace = kRowBytes + kUnitBytes;
 };
 
-// Starts the copies of a tile: each warp those of four rows, as copy_rows() does.
+// Copies the lane's row as RowCopy does, 128 bytes of it at each call.
 template <CacheFormat kFormat>
-__device__ __forceinline__ void copy_raw_rows(const ChosenView& chosen, std::uint32_t raw,
-                                              std::int32_t entry, std::uint32_t mask, int warp,
-                                              int lane, std::uint64_t policy) {
+class RawRowCopy {
   using Row = RawRow<kFormat>;
-  const int row = 4 * warp + lane / 8, unit = lane % 8;
-  const bool visible = mask >> row & 1;
-  const std::int32_t slot = __shfl_sync(kFullWarp, entry, row);
-  const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
-  const std::uint8_t* const from = chosen.cache.row(place.quotient, place.remainder);
-  const std::uint32_t to = raw + row * Row::kPlace;
-#pragma unroll
-  for (int at = 0; at < Row::kCopied; at += 8 * kUnitBytes) {
-    const int offset = at + unit * kUnitBytes;
-    if (offset < Row::kCopied) cp_async_zfill<128>(to + offset, from + offset, visible, policy);
-  }
-  if constexpr (kFormat == CacheFormat::fp8_584) {
-    if (unit < 2) {
-      cp_async_word_zfill(to + Row::kScaleOffset + 4 * unit,
-                          chosen.cache.scales_584(place.quotient, place.remainder) + 4 * unit,
-                          visible);
+  static constexpr int kChunkBytes = 8 * kUnitBytes;
+
+ public:
+  static constexpr int kChunks = (Row::kCopied + kChunkBytes - 1) / kChunkBytes;
+
+  // `row` begins the row, and `scales` its scales where they are apart: these are copied at once.
+  __device__ __forceinline__ RawRowCopy(std::uint32_t raw, const char* row, const char* scales,
+                                        bool visible, int warp, int lane)
+      : unit_(lane % 8),
+        from_(forget(row + unit_ * kUnitBytes)),
+        to_(raw + copied_row(warp, lane) * Row::kPlace + unit_ * kUnitBytes),
+        visible_(visible) {
+    if constexpr (kFormat == CacheFormat::fp8_584) {
+      if (unit_ < 2) {
+        cp_async_word_zfill(to_ + Row::kScaleOffset - unit_ * (kUnitBytes - 4), scales + 4 * unit_,
+                            visible);
+      }
     }
   }
-}
+
+  __device__ __forceinline__ void operator()(int chunk) const {
+    if (chunk >= kChunks) return;
+    const int at = chunk * kChunkBytes;
+    if (at + unit_ * kUnitBytes < Row::kCopied) cp_async_zfill(to_ + at, from_ + at, visible_);
+  }
+
+ private:
+  int unit_;
+  const char* from_;
+  std::uint32_t to_;
+  bool visible_;
+};
 
 // Turns the rows that the warp has copied into bf16, in the slot. All its copies are there.
 template <CacheFormat kFormat, int kDim>
@@ -163,7 +199,7 @@ __device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, k
                                           int warp, int lane) {
   using namespace decode_values;
   using Row = RawRow<kFormat>;
-  const int row = 4 * warp + lane / 8, unit = lane % 8;
+  const int row = copied_row(warp, lane), unit = lane % 8;
   const std::uint32_t from = raw + row * Row::kPlace;
   const auto store = [&](int column8, const uint4& of, const auto& convert) {
     const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
@@ -234,13 +270,16 @@ __device__ __forceinline__ void store_partial(float* rows, int count, int warp, 
 
 // --- kernels ------------------------------------------------------------------------------------
 
-template <CacheFormat kFormat, int kDim_, int kParts>
+template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined>
 struct DecodePlan {
   static constexpr bool kRaw = kFormat != CacheFormat::bf16;
-  using Attention = Plan<DType::bf16, kDim_, kParts, kRaw ? 1 : 2>;
+  using Attention = AttendPlan<DType::bf16, kDim_, kParts, kPipelined,
+                               kPipelined ? 4
+                               : kRaw     ? 1
+                                          : 2>;
   static constexpr CacheFormat kCacheFormat = kFormat;
   static constexpr int kDim = kDim_;
-  // Rows in f8 stand behind what attention_cuda.cuh has.
+  // Rows in f8 stand behind what attend_cuda.cuh has.
   static constexpr int kRawOffset = Attention::kBytes;
   static_assert(kRawOffset % kUnitBytes == 0);
   static constexpr int kBytes = kRawOffset + (kRaw ? kRows * RawRow<kFormat>::kPlace : 0);
@@ -265,54 +304,73 @@ __global__ void __launch_bounds__(kThreads, 1)
   using P = typename D::Attention;
   constexpr CacheFormat kFormat = D::kCacheFormat;
   const P shared{shared_address(dynamic_shared<128>())};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Item item = item_of(params, blockIdx.x);
-  if (threadIdx.x < 2) shared.limits()[lane].store(entries_of(params, lane, item.i, item.s));
-  __syncthreads();  // the limits are there
-  const SegmentTiles tiles(params, item.i, item.s, item.segment,
-                           {shared.limits()[0].load(), shared.limits()[1].load()});
+  if (thread == 0) find_bounds(params, item.i, item.s, item.segment, shared.bounds());
+  __syncthreads();  // the bounds are there
+  const SegmentTiles tiles(params, shared.bounds());
   const int count = tiles.count();
-  // A tile ahead of the products, its entries one more.
-  std::int32_t entry = tiles.load(0, lane);
-  const auto copy = [&](int tile) {
-    const std::uint64_t policy = policy_evict_last();
-    const ChosenView& chosen = tiles.chosen(tile);
-    const std::uint32_t mask = __ballot_sync(kFullWarp, chosen.cache.holds(entry));
-    if constexpr (D::kRaw) {
-      copy_raw_rows<kFormat>(chosen, shared.base + D::kRawOffset, entry, mask, warp, lane, policy);
-    } else {
-      copy_rows<P>(
-          shared.rows()[tile & 1], entry, mask, warp, lane, policy,
-          [&](std::int64_t slot) { return reinterpret_cast<const char*>(row_at(chosen, slot)); });
-    }
-    cp_async_commit();
-    entry = tiles.load(tile + 1, lane);
-    return mask;
+  // What copies the lane's row of a tile. Behind the last tile the products have zeros copied to a
+  // free place: no branch is among them.
+  const auto start = [&](int tile, int warp, int lane) {
+    const auto copy_of = [&](const void* row, const void* scales, bool visible) {
+      const auto *bytes = static_cast<const char*>(row), *apart = static_cast<const char*>(scales);
+      if constexpr (D::kRaw) {
+        return RawRowCopy<kFormat>(shared.base + D::kRawOffset, bytes, apart, visible, warp, lane);
+      } else {
+        return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], bytes, visible, warp, lane);
+      }
+    };
+    if (tile >= count) return copy_of(params.q.data, params.q.data, false);
+    return start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
+      const ChosenView& chosen = tiles.chosen(tile);
+      const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
+      const void* const row = chosen.cache.row(place.quotient, place.remainder);
+      if constexpr (kFormat == CacheFormat::fp8_584) {
+        return copy_of(row, chosen.cache.scales_584(place.quotient, place.remainder), visible);
+      } else {
+        return copy_of(row, row, visible);
+      }
+    });
   };
-  std::uint32_t next_mask = count > 0 ? copy(0) : 0;
+  // Rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that of this one,
+  // and copied for the tile behind it.
+  constexpr int kAhead = D::kRaw && !P::kPipelined ? 0 : 1;
+  const auto advance = [&](int tile, int warp, int lane) {
+    tile += kAhead;
+    if constexpr (D::kRaw) {
+      if (tile < count) {
+        turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
+                                    warp, lane);
+      }
+      __syncwarp();  // the warp's raw rows may be replaced
+      ++tile;
+    }
+    return start(tile, warp, lane);
+  };
+  const auto copy_now = [&](const auto& copy) {
+    copy_all(copy);
+    cp_async_commit();
+  };
+  bring_first_entries(shared, tiles, warp, lane);
+  copy_now(start(0, warp, lane));
+  if constexpr (D::kRaw && P::kPipelined) {
+    cp_async_wait<0>();
+    __syncthreads();  // the entries of the second tile are there
+    copy_now(advance(-1, warp, lane));
+  }
 
   Queries<P> q;
   load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
                   lane, q);
-  RowState state;
   Output o = {};
-  for (int tile = 0; tile < count; ++tile) {
-    const std::uint32_t mask = next_mask;
-    cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and the one before is done with
-    if constexpr (D::kRaw) {
-      turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[0], warp, lane);
-      __syncwarp();  // the warp's raw rows may be replaced
-    }
-    if (tile + 1 < count) next_mask = copy(tile + 1);
-    if constexpr (D::kRaw) __syncthreads();  // all rows are turned
-    attend(shared, D::kRaw ? 0 : tile & 1, params.scale, mask, warp, lane, q, state, o);
-  }
+  attend(shared, count, params.scale, thread, q, o, advance);
 
   // Computed anew: registers are scarce until here.
   const auto [i, s, segment, first, heads] = item_of(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4, head = first + row;
   const bool tells = lane % 4 == 0 && row < heads;
+  RowState state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
   if (params.segments > 1) {
     const std::int64_t partial = blockIdx.x;

@@ -27,19 +27,23 @@ void launch(const DistributionParams& params, cudaStream_t stream) {
   kernel.scale = static_cast<float>(problem.scale) * device::kLog2e;
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.columns = static_cast<int>(problem.topk);  // without indices s_kv
-  constexpr int kBytes = sizeof(distribution_cuda_detail::DistributionMemory<Plan>);
   auto* const function = distribution_cuda_detail::distribution_kernel<Plan>;
-  kRuntime.allow_shared_memory(function, kBytes);
-  kRuntime.launch(function, static_cast<unsigned>(problem.s_q), attention_cuda::kThreads, kBytes,
-                  stream, kernel);
+  kRuntime.allow_shared_memory(function, Plan::kBytes);
+  kRuntime.launch(function, static_cast<unsigned>(problem.s_q), attention_cuda::kThreads,
+                  Plan::kBytes, stream, kernel);
 }
 
 template <DType kType>
 void launch(const DistributionParams& params, cudaStream_t stream) {
-  using attention_cuda::Plan;
+  using distribution_cuda_detail::DistributionPlan;
   if (params.problem.topk == 0) return;
-  const auto function =
-      params.problem.d_qk == 512 ? launch<Plan<kType, 512, 4>> : launch<Plan<kType, 576, 2>>;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  using Two = DistributionPlan<kType, 576, 4, 2>;
+  using One = DistributionPlan<kType, 576, 4, 1>;
+  const auto function = params.problem.d_qk == 512 ? launch<DistributionPlan<kType, 512, 2, 2>>
+                        : most >= 2 * Two::kBytes  ? launch<Two>
+                        : most >= One::kBytes      ? launch<One>
+                                                   : launch<DistributionPlan<kType, 576, 2, 1>>;
   function(params, stream);
 }
 

@@ -40,13 +40,20 @@ void launch(const ForwardParams& params, cudaStream_t stream) {
 
 template <DType kType>
 void launch(const ForwardParams& params, cudaStream_t stream) {
-  using attention_cuda::Plan;
-  if (params.problem.d_qk == 512) return launch<Plan<kType, 512, 4>>(params, stream);
-  using Large = Plan<kType, 576, 4>;
-  if (kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes) {
-    return launch<Large>(params, stream);
-  }
-  launch<Plan<kType, 576, 2>>(params, stream);
+  using attention_cuda::AttendPlan;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const auto choose = [&]<int kDim>() {
+    using Pipelined = AttendPlan<kType, kDim, 4, true>;
+    using FourParts = AttendPlan<kType, kDim, 4, false>;
+    using Small = AttendPlan<kType, kDim, 2, false>;
+    static_assert(Small::kBytes <= 99 * 1024);
+    return most >= Pipelined::kBytes   ? launch<Pipelined>
+           : most >= FourParts::kBytes ? launch<FourParts>
+                                       : launch<Small>;
+  };
+  const auto function = params.problem.d_qk == 512 ? choose.template operator()<512>()
+                                                   : choose.template operator()<576>();
+  function(params, stream);
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Top-k sparse MLA attention, forward, for GPUs of compute capability 8.0 and newer: the kernel. A
-// block has one item, (query, 64 heads), and the tile loop of attention_cuda.cuh.
+// block has one item, (query, 64 heads), and the tile loop of attend_cuda.cuh.
 #pragma once
 
 #include <cstdint>
 
-#include "winnow/sparse_mla/attention_cuda.cuh"
-#include "winnow/sparse_mla/two_sources.cuh"
+#include "winnow/sparse_mla/attend_cuda.cuh"
+#include "winnow/sparse_mla/two_sources_cuda.cuh"
 
 namespace winnow::sparse_mla::forward_cuda_detail {
 
@@ -24,49 +24,53 @@ struct KernelParams {
   std::uint32_t head_blocks;
 };
 
+// What a block works on; blocks count the blocks of heads of a query first.
+struct Item {
+  std::int64_t query;
+  int first, heads;  // the first head, and how many there are
+};
+__device__ __forceinline__ Item item_of(const KernelParams& params, std::uint32_t block) {
+  const int first = static_cast<int>(block % params.head_blocks) * kHeads;
+  return {block / params.head_blocks, first, min(params.h_q - first, kHeads)};
+}
+
 template <class P>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_kernel(const __grid_constant__ KernelParams params) {
   const P shared{shared_address(dynamic_shared<128>())};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::int64_t query = blockIdx.x / params.head_blocks;
-  const int first = static_cast<int>(blockIdx.x % params.head_blocks) * kHeads;
-  const int heads = min(params.h_q - first, kHeads);
-
-  if (threadIdx.x < 4) shared.limits()[lane].store(load_limits(params.sources, query, lane));
-  __syncthreads();  // the limits are there
-  const QueryTiles<kRows> entries(params.sources, query, shared.limits()[lane & 3].load());
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const Item item = item_of(params, blockIdx.x);
+  if (warp == 0) find_bounds<kRows>(params.sources, item.query, lane, shared.bounds());
+  __syncthreads();  // the bounds are there
+  const CopiedTiles<kRows> entries(params.sources, shared.bounds());
   const int tiles = entries.tiles();
-  // A tile ahead of the products, its entries one more.
-  std::int32_t entry = entries.load(0, lane);
-  const auto copy = [&](int tile) {
-    const std::uint64_t policy = policy_evict_last();
-    const std::uint32_t mask =
-        __ballot_sync(kFullWarp, static_cast<std::uint32_t>(entry) < entries.visible(tile));
-    const GatherView& rows = entries.rows(tile);
-    copy_rows<P>(shared.rows()[tile & 1], entry, mask, warp, lane, policy,
-                 [&](std::int64_t row) { return rows.kv + row * rows.kv_stride; });
-    cp_async_commit();
-    entry = entries.load(tile + 1, lane);
-    return mask;
+  const auto advance = [&](int tile, int warp, int lane) {
+    const auto copy_of = [&](const char* row, bool visible) {
+      return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], row, visible, warp, lane);
+    };
+    // Behind the last tile the products have zeros copied to a free slot: no branch is among them.
+    if (++tile >= tiles) return copy_of(params.q, false);
+    return start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
+      const GatherView& rows = entries.rows(tile);
+      return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
+    });
   };
-  std::uint32_t next_mask = tiles > 0 ? copy(0) : 0;
+  bring_first_entries(shared, entries, warp, lane);
+  copy_all(advance(-1, warp, lane));
+  cp_async_commit();
 
   Queries<P> q;
-  load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1, params.q_stride1,
-                  heads, warp, lane, q);
-  RowState state;
+  load_queries<P>(params.q + item.query * params.q_stride0 + item.first * params.q_stride1,
+                  params.q_stride1, item.heads, warp, lane, q);
   Output o = {};
-  for (int tile = 0; tile < tiles; ++tile) {
-    const std::uint32_t mask = next_mask;
-    cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and the one before is done with
-    if (tile + 1 < tiles) next_mask = copy(tile + 1);
-    attend(shared, tile & 1, params.scale, mask, warp, lane, q, state, o);
-  }
+  attend(shared, tiles, params.scale, thread, q, o, advance);
 
+  // Computed anew: registers are scarce until here.
+  const auto [query, first, heads] = item_of(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4;
+  RowState state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
+  state.top = quad_max(state.top);
   if (lane % 4 == 0) {
     const std::int64_t head = first + row;
     float sink = negative_infinity();

@@ -18,6 +18,10 @@ void cp_async_zfill(std::uint32_t destination, const void* source, bool valid, s
                     Where where = Where::current()) {
   simulator::copy_async({destination, 16, 0, valid ? 16 : 0, source}, where);
 }
+inline void cp_async_zfill(std::uint32_t destination, const void* source, bool valid,
+                           Where where = Where::current()) {
+  simulator::copy_async({destination, 16, 0, valid ? 16 : 0, source}, where);
+}
 inline void cp_async_word_zfill(std::uint32_t destination, const void* source, bool valid,
                                 Where where = Where::current()) {
   simulator::copy_async({destination, 4, 0, valid ? 4 : 0, source}, where);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/named_barrier.cuh"
 #include "winnow/device/common/shared.cuh"
 
 namespace winnow::device {
@@ -47,15 +48,6 @@ inline bool mbarrier_test_wait(std::uint32_t barrier, std::uint32_t parity,
 inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity, const char* role, int what,
                           Where where = Where::current()) {
   simulator::mbarrier_wait(barrier, parity, role, what, where);
-}
-
-template <int kThreads>
-void bar_sync(std::uint32_t number, Where where = Where::current()) {
-  simulator::named_barrier("sync", number, kThreads, true, where);
-}
-template <int kNumber, int kThreads>
-bool barrier_red_and(bool mine, Where where = Where::current()) {
-  return simulator::named_barrier("red.and", kNumber, kThreads, mine, where);
 }
 
 inline void fence_proxy_async_shared(Where where = Where::current()) {
