@@ -617,6 +617,7 @@ __device__ __forceinline__ void score_role(const Params& params, Plan<kDim> shar
       gather.copy_heads((progress & kItem) / kItem);
       gather.advance();
     }
+    __syncwarp();  // all lanes have read this item's delta, also where it has no tiles
 #pragma unroll 1
     for (; progress < kDeltaSteps * kStep; progress += kDeltaBatch * kStep) {
       add_to_delta<kDim, kDeltaBatch>(params, shared, number + 1, progress / kStep, warp, lane);
