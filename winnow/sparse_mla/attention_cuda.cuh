@@ -5,9 +5,9 @@
 // rows, and the products would read them there for every tile. For the logits each warp has a part
 // of the heads and of the columns of Q and K (72 registers), so that the logits come as kParts
 // sums, which meet in shared memory: those of forward, decode and distribution as logits_cuda.cuh
-// says, those of backward as the rows of a tile (multiply_scores()). kParts is 2, 16 heads of half
-// of the columns, or 4, 32 heads of a quarter: then the warps read K half as often from shared
-// memory, and the sums take twice the room.
+// says. kParts is 2, 16 heads of half of the columns, or 4, 32 heads of a quarter: then the warps
+// read K half as often from shared memory, and the sums take twice the room. backward has parts of
+// its own.
 //
 // Heads beyond h_q are zeros: fewer than 64 cost as much as 64.
 #pragma once
@@ -40,39 +40,6 @@ static_assert(kWarpColumns == 64 && kHeads == 8 * kWarps && kThreads == 8 * kRow
 inline constexpr float kLazy = 8.0f;
 // The reference of a row before its first logit: below all that count, and finite.
 inline constexpr float kNoReference = -1e30f;
-
-// The sums of a row of logits: 32 f32, as many bytes as 64 columns of a tile. P takes the first
-// half of a row of the first part.
-using Sums = Tile<kHeads, 64>;
-
-template <int kDim, int kParts, int kSlots>
-struct Memory {
-  Tile<kRows, kDim> rows[kSlots];
-  Sums sums[kParts];
-  float factors[kHeads];  // of a tile, where a reference was raised
-  float ends[kHeads];     // of the item
-  // What bounds the item's entries. It is read once, so that whatever is written to it meanwhile,
-  // all warps go by the same tiles.
-  std::int32_t limits[4];
-};
-
-// kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
-template <DType kType_, int kDim_, int kParts_, int kSlots = 2>
-struct Plan : Shared<Memory<kDim_, kParts_, kSlots>> {
-  using Memory = attention_cuda::Memory<kDim_, kParts_, kSlots>;
-  WINNOW_PLACE(rows)
-  WINNOW_PLACE(sums)
-  WINNOW_PLACE(factors)
-  WINNOW_PLACE(ends)
-  WINNOW_PLACE(limits)
-
-  static constexpr DType kType = kType_;
-  static constexpr int kDim = kDim_, kParts = kParts_;
-  static constexpr int kBytes = sizeof(Memory);
-  static constexpr int kSteps = kDim / 16 / kParts;              // of 16 columns, of a warp
-  static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;  // of 16 heads, of a warp
-  static_assert(4 % kParts == 0 && kSteps * kParts * 16 == kDim);
-};
 
 // A warp's part of the queries, as fragments. Step s of part p is the columns from
 // 16 (kParts s + p) on.
@@ -156,18 +123,6 @@ __device__ __forceinline__ void copy_all(const Copy& copy) {
   for (int chunk = 0; chunk < Copy::kChunks; ++chunk) copy(chunk);
 }
 
-// Starts the copies of a tile to a slot. Lane l has entry l of the tile; row_of(entry) is where the
-// row of a visible one begins, `mask` says which are.
-template <class P, class RowOf>
-__device__ __forceinline__ void copy_rows(Place<Tile<kRows, P::kDim>> slot, std::int32_t entry,
-                                          std::uint32_t mask, int warp, int lane,
-                                          std::uint64_t /*policy*/, const RowOf& row_of) {
-  const int row = copied_row(warp, lane);
-  const bool visible = mask >> row & 1;
-  const std::int32_t mine = __shfl_sync(kFullWarp, entry, row);
-  copy_all(RowCopy<P::kDim>(slot, row_of(visible ? mine : 0), visible, warp, lane));
-}
-
 // The warp's part of the logits of 16 rows: s[m][n] are 16 heads and 8 rows. `k`: the rows of the
 // tile as operands b, from the first column of the part on. `q` may have fewer columns than K.
 // beside(step) is done among the products.
@@ -198,60 +153,6 @@ __device__ __forceinline__ Squares<Tile<kRows, P::kDim>::kChunkBytes> squares_of
   auto k = shared.rows()[slot].squares_of_b(lane);
   k.lane ^= warp % P::kParts * 2 * kUnitBytes;
   return k;
-}
-
-// The warp's part of the logits of a tile, to shared memory.
-template <class P, int kSteps>
-__device__ __forceinline__ void multiply_scores(P shared, int slot, int warp, int lane,
-                                                const std::uint32_t (&q)[P::kBlocks][kSteps][4]) {
-  const auto k = squares_of_part(shared, slot, warp, lane);
-  const auto sums = shared.sums()[warp % P::kParts];
-#pragma unroll
-  for (int half = 0; half < kRows / 16; ++half) {
-    float s[P::kBlocks][2][4] = {};
-    multiply_part<P>(k, half, q, s, [](int) {});
-#pragma unroll
-    for (int m = 0; m < P::kBlocks; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {  // 2 f32 take the place of 4 elements of the tile
-          const int head = first_head<P>(warp) + 16 * m + lane / 4 + 8 * r;
-          const std::uint64_t high = __float_as_uint(s[m][n][2 * r + 1]);
-          st_shared(sums.pair(head, 32 * half + 16 * n + lane % 4 * 4),
-                    high << 32 | __float_as_uint(s[m][n][2 * r]));
-        }
-      }
-    }
-  }
-}
-
-// The units of 4 logits of a row that a lane has: two rows of one warp load from different banks.
-__device__ __forceinline__ int logit_unit(int lane, int i) {
-  return lane % 4 + 4 * ((lane / 4 + i) & 1);
-}
-
-// The lane's 8 logits of its row, without the scale: x[i][e] is that of entry
-// 4 * logit_unit(lane, i) + e.
-template <class P>
-__device__ __forceinline__ void load_logits(P shared, int warp, int lane, float (&x)[2][4]) {
-  const int row = 8 * warp + lane / 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int part = 0; part < P::kParts; ++part) {
-      const uint4 words = ld_shared_words(shared.sums()[part].unit(row, logit_unit(lane, i)));
-      const float sums[4] = {__uint_as_float(words.x), __uint_as_float(words.y),
-                             __uint_as_float(words.z), __uint_as_float(words.w)};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[i][e] = part == 0 ? sums[e] : x[i][e] + sums[e];
-    }
-  }
-}
-
-// Whether the entry of x[i][e] is visible.
-__device__ __forceinline__ bool sees(std::uint32_t mask, int lane, int i, int e) {
-  return mask >> (4 * logit_unit(lane, i) + e) & 1;
 }
 
 }  // namespace winnow::sparse_mla::attention_cuda

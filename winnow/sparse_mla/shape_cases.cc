@@ -28,6 +28,8 @@ std::vector<CaseShape> make_case_shapes() {
   add(list, {bf16}, {.name = "h64-k128", .s_q = 1, .h_q = 64, .topk = 128});
   add(list, {f16}, {.name = "h64-k512", .h_q = 64, .s_kv = 700, .topk = 512});
   add(list, {f32, bf16}, {.name = "h128-k2048", .s_q = 1, .h_q = 128, .s_kv = 4096, .topk = 2048});
+  // More entries than kernels keep of a query at a time.
+  add(list, {f32, bf16}, {.name = "h16-k2300", .s_q = 2, .h_q = 16, .s_kv = 4096, .topk = 2300});
   add(list, {f32, bf16}, {.name = "sq1", .s_q = 1, .h_q = 16});
   add(list, {f32, bf16}, {.name = "sq4096", .s_q = 4096, .h_q = 2, .s_kv = 5000});
   add(list, {f32, bf16}, {.name = "skv1", .s_kv = 1, .topk = 1, .free_out = true});

@@ -226,13 +226,6 @@ __device__ __forceinline__ int phase_thread() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x), threadIdx.x % 32);
 }
 
-// As squares(), whose two middle matrices these exchange: so what ldmatrix loads comes in the order
-// of b from rows of N, and of a from rows of K, which as four registers in a row costs no moves.
-template <class T>
-__device__ __forceinline__ auto crossed_squares(Place<T> tile, int lane) {
-  return Squares<T::kChunkBytes>{tile.unit(lane % 8 + lane / 16 * 8, lane / 8 % 2)};
-}
-
 // What a phase knows. It asks shared memory again, since no register is left from phase to phase.
 struct Segment {
   ListPlan list;
@@ -353,7 +346,7 @@ __device__ __forceinline__ void multiply_part(P shared, int slot, int which,
                                               const std::uint32_t (&q)[P::kBlocks][kSteps][4],
                                               float (&mine)[2][4], const Between& between) {
   float s[P::kBlocks][2][2][4] = {};
-  auto first = crossed_squares(shared.rows()[slot], at.lane);
+  auto first = shared.rows()[slot].squares_of_b(at.lane);
   first.lane ^= at.part() * 2 * kUnitBytes;
   auto second = first;
   first.lane += at.entry(0) * kTileLine;
@@ -781,7 +774,7 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
       __syncthreads();     // the step is there, and the step before is done with
       const typename P::Step here{shared.steps()[slot].address};
       // The warps' entries are a chunk of 64 columns.
-      auto p_squares = crossed_squares(here.weights()[0], lane);
+      auto p_squares = here.weights()[0].squares_of_b(lane);
       p_squares.lane += warp_m * Tile<kStepHeads, kGroupRows>::kChunkBytes;
       constexpr int kDsBytes = sizeof(Tile<kStepHeads, kGroupRows>);  // from P to dS
       constexpr int kChunkBytes = Tile<kStepHeads, kDim>::kChunkBytes;
