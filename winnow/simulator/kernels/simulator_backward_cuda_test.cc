@@ -44,9 +44,9 @@ const BugsOf bug{"sparse_mla/backward/backward_cuda.cuh", "bf16-k512"},
 const BugsOf fixed{"sparse_mla/backward/backward_cuda.cuh", "bf16-d512-h16-k100-deterministic"};
 
 // Where warps of one schedule are too even to be apart.
-PlantedBug where_warps_part(PlantedBug bug) {
-  bug.schedules = {"random:1", "random:2", "starved:0"};
-  return bug;
+PlantedBug where_warps_part(PlantedBug planted) {
+  planted.schedules = {"random:1", "random:2", "starved:0"};
+  return planted;
 }
 
 const std::vector<PlantedBug> kQuickBugs = {
