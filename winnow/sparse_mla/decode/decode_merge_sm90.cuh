@@ -15,17 +15,14 @@ inline constexpr int kMergeThreads = 256;
 inline constexpr int kMergeQuarters = 4;          // of the threads, which take parts in turn
 inline constexpr std::uint32_t kMergeParts = 16;  // whose rows are under way at once
 
-// The partials of a query: those of `count` groups (where queries are cut) or segments, from
-// `first` on. `second`: the first of them is the second one of its group.
+// The partials of a query: those of `count` groups from `first` on. `second`: the first of them is
+// the second one of its group.
 struct Parts {
   std::uint32_t query, first, count;
   bool second;
 };
 // The parts of the `number`th query that is merged.
 __device__ __forceinline__ Parts parts_of(const KernelParams& params, std::uint32_t number) {
-  if (params.cut_tiles == 0) {
-    return {params.cut_query + number, number * params.segments, params.segments, false};
-  }
   const std::uint32_t begin = number * params.query_tiles, last = begin + params.query_tiles - 1;
   const std::uint32_t first = begin / params.cut_tiles;
   return {params.cut_query + number, first, last / params.cut_tiles - first + 1,

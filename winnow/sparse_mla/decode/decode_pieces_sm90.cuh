@@ -80,13 +80,12 @@ struct ChainParams : Base {
   }
 };
 
-// The partial of a piece: where queries are cut, group `group` has at most two such pieces, of
-// which this is the `number`th; otherwise `group` is a segment, counted over all queries.
+// The partial of a piece of a query that is cut: a group has at most two such pieces, of which this
+// is the `number`th.
 __device__ __forceinline__ std::uint32_t partial_of(const KernelParams& params, std::uint32_t group,
                                                     std::uint32_t number,
                                                     std::uint32_t head_block) {
-  const std::uint32_t part = params.cut_tiles > 0 ? 2 * group + number : group;
-  return part * params.head_blocks + head_block;
+  return (2 * group + number) * params.head_blocks + head_block;
 }
 
 // --- the table of the block's pieces -------------------------------------------------------------
@@ -148,7 +147,7 @@ class Pieces {
     const std::uint32_t group = blockIdx.x / params.head_blocks;
     const std::uint32_t head_block = blockIdx.x % params.head_blocks;
     for (int n = threadIdx.x; n < count_; n += blockDim.x) {
-      std::uint32_t query, from, to, partial;
+      std::uint32_t query, from, to, partial = 0;
       if (n < cut_) {
         const std::uint32_t number = from_ / params.query_tiles + n;
         const std::uint32_t begin = number * params.query_tiles;
@@ -161,7 +160,6 @@ class Pieces {
         query = segment / params.segments;
         from = segment % params.segments * params.segment_tiles;
         to = from + params.segment_tiles;
-        partial = partial_of(params, segment, 0, head_block);
       }
       Piece piece;
       piece.i = query / params.s_q;

@@ -44,11 +44,6 @@ constexpr std::int64_t kPartialBytes =  // of a block of 64 heads
     kHeads * (kPartialRowBytes + std::int64_t{sizeof(PartialSums)});
 constexpr std::int64_t kMaximaBytes = kHeads * std::int64_t{sizeof(float)};  // of a chain's tile
 
-std::int64_t partials_of(const Split& split, std::int64_t queries) {
-  if (split.cut_tiles > 0) return 2 * split.groups;
-  return split.segments > 1 ? queries * split.segments : 0;
-}
-
 std::uint32_t count(std::int64_t value) { return static_cast<std::uint32_t>(value); }
 
 // What all kernels take.
@@ -102,19 +97,16 @@ void run_split(const DecodeParams& params, void* workspace, cudaStream_t queue) 
   const Split split = split_of(params);
   KernelParams kernel = params_of(params);
   const std::int64_t queries = params.b * params.s_q;
-  kernel.segments = count(split.segments);
-  kernel.segment_tiles = count(split.segment_tiles);
-  kernel.query_tiles = kernel.segments * kernel.segment_tiles;
-  kernel.group_segments = count(split.group_segments);
-  const std::int64_t whole =
-      std::min(split.groups * split.group_segments, queries * split.segments);
-  const std::int64_t whole_queries = whole / split.segments;
-  const std::int64_t cut = split.cut_tiles > 0 ? queries - whole_queries : 0;
+  kernel.segments = 1;
+  kernel.segment_tiles = kernel.query_tiles = count(split.query_tiles);
+  kernel.group_segments = count(split.group_queries);
+  const std::int64_t whole = std::min(split.groups * split.group_queries, queries);
+  const std::int64_t cut = split.cut_tiles > 0 ? queries - whole : 0;
   kernel.whole_segments = count(whole);
   kernel.cut_tiles = count(split.cut_tiles);
-  kernel.cut_query = cut > 0 ? count(whole_queries) : 0;
-  kernel.cut_end = count(cut * split.segment_tiles);
-  const std::int64_t partials = partials_of(split, queries) * kernel.head_blocks;
+  kernel.cut_query = cut > 0 ? count(whole) : 0;
+  kernel.cut_end = count(cut * split.query_tiles);
+  const std::int64_t partials = cut > 0 ? 2 * split.groups * kernel.head_blocks : 0;
   const bool is_short = split.is_short() && !params.chosen.paged;
   kernel.partials_in_pairs = is_short;
   kernel.partial_out = static_cast<char*>(workspace);
@@ -127,11 +119,10 @@ void run_split(const DecodeParams& params, void* workspace, cudaStream_t queue) 
     }
     launch<kFormat, kDim, false>(all, blocks, queue);
   });
-  const std::int64_t merged = split.segments > 1 ? queries : cut;
-  if (merged == 0) return;
+  if (cut == 0) return;
   const bool few = split.most_parts() <= kFewParts;
   const std::int64_t blocks = few ? round_up_div(params.h_q, kFewHeads) : params.h_q;
-  kRuntime.check(device::launch_early(few ? merge_few_kernel : merge_kernel, count(merged * blocks),
+  kRuntime.check(device::launch_early(few ? merge_few_kernel : merge_kernel, count(cut * blocks),
                                       kMergeThreads, 0, queue, kernel),
                  "launch of the merge");
 }

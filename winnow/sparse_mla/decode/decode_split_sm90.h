@@ -1,9 +1,9 @@
 // How the kernels of sm90 share out the tiles of all queries. Host code.
 //
-// The tiles of each query are cut into segments. A group is one thread block for each head block of
-// 64 heads. It computes a number of whole segments and, if cut_tiles > 0, before them an equal
-// share of the tiles of the last queries, taken as one long row of tiles. A share that reaches over
-// the end of a query is cut there, so that every piece of work is of one query.
+// A group is one thread block for each head block of 64 heads. It computes a number of whole
+// queries and, if cut_tiles > 0, before them an equal share of the tiles of the last queries, taken
+// as one long row of tiles. A share that reaches over the end of a query is cut there, so that
+// every piece of work is of one query.
 //
 // With batch_invariant or in_list_order every sum of a query is one chain over its entries in their
 // order, which is not cut. Where there are enough queries, a block has all of one for 64 heads.
@@ -16,22 +16,20 @@
 namespace winnow::sparse_mla::decode_sm90_detail {
 
 struct Split {
-  std::int64_t segments, segment_tiles;  // of a query (the last segment may hold fewer tiles)
-  // Whole segments of each group, from the first query on, and tiles of each group's share of the
-  // queries that remain (0: none remain).
-  std::int64_t group_segments, cut_tiles;
+  std::int64_t query_tiles;
+  // Whole queries of each group, from the first one on, and tiles of each group's share of those
+  // that remain (0: none remain).
+  std::int64_t group_queries, cut_tiles;
   std::int64_t groups;
 
   // Whether a block has so few tiles that what it does once takes most of its time.
-  constexpr bool is_short() const {
-    return group_segments * segment_tiles + cut_tiles <= kShortTiles;
-  }
+  constexpr bool is_short() const { return group_queries * query_tiles + cut_tiles <= kShortTiles; }
   // The most parts that a query is cut into, which selects the kernel that merges them. If
   // cut_tiles does not divide the query's tiles, a share may begin at any of them.
   constexpr std::int64_t most_parts() const {
-    if (cut_tiles == 0) return segments;
-    return segment_tiles % cut_tiles == 0 ? segment_tiles / cut_tiles
-                                          : (segment_tiles - 2) / cut_tiles + 2;
+    if (cut_tiles == 0) return 1;
+    return query_tiles % cut_tiles == 0 ? query_tiles / cut_tiles
+                                        : (query_tiles - 2) / cut_tiles + 2;
   }
 
   static constexpr std::int64_t kShortTiles = 16;
@@ -49,18 +47,11 @@ constexpr std::int64_t resident_groups(std::int64_t head_blocks, std::int64_t mu
 
 constexpr std::int64_t round_up_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// The split into whole segments alone, as evenly as possible.
-constexpr Split split_whole(std::int64_t segments, std::int64_t segment_tiles, std::int64_t queries,
-                            std::int64_t groups) {
-  const std::int64_t all = queries * segments;
-  const std::int64_t each = std::min<std::int64_t>(round_up_div(all, groups), kMostPieces);
-  return {segments, segment_tiles, each, 0, round_up_div(all, each)};
-}
-
-// The split in which every query is in one go.
+// The split in which every query is in one go, as evenly as possible.
 constexpr Split split_of_whole_queries(std::int64_t tiles, std::int64_t queries,
                                        std::int64_t groups) {
-  return split_whole(1, std::max<std::int64_t>(tiles, 1), queries, groups);
+  const std::int64_t each = std::min<std::int64_t>(round_up_div(queries, groups), kMostPieces);
+  return {std::max<std::int64_t>(tiles, 1), each, 0, round_up_div(queries, each)};
 }
 
 // The fastest split: each group takes queries / groups whole queries and an equal share of the
@@ -77,7 +68,7 @@ constexpr Split fastest_split(std::int64_t tiles, std::int64_t queries, std::int
       length <= cut + kMerge) {
     return whole;
   }
-  return {1, length, each, cut, each > 0 ? groups : round_up_div(left * length, cut)};
+  return {length, each, cut, each > 0 ? groups : round_up_div(left * length, cut)};
 }
 
 // How blocks work on the queries of a call side by side: `segments` on the logits of a query, each

@@ -100,7 +100,7 @@ TEST(DecodeSplit, KnowsTheMostPartsOfAQuery) {
         const auto split = decode_sm90_detail::fastest_split(tiles, queries, groups);
         if (split.cut_tiles == 0) continue;
         std::int64_t most = 0;
-        for (std::int64_t query = 0; query < queries - split.groups * split.group_segments;
+        for (std::int64_t query = 0; query < queries - split.groups * split.group_queries;
              ++query) {
           const std::int64_t begin = query * tiles, last = begin + tiles - 1;
           most = std::max(most, last / split.cut_tiles - begin / split.cut_tiles + 1);
