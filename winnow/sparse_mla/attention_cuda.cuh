@@ -111,11 +111,6 @@ class RowCopy {
   bool visible_;
 };
 
-struct NoCopy {
-  static constexpr int kChunks = 0;
-  __device__ __forceinline__ void operator()(int) const {}
-};
-
 // All of it.
 template <class Copy>
 __device__ __forceinline__ void copy_all(const Copy& copy) {

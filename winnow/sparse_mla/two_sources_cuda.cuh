@@ -7,6 +7,7 @@
 
 #include "winnow/device/common/copy.cuh"
 #include "winnow/device/common/places.cuh"
+#include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/two_sources.cuh"
 
 namespace winnow::sparse_mla {
@@ -76,5 +77,23 @@ class CopiedTiles {
   device::Place<EntryBounds> bounds_;
   int first_tiles_;
 };
+
+// start_tile() of one of `tiles` tiles, whose rows go to a slot. Behind the last one zeros are
+// copied, so that no branch is among the products; `memory` is any that may be read.
+template <class P>
+__device__ __forceinline__ auto start_copy(P shared,
+                                           const CopiedTiles<attention_cuda::kRows>& entries,
+                                           int tile, int tiles, int slot, const char* memory,
+                                           int warp, int lane) {
+  const auto copy_of = [&](const char* row, bool visible) {
+    return attention_cuda::RowCopy<P::kDim>(shared.rows()[slot], row, visible, warp, lane);
+  };
+  if (tile >= tiles) return copy_of(memory, false);
+  return attention_cuda::start_tile(
+      shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
+        const GatherView& rows = entries.rows(tile);
+        return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
+      });
+}
 
 }  // namespace winnow::sparse_mla

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/two_sources_cuda.cuh"
 
 namespace winnow::sparse_mla::distribution_cuda_detail {
@@ -102,15 +101,7 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
     if (column >= 0) attn_sum[column] += sum;
   };
   const auto start = [&](int tile, int warp, int lane) {
-    const auto copy_of = [&](const char* row, bool visible) {
-      return RowCopy<P::kDim>(shared.rows()[tile & 1], row, visible, warp, lane);
-    };
-    // Behind the last tile the products have zeros copied: no branch is among them.
-    if (tile >= tiles) return copy_of(params.q, false);
-    return start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
-      const GatherView& rows = entries.rows(tile);
-      return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
-    });
+    return start_copy(shared, entries, tile, tiles, tile & 1, params.q, warp, lane);
   };
   for (int first = 0; first < params.h_q && tiles > 0; first += kHeads) {
     bring_first_entries(shared, entries, warp, lane);

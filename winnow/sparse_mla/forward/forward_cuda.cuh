@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/two_sources_cuda.cuh"
 
 namespace winnow::sparse_mla::forward_cuda_detail {
@@ -45,15 +44,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const CopiedTiles<kRows> entries(params.sources, shared.bounds());
   const int tiles = entries.tiles();
   const auto advance = [&](int tile, int warp, int lane) {
-    const auto copy_of = [&](const char* row, bool visible) {
-      return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], row, visible, warp, lane);
-    };
-    // Behind the last tile the products have zeros copied to a free slot: no branch is among them.
-    if (++tile >= tiles) return copy_of(params.q, false);
-    return start_tile(shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
-      const GatherView& rows = entries.rows(tile);
-      return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
-    });
+    ++tile;
+    return start_copy(shared, entries, tile, tiles, slot_of<P>(tile), params.q, warp, lane);
   };
   bring_first_entries(shared, entries, warp, lane);
   copy_all(advance(-1, warp, lane));
