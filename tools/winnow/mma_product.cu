@@ -1,4 +1,4 @@
-// The product by cp.async, and the choice of a plan.
+// The product by cp.async.
 #include <array>
 
 #include "tools/winnow/mma_product.cuh"
