@@ -151,3 +151,21 @@ class ContextParallel:
         """The sum over the ranks, in place."""
         dist.all_reduce(value, group=self.group)
         return value
+
+    # ---- what moves rows and gradients: each begins, and returns what waits for the end
+
+    def begin_all_gather(self, whole: Tensor, local: Tensor) -> dist.Work:
+        """[ranks * n] of [n] on each rank."""
+        return dist.all_gather_into_tensor(whole, local, group=self.group, async_op=True)
+
+    def begin_reduce_scatter(self, local: Tensor, whole: Tensor) -> dist.Work:
+        """[n] on each rank: its part of the sum of [ranks * n]."""
+        return dist.reduce_scatter_tensor(local, whole, group=self.group, async_op=True)
+
+    def begin_broadcast(self, rows: Tensor, source: int) -> dist.Work:
+        """In place, from rank `source` of the group."""
+        return dist.broadcast(rows, group_src=source, group=self.group, async_op=True)
+
+    def begin_reduce(self, gradient: Tensor, target: int) -> dist.Work:
+        """The sum over the ranks, in place on rank `target` of the group."""
+        return dist.reduce(gradient, group_dst=target, group=self.group, async_op=True)
