@@ -286,6 +286,19 @@ def layers(records):
     return _table(["GPU", "", "Winnow", "sdpa", "times as fast", "measured"], rows)
 
 
+def shared(records):
+    """The table of `winnow bench context_parallel`."""
+    rows = [
+        [_short(record["where"]), one["benchmark"], _times([[one]]),
+         f"{one['peak_bytes'] / 2**30:.1f} GiB", f"{one['ratio']:.2f}", _source(record)]
+        for record in records
+        for one in record["results"]
+        if one["operation"] == "context_parallel"
+    ]  # fmt: skip
+    head = "GPUs,,slowest rank,peak memory,of the time without communication,measured"
+    return _table(head.split(","), rows)
+
+
 def _rate(members):
     """ "1.23 / 4.56 TFLOP/s" """
     flat = [one for runs in members for one in runs]
@@ -451,6 +464,7 @@ def blocks():
         "headlines": headlines(records),
         "comparisons": comparisons(records),
         "layers": layers(records),
+        "shared": shared(records),
         "benches": benches(records),
         "verifications": verifications(entries),
     }

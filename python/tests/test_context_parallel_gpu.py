@@ -2,7 +2,6 @@
 one. As in test_context_parallel.py, in bfloat16."""
 
 import json
-import subprocess
 import sys
 
 import context_parallel_checks as checks

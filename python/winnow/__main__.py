@@ -118,7 +118,7 @@ def main() -> None:
     if sys.argv[1:2]:
         _refuse_if_nearest(sys.argv[1], ["compat-path"], "command")
     if sys.argv[1:2] == ["bench"] and sys.argv[2:3]:
-        _refuse_if_nearest(sys.argv[2], ["python", "transformers", "context_parallel"], "bench: operation")
+        _refuse_if_nearest(sys.argv[2], ["python", "transformers"], "bench: operation")
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if folder := nvshmem.folder():

@@ -1,6 +1,6 @@
-"""``torchrun --nproc-per-node N -m winnow bench context_parallel``: a training step of one attention
-layer of DeepSeek-V3.2 whose sequence the ranks share, beside the same step without what moves
-between the ranks.
+"""``torchrun --nproc-per-node N -m winnow bench context_parallel``: a training step of one
+attention layer of DeepSeek-V3.2 whose sequence the ranks share, beside the same step without what
+moves between the ranks.
 
 The latter is what one rank takes with its part of the queries if it had the rows of all ranks
 already: each collective gives at once what it gave in a step before. The times are those of the
