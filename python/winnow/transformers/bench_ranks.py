@@ -165,7 +165,7 @@ def main(arguments: List[str]) -> int:
         torch.cuda.set_device(device)
     else:
         device = torch.device(options.device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group()  # NCCL for GPUs, and gloo, through which ranks agree
     rows = []
     try:
         for row in measure(device, options.tokens or _TOKENS[device.type], options.keys):
