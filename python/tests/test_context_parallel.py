@@ -83,6 +83,12 @@ def test_what_is_refused(deep_ep_pool):
         ranks_of.context_parallel()
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_ranks_that_differ_after_they_agreed(deep_ep_pool, ranks, keys):
+    deep_ep_pool.run(ranks, ranks_of.differences, keys)
+
+
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
     torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
 

@@ -89,6 +89,7 @@ class Source:
             arriving = self.begin(local) if arriving is None else arriving
             yield None, arriving.wait()
             return
+        self.context.agree("use of rows", shape=str(list(local.shape)), dtype=str(local.dtype))
         coming = self._send(0, local)
         for rank in range(self.context.size):
             rows = coming.wait()
