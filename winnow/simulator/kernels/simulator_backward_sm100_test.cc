@@ -20,9 +20,9 @@ const bool kBlackwell = [] {
   return true;
 }();
 
-// The case table with at most 64 queries, on the backend that nobody gets unasked.
+// The case table with at most 12 queries, on the backend that nobody gets unasked.
 testing::Operation forced_operation() {
-  testing::Operation operation = backward_operation(64);
+  testing::Operation operation = backward_operation(12);
   for (testing::Case& one : operation.cases) {
     one.run = [run = one.run](testing::Target target) {
       target.options.backend = Backend::sm100;
@@ -53,7 +53,7 @@ const std::vector<PassingCase> kQuickCases = {
 // Every case of bf16, in schedules of each kind; two of many tiles in all.
 const std::vector<PassingCase> kThoroughCases = [] {
   std::vector<PassingCase> all;
-  for (const testing::Case& one : backward_operation(64).cases) {
+  for (const testing::Case& one : backward_operation(12).cases) {
     if (!one.on_gpu || one.only_gpu.value_or(Backend::sm100) != Backend::sm100) continue;
     const bool often = one.name == "bf16-h192" || one.name == "bf16-all-rules-deterministic";
     all.push_back({one.name, often ? kMany : kFew});
