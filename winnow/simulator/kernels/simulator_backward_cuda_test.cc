@@ -52,6 +52,10 @@ const std::vector<PlantedBug> kQuickBugs = {
         saying("race: ",
                fixed("FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)",
                      Action::weaken))),
+    in_one_schedule(saying(
+        "race: ", bug("ItemsTakenByPlainStores", "atomicAdd(params.taken, 1u)", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", fixed("PlainBounds", "atomicMax(bound, largest)", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoBarrierBehindQuery", "the query is named", Action::drop),
