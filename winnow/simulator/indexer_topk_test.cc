@@ -100,6 +100,7 @@ const std::vector<PlantedBug> kQuickBugs = {
                                            "device::wait_for_kernel_before();", Action::drop))),
     in_one_schedule(saying("race: ", choice("ChoiceBeforeTheScores",
                                             "device::wait_for_kernel_before();", Action::drop))),
+    in_one_schedule(long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfStages", "shared.empty()[ring.stage].wait", Action::add, 1),
@@ -124,7 +125,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoArrivalOfReady", "shared.ready()[slot].arrive_warp", Action::drop),
     tiles("NoArrivalOfFreeHeads", "shared.heads_empty()[side].arrive_warp", Action::drop),
     tiles("CountOfFullTooLarge", "shared.full()[i].init", Action::add, 1),
-    long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1),
     tiles("CountOfReadyTooSmall", "shared.ready()[i].init", Action::add, -1),
     long_tiles("CountOfFreeTooSmall", "shared.free()[i].init", Action::add, -1),
     many_items("CountOfHeadsEmptyTooSmall", "shared.heads_empty()[side].init", Action::add, -1),

@@ -40,6 +40,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", Action::drop, 0, -1),
     beyond_a_pair(cluster("SumsForTwoBlocks", "device::st_async_cluster(", Action::drop)),
     warps("StageBeforeItIsThere", kStageWaited, Action::drop),
+    in_one_schedule(
+        block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     cluster("SumsForTheNextBlock", "device::st_async_cluster(", Action::add, 1 << 24),
@@ -59,7 +61,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", Action::drop, 0, -1),
     groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", Action::drop, 0, 1),
     groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
-    block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop),
     block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", Action::drop, 0, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,
