@@ -114,8 +114,6 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", bounds_bug("BoundsNoBarrier", "bar_sync<128>(1 + warpgroup);", Action::drop)),
     drain_bug("FixedNoSums", "reduce_add(params.fixed", Action::drop),
     ranges_bug("RangesNoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),
-    saying("race: ", ranges_bug("RangesNoBarrierOfDeltas",
-                                "bar_sync<kGatherThreads>(kScoreBarrier);", Action::drop)),
     saying("race: ",
            order_bug("SourcesNoBarrier", "place[thread] = sum - count;", Action::drop, 0, 2)),
     in_one_schedule(saying(
@@ -160,9 +158,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bounds_bug("BoundsCountOfFull", "shared.full()[slot].init", Action::add, -1),
     many_tiles("BoundsCountOfEmpty", "shared.empty()[slot].init", Action::add, -1),
     ranges_bug("RangesNoWaitForFreeRows", "shared.k_free().wait(progress", Action::drop),
-    ranges_bug("RangesNoStateOfHeads", "place_of_head(shared.lse2(), warp, lane, r).store",
-               Action::drop),
-    ranges_bug("RangesNoWaitForFreeQueries", "shared.q_free()[chunk].wait", Action::drop),
     ranges_bug("RangesLateTargets", "shared.targets()[parity][row].store(target);", Action::delay),
     ranges_bounds("BoundsOfRangesNoBarrier", "bar_sync<128>(1 + warpgroup);", Action::drop),
     ranges_bounds("BoundsOfRangesNoShares", "st_shared(buffer", Action::drop),

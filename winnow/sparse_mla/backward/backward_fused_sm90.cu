@@ -29,9 +29,9 @@ int tiles(const Problem& problem) {
   return static_cast<int>((problem.topk + kTileRows - 1) / kTileRows);
 }
 
-// Whether prepare_kernel computes delta: where the fused kernel has too few tiles of lists.
+// Whether prepare_kernel computes delta.
 bool has_delta_ahead(const JointParams& params) {
-  return !params.delta.present() && !params.ranges() && tiles(params.problem) < fused::kDeltaSteps;
+  return !params.delta.present() && (params.ranges() || tiles(params.problem) < fused::kDeltaSteps);
 }
 
 // Where what lies in the workspace of the fused kernel; offsets in bytes, multiples of 256.

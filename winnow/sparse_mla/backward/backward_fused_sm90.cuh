@@ -37,7 +37,6 @@
 
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/memory.cuh"
-#include "winnow/device/common/named_barrier.cuh"
 #include "winnow/device/common/registers.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
@@ -55,7 +54,6 @@ using namespace winnow::device;
 inline constexpr int kThreads = 256;  // score, reduce: 255 registers each
 inline constexpr int kWarps = 4;      // of a warpgroup
 inline constexpr int kValueChunks = 8;
-inline constexpr int kScoreBarrier = 1;  // a named barrier of `score`
 // dQ: `score` holds columns 0 to 255 and 512 to 543, `reduce` 256 to 511 and 544 to 575.
 inline constexpr int kHalfChunks = 4;
 inline constexpr int kRopeColumns = 32;
@@ -83,10 +81,7 @@ struct Layout {
   alignas(16) std::int32_t targets[2][kTileRows];  // [tiles]
   float scales[2][kTileRows];  // of these rows, with integer sums; they come with the tile's rows
   alignas(16) TailItem tail[2];
-  // Of the next item.
-  float delta[kHeads];
-  float lse2[kHeads];  // with ranges, as `live`
-  std::int32_t live[kHeads];
+  float delta[kHeads];  // of the next item
 };
 
 template <int kDim>
@@ -112,8 +107,6 @@ struct Plan : Shared<Layout<kDim>> {
   WINNOW_PLACE(scales)
   WINNOW_PLACE(tail)
   WINNOW_PLACE(delta)
-  WINNOW_PLACE(lse2)
-  WINNOW_PLACE(live)
 };
 
 // What a thread of `score` knows of its two heads: lane / 4 of the warp's 16, and 8 further.
@@ -149,60 +142,13 @@ __device__ __forceinline__ void copy_heads(const KernelParams& params, std::uint
   gather_chunk(destination, rows, chunk, thread, policy);
 }
 
-// With ranges a query may have too few tiles for delta to be formed between them (add_to_delta()).
-// There `score` forms it while it waits for the places of Q and dO: each thread adds the products
-// of the pieces that it copies.
-template <class Params>
-inline constexpr bool kDeltaWithHeads = kHasRanges<Params>;
-
-struct DeltaPieces {
-  uint4 out[kGatherPasses], d_out[kGatherPasses];
-
-  // Of heads that do not exist, the last one's: nobody reads their delta.
-  __device__ __forceinline__ void load(const KernelParams& params, const Item& item, int chunk,
-                                       int thread) {
-    const std::int64_t column = chunk * 128 + (thread & 7) * 16;
-    const char* const out_row = params.out + item.query * params.out_stride0 + column;
-    const char* const d_out_row = params.d_out + item.query * params.d_out_stride0 + column;
-#pragma unroll
-    for (int pass = 0; pass < kGatherPasses; ++pass) {
-      const int head = min(item.first_head + 16 * pass + thread / 8, params.h_q - 1);
-      out[pass] = load_once(out_row + head * params.out_stride1);
-      d_out[pass] = load_once(d_out_row + head * params.d_out_stride1);
-    }
-  }
-  __device__ __forceinline__ void add_to(float (&deltas)[kGatherPasses]) const {
-#pragma unroll
-    for (int pass = 0; pass < kGatherPasses; ++pass) {
-      deltas[pass] += dot_bf16x8(out[pass], d_out[pass]);
-    }
-  }
-};
-
-// Stores the sums over the threads that have pieces of a head, for all of `score`.
-__device__ __forceinline__ void share_deltas(Place<float[kHeads]> to, int thread,
-                                             const float (&parts)[kGatherPasses]) {
-#pragma unroll
-  for (int pass = 0; pass < kGatherPasses; ++pass) {
-    float sum = quad_sum(parts[pass]);
-    sum += __shfl_xor_sync(kFullWarp, sum, 4);
-    if ((thread & 7) == 0) to[16 * pass + thread / 8].store(sum);
-  }
-  bar_sync<kGatherThreads>(kScoreBarrier);
-}
-
 // Copies Q and dO of an item; of the item before, `reduce` is done with a chunk when it says so.
-// With ranges delta comes with them, unless it is given.
 template <int kDim, bool kFixed, class Params>
 __device__ __forceinline__ void load_heads(const Params& params, Plan<kDim> shared,
                                            std::uint32_t number, std::uint32_t parity, int thread) {
   using P = Plan<kDim>;
   Item item;
   if (!locate(params, shared.tail(), number, item)) return;
-  const bool forms_delta = kDeltaWithHeads<Params> && params.delta == nullptr;
-  float deltas[kGatherPasses] = {};
-  DeltaPieces next{};  // without a value it would keep registers from item to item
-  if (forms_delta) next.load(params, item, 0, thread);
   const std::uint64_t policy = policy_evict_first();
   std::uint32_t live = 0;
 #pragma unroll
@@ -212,11 +158,6 @@ __device__ __forceinline__ void load_heads(const Params& params, Plan<kDim> shar
   }
 #pragma unroll 1
   for (int chunk = 0; chunk < P::kChunks; ++chunk) {
-    if (forms_delta && chunk < kValueChunks) {
-      const DeltaPieces pieces = next;
-      if (chunk + 1 < kValueChunks) next.load(params, item, chunk + 1, thread);
-      pieces.add_to(deltas);
-    }
     shared.q_free()[chunk].wait(parity ^ 1, "gather", chunk);
     copy_heads(params, shared.q()[chunk].address, params.q + item.query * params.q_stride0,
                params.q_stride1, item.first_head, live, chunk, thread, policy);
@@ -227,7 +168,6 @@ __device__ __forceinline__ void load_heads(const Params& params, Plan<kDim> shar
     }
     shared.q_full()[chunk].arrive_cp_async();
   }
-  if (forms_delta) share_deltas(shared.delta(), thread, deltas);
 }
 
 // delta = dot(out, d_out) of the item that comes next is formed in 16 steps, between the tiles of
@@ -235,16 +175,16 @@ __device__ __forceinline__ void load_heads(const Params& params, Plan<kDim> shar
 // take 64 columns of the one and of the other in turn.
 inline constexpr int kDeltaSteps = 16, kDeltaBatch = 4;
 
-template <class T>
-__device__ __forceinline__ Place<T> place_of_head(Place<T[kHeads]> heads, int warp, int lane,
-                                                  int r) {
-  return heads[16 * warp + lane / 4 + 8 * r];
+__device__ __forceinline__ Place<float> delta_place(Place<float[kHeads]> deltas, int warp, int lane,
+                                                    int r) {
+  return deltas[16 * warp + lane / 4 + 8 * r];
 }
 
 // Steps [first, first + kSteps) of them, those that there are.
 template <int kDim, int kSteps, class Params>
 __device__ __forceinline__ void add_to_delta(const Params& params, Plan<kDim> shared,
                                              std::uint32_t number, int first, int warp, int lane) {
+  if constexpr (kHasRanges<Params>) return;  // delta is always there
   using P = Plan<kDim>;
   Item item;
   if (params.delta != nullptr || !locate(params, shared.tail(), number, item)) return;
@@ -270,7 +210,7 @@ __device__ __forceinline__ void add_to_delta(const Params& params, Plan<kDim> sh
     const int step = first + i;
     float sum = quad_sum(dot_bf16x8(out[i][0], d_out[i][0]) + dot_bf16x8(out[i][1], d_out[i][1]));
     if ((lane & 3) != 0 || step >= kDeltaSteps) continue;
-    const Place<float> at = place_of_head(shared.delta(), warp, lane, step & 1);
+    const Place<float> at = delta_place(shared.delta(), warp, lane, step & 1);
     if (step >= 2) sum += at.load();
     at.store(sum);
   }
@@ -429,12 +369,13 @@ struct Gather {
 
 // --- score: products ----------------------------------------------------------------------------
 
-// delta is 0 unless it is given: take_deltas().
 template <bool kFixed>
 __device__ __forceinline__ HeadState load_head_state(const KernelParams& params, const Item& item,
-                                                     int warp, int lane) {
+                                                     Place<float[kHeads]> deltas, int warp,
+                                                     int lane) {
   const std::int64_t query = item.query;
   HeadState state;
+  __syncwarp();  // a quad's delta is written by one of its lanes
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
@@ -453,48 +394,10 @@ __device__ __forceinline__ HeadState load_head_state(const KernelParams& params,
       }
       if (params.delta != nullptr) {
         state.delta[r] = __ldg(params.delta + query * params.delta_stride + head);
+      } else {
+        state.delta[r] = delta_place(deltas, warp, lane, r).load();
       }
     }
-  }
-  return state;
-}
-
-// delta from shared memory, where it is formed here.
-__device__ __forceinline__ void take_deltas(const KernelParams& params, Place<float[kHeads]> deltas,
-                                            int warp, int lane, HeadState& state) {
-  if (params.delta != nullptr) return;
-  __syncwarp();  // a quad's delta is written by one of its lanes
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (state.live[r]) state.delta[r] = place_of_head(deltas, warp, lane, r).load();
-  }
-}
-
-// With ranges, what a warp knows of the heads of the next item waits in shared memory. A delta that
-// is formed here comes later, from all warps.
-template <int kDim>
-__device__ __forceinline__ void put_aside(const KernelParams& params, const HeadState& state,
-                                          Plan<kDim> shared, int warp, int lane) {
-  __syncwarp();  // all lanes have taken what was there
-  if ((lane & 3) != 0) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    place_of_head(shared.lse2(), warp, lane, r).store(state.lse2[r]);
-    place_of_head(shared.live(), warp, lane, r).store(state.live[r]);
-    if (params.delta != nullptr) {
-      place_of_head(shared.delta(), warp, lane, r).store(state.delta[r]);
-    }
-  }
-}
-template <int kDim>
-__device__ __forceinline__ HeadState take_state(Plan<kDim> shared, int warp, int lane) {
-  HeadState state;
-  __syncwarp();
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    state.lse2[r] = place_of_head(shared.lse2(), warp, lane, r).load();
-    state.delta[r] = place_of_head(shared.delta(), warp, lane, r).load();
-    state.live[r] = place_of_head(shared.live(), warp, lane, r).load() != 0;
   }
   return state;
 }
@@ -597,12 +500,10 @@ __device__ __forceinline__ void store_dq(const KernelParams& params, const Item&
   }
 }
 
-// What the query adds to d_sink: -exp(sink - lse') delta, 0 if it sees nothing. Of its parts, that
-// with the first tile stores it.
+// What the query adds to d_sink: -exp(sink - lse') delta, 0 if it sees nothing.
 __device__ __forceinline__ void store_sink_share(const KernelParams& params, const Item& item,
                                                  int warp, int lane, const HeadState& state) {
   if (params.sink_share == nullptr || (lane & 3) != 0 || item.first_tile > 0) return;
-  if (item.entries > 0 && item.end() == 0) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = item.first_head + 16 * warp + lane / 4 + 8 * r;
@@ -631,39 +532,17 @@ __device__ __forceinline__ void score_role(const Params& params, Plan<kDim> shar
   constexpr std::uint32_t kTile = 1, kItem = 2, kFirst = 4, kStep = 8;
   std::uint32_t progress = 0;
   Gather<kDim, kFixed, Params> gather(params, shared);
-  // Brings the heads of the item whose first tile is copied. With ranges what takes a load after
-  // the other comes before the copies, which wait for their places.
-  const auto bring_heads = [&](std::uint32_t parity) {
-    if constexpr (kDeltaWithHeads<Params>) {
-      const std::uint32_t number = gather.number;
-      Item item;
-      if (gather.left == 0 || !locate(params, shared.tail(), number, item)) return;
-      put_aside(params, load_head_state<kFixed>(params, item, warp, lane), shared, warp, lane);
-      gather.advance();
-      load_heads<kDim, kFixed>(params, shared, number, parity, gather.thread);
-    } else {
-      gather.copy_heads(parity);
-      gather.advance();
-    }
-  };
   gather.begin(0);
   gather.copy(0, P::kChunks);
-  bring_heads(0);
-  if constexpr (!kDeltaWithHeads<Params>) {
+  gather.copy_heads(0);
+  gather.advance();
 #pragma unroll 1
-    for (int step = 0; step < kDeltaSteps; step += kDeltaBatch) {
-      add_to_delta<kDim, kDeltaBatch>(params, shared, 0, step, warp, lane);
-    }
+  for (int step = 0; step < kDeltaSteps; step += kDeltaBatch) {
+    add_to_delta<kDim, kDeltaBatch>(params, shared, 0, step, warp, lane);
   }
   Item item;
   for (std::uint32_t number = 0; locate(params, shared.tail(), number, item); ++number) {
-    HeadState state;
-    if constexpr (kDeltaWithHeads<Params>) {
-      state = take_state(shared, warp, lane);
-    } else {
-      state = load_head_state<kFixed>(params, item, warp, lane);
-      take_deltas(params, shared.delta(), warp, lane, state);
-    }
+    const HeadState state = load_head_state<kFixed>(params, item, shared.delta(), warp, lane);
     int left = item.end() - item.first_tile;
     if (left > 0) progress |= kFirst;
     int entries = item.entries - item.first_tile * kTileRows;  // from this tile on
@@ -720,7 +599,7 @@ __device__ __forceinline__ void score_role(const Params& params, Plan<kDim> shar
       gather.copy(kHalfChunks, P::kChunks);
       if (left > 1) {
         gather.advance();
-        if (!kDeltaWithHeads<Params> && progress < kDeltaSteps * kStep) {
+        if (progress < kDeltaSteps * kStep) {
           add_to_delta<kDim, 1>(params, shared, number + 1, progress / kStep, warp, lane);
           progress += kStep;
         }
@@ -735,16 +614,15 @@ __device__ __forceinline__ void score_role(const Params& params, Plan<kDim> shar
     store_sink_share(params, item, warp, lane, state);
     if (item.first_tile < item.end()) {
       progress ^= kItem;
-      bring_heads((progress & kItem) / kItem);
+      gather.copy_heads((progress & kItem) / kItem);
+      gather.advance();
     }
-    if constexpr (!kDeltaWithHeads<Params>) {
-      __syncwarp();  // all lanes have read this item's delta, also where it has no tiles
+    __syncwarp();  // all lanes have read this item's delta, also where it has no tiles
 #pragma unroll 1
-      for (; progress < kDeltaSteps * kStep; progress += kDeltaBatch * kStep) {
-        add_to_delta<kDim, kDeltaBatch>(params, shared, number + 1, progress / kStep, warp, lane);
-      }
-      progress %= kStep;
+    for (; progress < kDeltaSteps * kStep; progress += kDeltaBatch * kStep) {
+      add_to_delta<kDim, kDeltaBatch>(params, shared, number + 1, progress / kStep, warp, lane);
     }
+    progress %= kStep;
   }
 }
 

@@ -2,7 +2,7 @@
 //
 //   prepare_kernel   the valid entries of every query's lists, ordered by key range; zeros in the
 //                    accumulator; delta = dot(out, d_out) where topk is too short for the
-//                    fused kernel to hide it: three kinds of blocks side by side
+//                    fused kernel to hide it, or unknown: three kinds of blocks side by side
 //   (products)       backward_fused_sm90.cuh: dq, the f32 accumulator of dkv, shares of d_sink
 //   finish_kernel    the accumulator's columns in order, in the dtype of dkv
 //   sink_kernel      d_sink, summed over the queries
