@@ -174,6 +174,18 @@ class Contract<Table, std::tuple<Entries...>> {
     return sizes;
   }
 
+  // That of the first tensor.
+  Device device(const Args& args) const {
+    Device device;
+    bool first = true;
+    visit(args, [&]<class T>(const Spec&, const T& value) {
+      if constexpr (kIsTensor<T>) {
+        if (std::exchange(first, false)) device = value.device();
+      }
+    });
+    return device;
+  }
+
   // The dtype of a new tensor for that argument.
   DType dtype(const Spec& spec, const Args& args) const {
     DType leader = spec.dtypes.list[0];
