@@ -10,6 +10,7 @@
 #include "winnow/compressor/step/step_impl.h"
 #include "winnow/compressor/window_cuda.cuh"
 #include "winnow/device/common/copy.cuh"
+#include "winnow/device/common/math.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/shared.cuh"
 
@@ -34,6 +35,7 @@ struct Stage {
 
 struct KernelParams {
   KernelProblem problem;
+  device::FastDivmod by_ratio, by_ring, by_packs;  // packs: of kColumns columns of a token
   int stages;
   const std::int32_t* state_slots;
   Rows<float*> state;
@@ -130,7 +132,7 @@ struct WindowLoader {
                                     second ? column - kColumns : column);
     gate_walk = slots_of<T, kAligned>(p, p.gate, token, column);
     const unsigned end = (w + 1) * p.ratio;
-    place = static_cast<int>((end - 1) % ring) + 1 - p.slots();
+    place = static_cast<int>(params.by_ring.divide(end - 1).remainder) + 1 - p.slots();
     fresh = p.slots() - static_cast<int>(end - tokens.position);
   }
   // Whether kSlotsAtOnce slots from `from` on are in the state, one behind the other.
@@ -226,6 +228,96 @@ struct WindowLoader {
       biases.add(Pack<T>::template load<false>(gate_walk.at(from, j, own)), from, j, x);
       put(two, x);
     }
+  }
+};
+
+// Loads a window whose slots a thread loads at once: those that stand in the state, which are kv and
+// the gate with its bias, and new tokens. Nothing that is loaded is looked at before all loads are
+// under way.
+template <class T, bool kAligned>
+struct DirectLoader {
+  static constexpr bool kNarrow = sizeof(T) < sizeof(float);
+  // Of a slot of the state kv and the gate. Of a new token of f32 the same, and the bias; of a
+  // narrower one kv and the gate, and the bias.
+  struct Raw {
+    uint4 first, second, third;
+  };
+
+  int ring, columns, own;  // as in WindowLoader
+  int place, fresh;
+  const float* state;
+  int series;
+  StrideOf<kAligned> stride;
+  Walk<const T, StrideOf<kAligned>> kv_walk, gate_walk;
+  Biases<kAligned> biases;
+
+  __device__ __forceinline__ DirectLoader(const KernelParams& params, const NewTokens& tokens,
+                                          unsigned w, int column)
+      : ring(params.ring),
+        columns(params.problem.series * params.problem.d),
+        own(params.problem.slots() - params.problem.ratio),
+        state(place_of(params, tokens.state, 0) + column),
+        series((params.problem.series - 1) * params.problem.d),
+        stride(static_cast<StrideOf<kAligned>>(params.state.stride1)),
+        biases(params.problem, column, 0) {
+    const KernelProblem& p = params.problem;
+    const int token = tokens.token(w * p.ratio);
+    kv_walk = slots_of<T, kAligned>(p, p.kv, token, column);
+    gate_walk = slots_of<T, kAligned>(p, p.gate, token, column);
+    const unsigned end = (w + 1) * p.ratio;
+    place = static_cast<int>(params.by_ring.divide(end - 1).remainder) + 1 - p.slots();
+    fresh = p.slots() - static_cast<int>(end - tokens.position);
+  }
+  __device__ __forceinline__ bool is_new(int from, int j) const { return from + j >= fresh; }
+  __device__ __forceinline__ Raw fetch(int from, int j) const {
+    Raw raw = {};
+    if (is_new(from, j)) {
+      const Pack<T> kv = Pack<T>::template load<kAligned>(kv_walk.at(from, j, own)),
+                    gate = Pack<T>::template load<kAligned>(gate_walk.at(from, j, own));
+      const Pack<float> bias = Pack<float>::load<kAligned>(biases.walk.at(from, j, own));
+      if constexpr (kNarrow) {
+        raw.first = {kv.words.x, kv.words.y, gate.words.x, gate.words.y};
+        raw.second = bits_of(bias);
+      } else {
+        raw.first = bits_of(kv);
+        raw.second = bits_of(gate);
+        raw.third = bits_of(bias);
+      }
+    } else {
+      const int at = place + from + j;
+      const float* const kept =
+          state + (at < 0 ? at + ring : at) * stride + (from + j < own ? 0 : series);
+      raw.first = bits_of(Pack<float>::load<kAligned>(kept));
+      raw.second = bits_of(Pack<float>::load<kAligned>(kept + columns));
+    }
+    return raw;
+  }
+  __device__ __forceinline__ void kv(const Raw& raw, int from, int j, float (&kv)[kColumns]) const {
+    if (kNarrow && is_new(from, j)) {
+      Pack<Narrow>{{raw.first.x, raw.first.y}}.to_floats(kv);
+    } else {
+      StateLoader::to_floats(raw.first, kv);
+    }
+  }
+  __device__ __forceinline__ void gate(const Raw& raw, int from, int j,
+                                       float (&gate)[kColumns]) const {
+    StateLoader::to_floats(raw.second, gate);
+    if (!is_new(from, j)) return;
+    float other[kColumns];
+    if constexpr (kNarrow) {
+      Pack<Narrow>{{raw.first.z, raw.first.w}}.to_floats(other);
+    } else {
+      StateLoader::to_floats(raw.third, other);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) gate[c] = __fadd_rn(gate[c], other[c]);
+  }
+
+ private:
+  using Narrow = std::conditional_t<kNarrow, T, __nv_bfloat16>;
+  static __device__ __forceinline__ uint4 bits_of(const Pack<float>& pack) {
+    const float4& x = pack.words;
+    return {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
   }
 };
 
@@ -328,11 +420,13 @@ __device__ __forceinline__ void store(const KernelParams& params, int column, st
 // The slots of the windows of a block. Those that are stored have 64 columns at least.
 using BlockSlots = std::int64_t[kThreads * kColumns / 64];
 
-// Window w, where `inside`, into the row of its last token. The whole block calls it.
-template <class T, bool kAligned>
+// Window w, where `inside`, into the row of its last token. The whole block calls it. What
+// load_meanwhile() loads is under way while the row is finished.
+template <class T, bool kAligned, bool kAtOnce, class Function>
 __device__ __forceinline__ void compute_window(const KernelParams& params, const Thread& thread,
                                                const NewTokens& tokens, unsigned w, bool inside,
-                                               Exchange& exchange, BlockSlots& slots) {
+                                               Exchange& exchange, BlockSlots& slots,
+                                               const Function& load_meanwhile) {
   const KernelProblem& p = params.problem;
   const int column = thread.lane * kColumns;
   const std::int64_t token = tokens.token((w + 1) * p.ratio - 1);
@@ -341,9 +435,19 @@ __device__ __forceinline__ void compute_window(const KernelParams& params, const
   std::int64_t slot = -1;
   if (stored && leads && inside) slot = cache::read_slot(params.slots, token);
   const Factors<kAligned> factors(p, std::int64_t{w} * p.ratio, column);
-  WindowLoader<T, kAligned> loader(params, tokens, w, column,
-                                   reinterpret_cast<Stage*>(device::dynamic_shared<16>()));
-  Sums sums = sums_of(params, thread, loader, w == 0 ? loader.own : 0, inside);
+  Sums sums = Sums::of_none();
+  if constexpr (kAtOnce) {
+    const DirectLoader<T, kAligned> loader(params, tokens, w, column);
+    if (inside) {
+      const Range range(p, thread.group);
+      add_part(loader, range, w == 0 ? loader.own : 0, range.begin, sums);
+    }
+  } else {
+    WindowLoader<T, kAligned> loader(params, tokens, w, column,
+                                     reinterpret_cast<Stage*>(device::dynamic_shared<16>()));
+    sums = sums_of(params, thread, loader, w == 0 ? loader.own : 0, inside);
+  }
+  load_meanwhile();
   add_groups(p.team, thread, exchange, sums);
   float row[kColumns];
   finish(p, thread, factors, exchange, sums, row);
@@ -370,8 +474,9 @@ struct Kept {
   __device__ __forceinline__ void load(const KernelParams& params, const NewTokens& tokens,
                                        int first, int i) {
     const KernelProblem& p = params.problem;
-    const int packs = p.series * p.d / kColumns, token = first + i / packs,
-              column = i % packs * kColumns;
+    const auto of_pack = params.by_packs.divide(static_cast<unsigned>(i));
+    const int token = first + static_cast<int>(of_pack.quotient),
+              column = static_cast<int>(of_pack.remainder) * kColumns;
     const std::int64_t at = tokens.begin + token;
     const auto load_from = [&](const Rows<const void*>& rows) {
       return Pack<T>::template load<kAligned>(static_cast<const T*>(rows.data) + at * rows.stride0 +
@@ -380,28 +485,32 @@ struct Kept {
     kv = load_from(p.kv);
     gate = load_from(p.gate);
     bias = Pack<float>::load<kAligned>(
-        p.position_bias.data + (tokens.position + token) % p.ratio * p.position_bias.stride0 +
+        p.position_bias.data +
+        params.by_ratio.divide(tokens.position + token).remainder * p.position_bias.stride0 +
         column);
   }
   __device__ __forceinline__ void store(const KernelParams& params, const NewTokens& tokens,
                                         int first, int i) const {
     const KernelProblem& p = params.problem;
-    const int columns = p.series * p.d, packs = columns / kColumns;
+    const int columns = p.series * p.d;
+    const auto of_pack = params.by_packs.divide(static_cast<unsigned>(i));
     float row[kColumns], logits[kColumns], biases[kColumns];
     kv.to_floats(row);
     gate.to_floats(logits);
     bias.to_floats(biases);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) logits[c] = __fadd_rn(logits[c], biases[c]);
-    const unsigned position = tokens.position + first + i / packs;
-    float* place = place_of(params, tokens.state, static_cast<int>(position % params.ring)) +
-                   i % packs * kColumns;
+    const unsigned position = tokens.position + first + of_pack.quotient;
+    float* place = place_of(params, tokens.state,
+                            static_cast<int>(params.by_ring.divide(position).remainder)) +
+                   of_pack.remainder * kColumns;
     Pack<float>::of(row).template store<kAligned>(place);
     Pack<float>::of(logits).template store<kAligned>(place + columns);
   }
 };
 
-template <class T, bool kAligned>
+// kAtOnce: a thread loads its slots of a window at once.
+template <class T, bool kAligned, bool kAtOnce>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     step_kernel(const __grid_constant__ KernelParams params) {
   WINNOW_BLOCK_SHARED(exchange, Exchange);
@@ -420,32 +529,39 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     __syncthreads();  // what the block does hangs on one reading, whoever rewrites the lists
     tokens = shared;
     if (tokens.count == 0) return;
-    w = tokens.position / p.ratio;
+    w = params.by_ratio.divide(tokens.position).quotient;
     // A window has tokens of up to two windows' length, so that two can need the state.
-    left = static_cast<int>(min((tokens.position + tokens.count) / p.ratio - w, 2u));
+    left = static_cast<int>(
+        min(params.by_ratio.divide(tokens.position + tokens.count).quotient - w, 2u));
     w += thread.window;
     inside = thread.window < left && has_column;
   } else {
-    const int token = (block - p.n) * windows + thread.window;
-    tokens.read(params, place_before(p.cu_seqlens, p.n, token));
-    const int at = token - tokens.begin;
-    const unsigned position = tokens.position + at;
-    w = position / p.ratio;
-    const bool taken = at >= 0 && at < tokens.count && (position + 1) % p.ratio == 0 &&
-                       w >= tokens.position / p.ratio + 2;
+    // Of `ratio` neighbouring tokens one at most completes such a window, all of whose own tokens are
+    // new, so that the first of the neighbours is of its sequence.
+    const std::int64_t first = (std::int64_t{block - p.n} * windows + thread.window) * p.ratio;
+    const int neighbour = static_cast<int>(min(first, std::int64_t{p.tokens}));
+    tokens.read(params, place_before(p.cu_seqlens, p.n, neighbour));
+    const int at = neighbour - tokens.begin;
+    const auto of_neighbour = params.by_ratio.divide(tokens.position + at);
+    w = of_neighbour.quotient;
+    const int last = at + p.ratio - 1 - static_cast<int>(of_neighbour.remainder);
+    const bool taken = first < p.tokens && at >= 0 && last < tokens.count &&
+                       w >= params.by_ratio.divide(tokens.position).quotient + 2;
     if (!__syncthreads_or(taken)) return;
     inside = taken && has_column;
   }
-  // The last of the new tokens, which the state keeps: those of the first round are on their way
-  // while the windows are computed.
+  // The last of the new tokens, which the state keeps.
   const int kept_from = max(tokens.count - params.ring, 0);
   const int packs = (tokens.count - kept_from) * (p.series * p.d / kColumns);
   int pack = static_cast<int>(threadIdx.x);
   Kept<T, kAligned> kept;
-  if (keeps) kept.load(params, tokens, kept_from, min(pack, packs - 1));
+  const auto load_first = [&] {
+    if (keeps) kept.load(params, tokens, kept_from, min(pack, packs - 1));
+  };
+  if (left <= 0) load_first();
   for (; left > 0; left -= windows, w += windows) {
-    compute_window<T, kAligned>(params, thread, tokens, w, inside && thread.window < left, exchange,
-                                slots);
+    compute_window<T, kAligned, kAtOnce>(params, thread, tokens, w, inside && thread.window < left,
+                                         exchange, slots, load_first);
   }
   if (!keeps) return;
   __syncthreads();  // the state has been read
@@ -460,12 +576,17 @@ template <class T>
 void launch(const StepParams& params, const Packed& lists, const std::int32_t* state_slots,
             cudaStream_t stream) {
   const Problem& problem = params.problem;
+  const int ring = static_cast<int>(params.ring < INT32_MAX ? params.ring : INT32_MAX);
   KernelParams kernel = {kernel_problem_of(problem, lists),
+                         device::FastDivmod(static_cast<unsigned>(problem.ratio)),
+                         device::FastDivmod(static_cast<unsigned>(ring)),
+                         device::FastDivmod(
+                             static_cast<unsigned>(problem.series() * problem.d / kColumns)),
                          1,
                          state_slots,
                          params.state.as<float>(),
                          static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),
-                         static_cast<int>(params.ring < INT32_MAX ? params.ring : INT32_MAX),
+                         ring,
                          params.rows_dtype != problem.dtype,
                          params.rows,
                          params.pages.present()                     ? Stored::pages
@@ -480,19 +601,23 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
   const std::int64_t n = lists.cu_seqlens.size(0) - 1, windows = kernel.problem.team.windows();
   if (n == 0) return;
   // So few tokens complete no window but those of the first blocks.
-  const std::int64_t others =
-      problem.tokens <= 2 * problem.ratio ? 0 : (problem.tokens + windows - 1) / windows;
-  auto* const function = aligned ? step_kernel<T, true> : step_kernel<T, false>;
+  const std::int64_t neighbours = (problem.tokens + problem.ratio - 1) / problem.ratio;
+  const std::int64_t others = neighbours <= 2 ? 0 : (neighbours + windows - 1) / windows;
+  const unsigned blocks = static_cast<unsigned>(n + others);
   const int rounds = rounds_of(kernel.problem.slots(), kernel.problem.team);
-  if (rounds > 1) {  // as many stages as there is room for
-    constexpr int kStatic = sizeof(Exchange) + sizeof(BlockSlots) + sizeof(NewTokens) + 64;
-    const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStatic;
-    kernel.stages = std::clamp(most / int{sizeof(Stage)}, 1, std::min(rounds, kMostStages));
+  if (rounds == 1) {
+    kRuntime.launch(aligned ? step_kernel<T, true, true> : step_kernel<T, false, true>, blocks,
+                    kThreads, 0, stream, kernel);
+    return;
   }
+  // As many stages as there is room for.
+  constexpr int kStatic = sizeof(Exchange) + sizeof(BlockSlots) + sizeof(NewTokens) + 64;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStatic;
+  kernel.stages = std::clamp(most / int{sizeof(Stage)}, 1, std::min(rounds, kMostStages));
   const int bytes = kernel.stages * int{sizeof(Stage)};
+  auto* const function = aligned ? step_kernel<T, true, false> : step_kernel<T, false, false>;
   kRuntime.allow_shared_memory(function, bytes);
-  kRuntime.launch(function, static_cast<unsigned>(n + others), kThreads,
-                  static_cast<std::size_t>(bytes), stream, kernel);
+  kRuntime.launch(function, blocks, kThreads, static_cast<std::size_t>(bytes), stream, kernel);
 }
 
 }  // namespace
