@@ -34,7 +34,8 @@ constexpr int kStages = 4;
 struct KernelParams {
   KernelProblem problem;
   device::FastDivmod by_ratio, by_ring, by_packs;  // packs: of kColumns columns of a token
-  int works;  // sequences, and windows of new tokens alone
+  int blocks;  // of a cluster
+  int works;   // sequences, and windows of new tokens alone
   const std::int32_t* state_slots;
   Rows<float*> state;
   int states, ring;
@@ -74,32 +75,26 @@ struct alignas(8) Work {
   int windows;
 
   // Those that need the state.
-  static __device__ Work of_sequence(const KernelParams& params, int sequence) {
-    Work work;
-    work.tokens.read(params, sequence);
-    const unsigned position = work.tokens.position;
-    work.w = params.by_ratio.divide(position).quotient;
+  __device__ void of_sequence(const KernelParams& params, int sequence) {
+    tokens.read(params, sequence);
+    w = params.by_ratio.divide(tokens.position).quotient;
     // A window has tokens of up to two windows' length, so that two can need the state.
-    const unsigned end = params.by_ratio.divide(position + work.tokens.count).quotient;
-    work.windows = static_cast<int>(min(end - work.w, 2u));
-    return work;
+    const unsigned end = params.by_ratio.divide(tokens.position + tokens.count).quotient;
+    windows = static_cast<int>(min(end - w, 2u));
   }
   // The one whose tokens are all new, and the last of them is among the tokens from i * ratio up to
   // (i + 1) * ratio. There is one at most, and the first of those tokens is of its sequence.
-  static __device__ Work of_new_tokens(const KernelParams& params, std::int64_t i) {
+  __device__ void of_new_tokens(const KernelParams& params, std::int64_t i) {
     const KernelProblem& p = params.problem;
     const std::int64_t first = i * p.ratio;
     const int token = static_cast<int>(min(first, std::int64_t{p.tokens}));
-    Work work;
-    work.tokens.read(params, place_before(p.cu_seqlens, p.n, token));
-    const unsigned position = work.tokens.position;
-    const int at = token - work.tokens.begin;
-    const auto of_token = params.by_ratio.divide(position + at);
-    work.w = of_token.quotient;
+    tokens.read(params, place_before(p.cu_seqlens, p.n, token));
+    const int at = token - tokens.begin;
+    const auto of_token = params.by_ratio.divide(tokens.position + at);
+    w = of_token.quotient;
     const int last = at + p.ratio - 1 - static_cast<int>(of_token.remainder);
-    work.windows = first < p.tokens && at >= 0 && last < work.tokens.count &&
-                   work.w >= params.by_ratio.divide(position).quotient + 2;
-    return work;
+    windows = first < p.tokens && at >= 0 && last < tokens.count &&
+              w >= params.by_ratio.divide(tokens.position).quotient + 2;
   }
 };
 
@@ -441,14 +436,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   int left = windows;  // of the block
   bool inside = has_column;
   if (keeps) {
-    if (threadIdx.x == 0) shared = Work::of_sequence(params, block);
+    if (threadIdx.x == 0) shared.of_sequence(params, block);
     __syncthreads();  // what the block does hangs on one reading, whoever rewrites the lists
     work = shared;
     if (work.tokens.count == 0) return;
     left = work.windows;
     work.w += thread.window;
   } else {
-    work = Work::of_new_tokens(params, std::int64_t{block - p.n} * windows + thread.window);
+    work.of_new_tokens(params, std::int64_t{block - p.n} * windows + thread.window);
     if (!__syncthreads_or(work.windows)) return;
     inside = inside && work.windows > 0;
   }
@@ -477,40 +472,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
 
 // ---- windows of many slots
 
-// The blocks of a cluster. A GPU without clusters has one block instead, with barriers of its own.
-template <bool kClusters>
-struct Cluster {
-  static constexpr int kBlocks = kClusters ? kParts : 1;
-  int rank = 0;
-
-  __device__ __forceinline__ Cluster() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kClusters) rank = static_cast<int>(device::cluster_rank());
-#endif
-  }
-  __device__ __forceinline__ void arrive() const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kClusters) device::cluster_arrive();
-#endif
-  }
-  // For the others' arrival.
-  __device__ __forceinline__ void wait() const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kClusters) device::cluster_wait();
-#endif
-    if constexpr (!kClusters) __syncthreads();
-  }
-  // Stores x where `to` is in the shared memory of a block.
-  __device__ __forceinline__ void store(float2& to, int block, float2 x) const {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kClusters) {
-      device::st_shared_cluster(
-          device::map_shared(device::shared_address(&to), static_cast<unsigned>(block)), x);
-    }
-#endif
-    if constexpr (!kClusters) to = x;
-  }
-};
+// Stores x where `to` is in the shared memory of a block of the cluster.
+__device__ __forceinline__ void store_in(int block, float2& to, float2 x) {
+  device::st_shared_cluster(
+      device::map_shared(device::shared_address(&to), static_cast<unsigned>(block)), x);
+}
 
 // Of one column, and the slots of a group.
 struct alignas(16) ColumnSums {
@@ -548,7 +514,7 @@ struct KeptColumn {
 // of new tokens alone: its first block reads the lists for all. Each block has a part of the
 // columns, and a thread has one of them; the first block makes rows of all blocks' sums. Sequences
 // that complete windows are first.
-template <class T, bool kClusters>
+template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     large_windows_kernel(const __grid_constant__ KernelParams params) {
   constexpr int kWorks = 32;
@@ -558,16 +524,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   WINNOW_BLOCK_SHARED_ALIGNED(16, column_sums, ColumnSums[kParts * kThreads]);
   const KernelProblem& p = params.problem;
   const Thread thread(p.team);
-  const Cluster<kClusters> cluster;
-  const int first_cluster = static_cast<int>(blockIdx.x) / cluster.kBlocks,
-            stride = static_cast<int>(gridDim.x) / cluster.kBlocks;
+  const int blocks = params.blocks, rank = static_cast<int>(device::cluster_rank());
+  const int cluster = static_cast<int>(blockIdx.x) / blocks,
+            stride = static_cast<int>(gridDim.x) / blocks;
   const int lanes = p.team.lanes(), groups = p.team.groups(), own_thread = threadIdx.x;
-  const bool leads = cluster.rank == 0;
+  const bool leads = rank == 0;
   Stage* const stages = reinterpret_cast<Stage*>(device::dynamic_shared<16>());
 
   const auto compute_window = [&](const Work& work, unsigned w, const auto& load_meanwhile) {
     const Range range(p, thread.group);
-    for (int part = cluster.rank; part < kParts; part += cluster.kBlocks) {
+    for (int part = rank; part < kParts; part += blocks) {
       const int column = part * lanes + thread.lane;
       SumsOf<1> sums = SumsOf<1>::of_none();
       if (column < p.d) {
@@ -575,8 +541,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
         sums = sums_of_column(copier, stages, range, w == 0 ? copier.own : 0);
       }
       ColumnSums& to = column_sums[thread.group * kParts * lanes + column];
-      cluster.store(to.largest_and_total, 0, {sums.largest[0], sums.total[0]});
-      cluster.store(to.sum, 0, {sums.sum[0], 0});
+      store_in(0, to.largest_and_total, {sums.largest[0], sums.total[0]});
+      store_in(0, to.sum, {sums.sum[0], 0});
     }
     load_meanwhile();
     const int column = thread.lane * kColumns;
@@ -588,8 +554,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
         slot = cache::read_slot(params.slots, token);
       }
     }
-    cluster.arrive();
-    cluster.wait();  // the sums of all blocks are there
+    device::cluster_arrive();
+    device::cluster_wait();  // the sums of all blocks are there
     Sums sums;
     std::int64_t stored_at = -1;
     if (leads) {
@@ -610,7 +576,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
         }
       }
     }
-    cluster.arrive();
+    device::cluster_arrive();
     if (leads) {
       float row[kColumns];
       finish(p, thread, factors, exchange, sums, row);
@@ -621,14 +587,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       }
       if (params.stored != Stored::nowhere) store<T>(params, column, stored_at, written, row);
     }
-    cluster.wait();  // the sums have been read
+    device::cluster_wait();  // the sums have been read
   };
   const auto process = [&](const Work& work, bool keeps) {
     const NewTokens& tokens = work.tokens;
     // The last of the new tokens, which the state keeps.
     const int from = max(tokens.count - params.ring, 0);
     const int end = keeps ? (tokens.count - from) * p.series : 0;
-    const int first_column = cluster.rank * lanes + thread.lane;
+    const int first_column = rank * lanes + thread.lane;
     const auto column_of = [&](int i, int of_part) {
       return (p.series == 2 && i % 2 == 1 ? p.d : 0) + of_part;
     };
@@ -643,41 +609,41 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     for (int i = 0; i < work.windows; ++i) compute_window(work, work.w + i, load_first);
     const int columns = p.series * p.d;
     if (keeps_first) kept.store(columns);
-    for (int part = cluster.rank; part < kParts; part += cluster.kBlocks) {
+    for (int part = rank; part < kParts; part += blocks) {
       const int column = part * lanes + thread.lane;
       for (int i = thread.group; column < p.d && i < end; i += groups) {
-        if (i == thread.group && part == cluster.rank) continue;
+        if (i == thread.group && part == rank) continue;
         kept.load(params, tokens, token_of(i), column_of(i, column));
         kept.store(columns);
       }
     }
   };
 
-  cluster.arrive();
-  for (int first = first_cluster; first < params.works; first += kWorks * stride) {
+  device::cluster_arrive();
+  for (int first = cluster; first < params.works; first += kWorks * stride) {
     Work work = {};
     if (leads && own_thread < kWorks) {
       const std::int64_t i = first + std::int64_t{own_thread} * stride;
       if (i < p.n) {
-        work = Work::of_sequence(params, static_cast<int>(i));
+        work.of_sequence(params, static_cast<int>(i));
       } else if (i < params.works) {
-        work = Work::of_new_tokens(params, i - p.n);
+        work.of_new_tokens(params, i - p.n);
         if (work.windows == 0) work.tokens.count = 0;
       }
     }
-    cluster.wait();  // all blocks run, and have done what they had
+    device::cluster_wait();  // all blocks run, and have done what they had
     if (leads && own_thread < kWorks) {
       constexpr int kPairs = sizeof(Work) / sizeof(float2);
-      for (int block = 0; block < cluster.kBlocks; ++block) {
+      for (int block = 0; block < blocks; ++block) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          cluster.store(reinterpret_cast<float2*>(&works[own_thread])[i], block,
-                        reinterpret_cast<const float2*>(&work)[i]);
+          store_in(block, reinterpret_cast<float2*>(&works[own_thread])[i],
+                   reinterpret_cast<const float2*>(&work)[i]);
         }
       }
     }
-    cluster.arrive();
-    cluster.wait();  // what is to be done is there
+    device::cluster_arrive();
+    device::cluster_wait();  // what is to be done is there
 #pragma unroll 1
     for (int turn = 0; turn < 2 * kWorks; ++turn) {
       const int i = turn % kWorks;
@@ -685,9 +651,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       if (next.tokens.count == 0 || (next.windows > 0) != (turn < kWorks)) continue;
       process(next, first + std::int64_t{i} * stride < p.n);
     }
-    cluster.arrive();
+    device::cluster_arrive();
   }
-  cluster.wait();
+  device::cluster_wait();
 }
 
 template <class T>
@@ -700,6 +666,7 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
                          device::FastDivmod(static_cast<unsigned>(ring)),
                          device::FastDivmod(
                              static_cast<unsigned>(problem.series() * problem.d / kColumns)),
+                         1,
                          0,
                          state_slots,
                          params.state.as<float>(),
@@ -728,22 +695,20 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
   }
   kernel.works = static_cast<int>(n + others);
   constexpr int kBytes = kStages * sizeof(Stage);
-  const std::int64_t at_a_time = std::int64_t{kRuntime.multiprocessors()} * kBlocksOfSm;
-  if (kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) < 9) {
-    auto* const function = large_windows_kernel<T, false>;
-    kRuntime.allow_shared_memory(function, kBytes);
-    kRuntime.launch(function,
-                    static_cast<unsigned>(std::min<std::int64_t>(kernel.works, at_a_time)),
-                    kThreads, kBytes, stream, kernel);
+  auto* const function = large_windows_kernel<T>;
+  kRuntime.allow_shared_memory(function, kBytes);
+  const bool clusters = kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  if (clusters) kernel.blocks = kParts;
+  const int at_a_time = kRuntime.multiprocessors() * kBlocksOfSm / kernel.blocks;
+  const auto blocks =
+      static_cast<unsigned>(std::min(kernel.works, std::max(at_a_time, 1)) * kernel.blocks);
+  if (!clusters) {
+    kRuntime.launch(function, blocks, kThreads, kBytes, stream, kernel);
     return;
   }
-  auto* const function = large_windows_kernel<T, true>;
-  kRuntime.allow_shared_memory(function, kBytes);
-  const auto clusters =
-      static_cast<unsigned>(std::min<std::int64_t>(kernel.works, at_a_time / kParts));
-  kRuntime.check(device::launch_clusters(function, kParts, clusters * kParts, kThreads, kBytes,
-                                         stream, kernel),
-                 "launch");
+  kRuntime.check(
+      device::launch_clusters(function, kParts, blocks, kThreads, kBytes, stream, kernel),
+      "launch");
 }
 
 }  // namespace
