@@ -668,15 +668,22 @@ struct LargeMemory {
   // Rows of 128 bytes: kLargeColumns columns of each slot, in pieces of 16 bytes.
   uint4 kv[kStages][kLargeSlots][8], gate[kStages][kLargeSlots][8];
   float4 biases[kSlotsAtOnce][kThreads];  // of the gates of each thread
-  float2 sums[2][kPortableBlocks * kWarps];  // over the columns of each warp of the cluster, by turns
+  float2 warps[2][kWarps];           // sums over the columns of each warp, by turns
+  float2 sums[2][kPortableBlocks];  // the same of each block of the cluster; 0 beyond it
   Spot spots[kCourse];
-  // Barriers: slots of a stage are there, its gradients are, and the sums of all warps are.
-  std::uint64_t full[kStages], done[kStages], there[2];
+  std::uint64_t full[kStages], there[2];  // barriers: slots of a stage are there, sums of all blocks
 };
 
 // The place of piece `piece` of a row: warps have neighbouring pieces and eight rows have different
 // banks.
 __device__ __forceinline__ int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
+
+__device__ __forceinline__ float2 sum_of(const float2 (&sums)[8]) {
+  float2 sum = sums[0];
+#pragma unroll
+  for (int i = 1; i < 8; ++i) sum = {sum.x + sums[i].x, sum.y + sums[i].y};
+  return sum;
+}
 
 // Four columns in each of the 16 lanes of the same parity.
 struct Folding {
@@ -825,12 +832,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   find(cluster);
   if (own_thread < 2) {
     device::mbarrier_init(device::shared_address(&shared.full[own_thread]), kThreads);
-    device::mbarrier_init(device::shared_address(&shared.done[own_thread]),
-                          kWarps * device::kWarpArrival);
     device::mbarrier_init(device::shared_address(&shared.there[own_thread]), 1);
     device::fence_mbarrier_init();
   }
-  if (own_thread < 2 * kPortableBlocks * kWarps) (&shared.sums[0][0])[own_thread] = {0, 0};
+  if (own_thread < 2 * kPortableBlocks) (&shared.sums[0][0])[own_thread] = {0, 0};
   __syncthreads();  // the windows are there
   Spot spot = shared.spots[0], before = {0, Spot::none, 0};
   copy(spot, 0);
@@ -864,16 +869,6 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();  // the next ones are there
     }
     const bool found = spot.kind != Spot::none && own_column < p.d;
-#ifdef VARIANT_A
-    // Meanwhile the gradients of the window before go, and the slots of the next one come.
-    const Spot next = shared.spots[next_spot];
-    if (window > 0) {
-      device::mbarrier_wait(device::shared_address(&shared.done[1 - stage]),
-                            (window - 1) / kStages % 2, "done", 1 - stage);
-      put(before, 1 - stage);
-    }
-    copy(next, 1 - stage);
-#endif
     RowColumn row_column;
     row_column.load<T>(params, spot, row, own_column, found);
     // function(j) for the thread's slots that count.
@@ -932,37 +927,30 @@ __global__ void __launch_bounds__(kThreads, 2)
         both.x += __shfl_xor_sync(device::kFullWarp, both.x, distance);
         both.y += __shfl_xor_sync(device::kFullWarp, both.y, distance);
       }
+      if (lane == 0) shared.warps[turn][warp] = both;
+    }
+    __syncthreads();  // the sums of all warps are there, and the gradients of the window before
+    if (p.norm_weight != nullptr) {
       const std::uint32_t there = device::shared_address(&shared.there[turn]);
       if (own_thread == 0) {
-        device::mbarrier_arrive_expect(
-            there, static_cast<unsigned>(shares.blocks * kWarps) * unsigned{sizeof(both)});
+        device::mbarrier_arrive_expect(there,
+                                       static_cast<unsigned>(shares.blocks * sizeof(float2)));
       }
-      if (lane < shares.blocks) {
-        const std::uint32_t sums_of_warp = device::shared_address(
-            &shared.sums[turn][device::cluster_rank() * unsigned{kWarps} + warp]);
-        device::st_async_cluster(device::map_shared(sums_of_warp, lane), both,
-                                 device::map_shared(there, lane));
+      if (own_thread < shares.blocks) {
+        const std::uint32_t sums_of_block =
+            device::shared_address(&shared.sums[turn][device::cluster_rank()]);
+        device::st_async_cluster(device::map_shared(sums_of_block, own_thread),
+                                 sum_of(shared.warps[turn]),
+                                 device::map_shared(there, own_thread));
       }
     }
-#ifndef VARIANT_A
     // Meanwhile the gradients of the window before go, and the slots of the next one come.
     const Spot next = shared.spots[next_spot];
-    if (window > 0) {
-      device::mbarrier_wait(device::shared_address(&shared.done[1 - stage]),
-                            (window - 1) / kStages % 2, "done", 1 - stage);
-      put(before, 1 - stage);
-    }
+    put(before, 1 - stage);
     copy(next, 1 - stage);
-#endif
     if (p.norm_weight != nullptr) {
       device::mbarrier_wait(device::shared_address(&shared.there[turn]), parity, "columns", turn);
-      const float4 two = *reinterpret_cast<const float4*>(&shared.sums[turn][2 * lane]);
-      float2 both = {two.x + two.z, two.y + two.w};
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        both.x += __shfl_xor_sync(device::kFullWarp, both.x, distance);
-        both.y += __shfl_xor_sync(device::kFullWarp, both.y, distance);
-      }
+      const float2 both = sum_of(shared.sums[turn]);
       const float inverse = norm_of(p, both.x);
       const float part = inverse * inverse * both.y * p.inverse_d;
       if (found) norm_sum += gradient * sum * inverse;
@@ -984,7 +972,6 @@ __global__ void __launch_bounds__(kThreads, 2)
       place = Pack<T>::of(of_kv);
       pack_of(shared.gate[stage], j) = Pack<T>::of(of_gate);
     });
-    device::mbarrier_arrive_warp(device::shared_address(&shared.done[stage]));
     before = spot;
     spot = next;
   }
@@ -992,12 +979,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int sequence = block; sequence < p.n; sequence += static_cast<int>(gridDim.x)) {
     clear_sequence<T, true>(params, sequence);
   }
-  if (window > 0) {
-    const int stage = (window - 1) % kStages;
-    device::mbarrier_wait(device::shared_address(&shared.done[stage]), (window - 1) / kStages % 2,
-                          "done", stage);
-    put(before, stage);
-  }
+  __syncthreads();  // the gradients of the last window are there
+  put(before, (window + 1) % kStages);
   for (int j = 0; has_column && j < kSlotsAtOnce; ++j) {
     const int slot = j * kGroupsOfWarp + group;
     if (slot >= slots) break;
