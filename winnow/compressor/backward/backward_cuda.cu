@@ -783,39 +783,38 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto first_of = [&](const Spot& spot) {
     return spot.kind == Spot::other ? 0 : spot.kind == Spot::first ? own : kLargeSlots;
   };
-  // function(k, row) for the pieces of a window.
-  const auto for_pieces = [&](const Spot& spot, const auto& function) {
-    const int first = piece_column < p.d ? first_of(spot) : kLargeSlots;
-    if (first == 0 && slots == kLargeSlots) {
+  const int place = place_of_piece(piece, first_slot);
+  // Stores the gradients of a window, and begins to copy the slots of another one to their place.
+  const auto move = [&](const Spot& before, const Spot& next, int stage) {
+    const auto d_kv_walk = d_kv_slots.of(before), d_gate_walk = d_gate_slots.of(before);
+    const auto kv_walk = kv_slots.of(next), gate_walk = gate_slots.of(next);
+    const auto move_piece = [&](int k, bool stores, bool copies) {
+      const int row = k * kRowsAtOnce;
+      uint4 &kv = shared.kv[stage][row + first_slot][place],
+            &gate = shared.gate[stage][row + first_slot][place];
+      if (stores) {
+        *reinterpret_cast<uint4*>(d_kv_walk.at(0, row, copied.own)) = kv;
+        *reinterpret_cast<uint4*>(d_gate_walk.at(0, row, copied.own)) = gate;
+      }
+      if (copies) {
+        device::cp_async(device::shared_address(&kv), kv_walk.at(0, row, copied.own));
+        device::cp_async(device::shared_address(&gate), gate_walk.at(0, row, copied.own));
+      }
+    };
+    const bool inside = piece_column < p.d;
+    const int from = inside ? first_of(before) : kLargeSlots,
+              to = inside ? first_of(next) : kLargeSlots;
+    if (from == 0 && to == 0 && slots == kLargeSlots) {
 #pragma unroll
-      for (int k = 0; k < kPieces; ++k) function(k, k * kRowsAtOnce + first_slot);
+      for (int k = 0; k < kPieces; ++k) move_piece(k, true, true);
     } else {
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
         const int row = k * kRowsAtOnce + first_slot;
-        if (row >= first && row < slots) function(k, row);
+        move_piece(k, row >= from && row < slots, row >= to && row < slots);
       }
     }
-  };
-  const int place = place_of_piece(piece, first_slot);
-  const auto copy = [&](const Spot& spot, int stage) {
-    const auto kv_walk = kv_slots.of(spot), gate_walk = gate_slots.of(spot);
-    for_pieces(spot, [&](int k, int row) {
-      device::cp_async(device::shared_address(&shared.kv[stage][row][place]),
-                       kv_walk.at(0, k * kRowsAtOnce, copied.own));
-      device::cp_async(device::shared_address(&shared.gate[stage][row][place]),
-                       gate_walk.at(0, k * kRowsAtOnce, copied.own));
-    });
     device::mbarrier_arrive_cp_async(device::shared_address(&shared.full[stage]));
-  };
-  const auto put = [&](const Spot& spot, int stage) {
-    const auto kv_walk = d_kv_slots.of(spot), gate_walk = d_gate_slots.of(spot);
-    for_pieces(spot, [&](int k, int row) {
-      *reinterpret_cast<uint4*>(kv_walk.at(0, k * kRowsAtOnce, copied.own)) =
-          shared.kv[stage][row][place];
-      *reinterpret_cast<uint4*>(gate_walk.at(0, k * kRowsAtOnce, copied.own)) =
-          shared.gate[stage][row][place];
-    });
   };
   const auto find = [&](int first_row) {
     if (own_thread >= kCourse) return;
@@ -838,7 +837,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (own_thread < 2 * kPortableBlocks) (&shared.sums[0][0])[own_thread] = {0, 0};
   __syncthreads();  // the windows are there
   Spot spot = shared.spots[0], before = {0, Spot::none, 0};
-  copy(spot, 0);
+  move(before, spot, 0);
   for (int j = 0; j < kSlotsAtOnce; ++j) {
     const int slot = j * kGroupsOfWarp + group;
     if (!has_column || slot >= slots) break;
@@ -946,8 +945,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     // Meanwhile the gradients of the window before go, and the slots of the next one come.
     const Spot next = shared.spots[next_spot];
-    put(before, 1 - stage);
-    copy(next, 1 - stage);
+    move(before, next, 1 - stage);
     if (p.norm_weight != nullptr) {
       device::mbarrier_wait(device::shared_address(&shared.there[turn]), parity, "columns", turn);
       const float2 both = sum_of(shared.sums[turn]);
@@ -980,7 +978,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     clear_sequence<T, true>(params, sequence);
   }
   __syncthreads();  // the gradients of the last window are there
-  put(before, (window + 1) % kStages);
+  move(before, {0, Spot::none, 0}, (window + 1) % kStages);
   for (int j = 0; has_column && j < kSlotsAtOnce; ++j) {
     const int slot = j * kGroupsOfWarp + group;
     if (slot >= slots) break;
