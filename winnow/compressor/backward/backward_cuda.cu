@@ -674,6 +674,27 @@ struct LargeMemory {
   std::uint64_t full[kStages], there[2];  // barriers: slots of a stage are there, sums of all blocks
 };
 
+// A piece has eight columns of two bytes.
+template <bool kAligned, class T>
+__device__ __forceinline__ void copy_piece(uint4& to, const T* from) {
+  if constexpr (kAligned) {
+    device::cp_async(device::shared_address(&to), from);
+  } else {
+    const uint2 low = Pack<T>::template load<false>(from).words,
+                high = Pack<T>::template load<false>(from + kColumns).words;
+    to = {low.x, low.y, high.x, high.y};
+  }
+}
+template <bool kAligned, class T>
+__device__ __forceinline__ void store_piece(T* to, const uint4& from) {
+  if constexpr (kAligned) {
+    *reinterpret_cast<uint4*>(to) = from;
+  } else {
+    Pack<T>{{from.x, from.y}}.template store<false>(to);
+    Pack<T>{{from.z, from.w}}.template store<false>(to + kColumns);
+  }
+}
+
 // The place of piece `piece` of a row: warps have neighbouring pieces and eight rows have different
 // banks.
 __device__ __forceinline__ int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
@@ -725,18 +746,15 @@ struct RowColumn {
     cos = 1;
     if (!found) return;
     const int first = column & ~1, pair = (first - (p.d - 2 * p.pairs)) / 2;
-    const std::int64_t at = std::int64_t{row} * static_cast<int>(params.d_rows.stride0) + first;
+    const std::int64_t at = row * params.d_rows.stride0 + first;
+    const auto load_pair = [&](const auto* rows) {
+      even = number_at(rows + at);
+      odd = number_at(rows + at + 1);
+    };
     if (params.wide_rows) {
-      const float2 both =
-          *reinterpret_cast<const float2*>(static_cast<const float*>(params.d_rows.data) + at);
-      even = both.x;
-      odd = both.y;
+      load_pair(static_cast<const float*>(params.d_rows.data));
     } else {
-      const T* const from = static_cast<const T*>(params.d_rows.data) + at;
-      float both[kColumns];
-      Pack<T>{{*reinterpret_cast<const unsigned*>(from), 0}}.to_floats(both);
-      even = both[0];
-      odd = both[1];
+      load_pair(static_cast<const T*>(params.d_rows.data));
     }
     if (p.positions > 0 && first >= p.d - 2 * p.pairs) {
       const std::int64_t place = min(max(spot.position, std::int64_t{0}), p.positions - 1);
@@ -749,7 +767,7 @@ struct RowColumn {
   }
 };
 
-template <class T>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2)
     large_windows_kernel(const __grid_constant__ KernelParams params) {
   static_assert(sizeof(T) == 2);
@@ -772,11 +790,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int piece_column = begin + piece * 8;
   const int slots = p.slots(), own = slots - p.ratio;
   const Held copied(p, first_slot);
-  const Slots<const T, int> kv_slots(static_cast<const T*>(p.kv.data), p.kv.stride0, p, copied,
-                                     piece_column),
+  using Stride = StrideOf<kAligned>;
+  const Slots<const T, Stride> kv_slots(static_cast<const T*>(p.kv.data), p.kv.stride0, p, copied,
+                                        piece_column),
       gate_slots(static_cast<const T*>(p.gate.data), p.gate.stride0, p, copied, piece_column);
-  const Slots<T, int> d_kv_slots(static_cast<T*>(params.d_kv.data), params.d_kv.stride0, p, copied,
-                                 piece_column),
+  const Slots<T, Stride> d_kv_slots(static_cast<T*>(params.d_kv.data), params.d_kv.stride0, p,
+                                    copied, piece_column),
       d_gate_slots(static_cast<T*>(params.d_gate.data), params.d_gate.stride0, p, copied,
                    piece_column);
   // The slots of a window that count: [first, slots), none where there is no window.
@@ -793,12 +812,12 @@ __global__ void __launch_bounds__(kThreads, 2)
       uint4 &kv = shared.kv[stage][row + first_slot][place],
             &gate = shared.gate[stage][row + first_slot][place];
       if (stores) {
-        *reinterpret_cast<uint4*>(d_kv_walk.at(0, row, copied.own)) = kv;
-        *reinterpret_cast<uint4*>(d_gate_walk.at(0, row, copied.own)) = gate;
+        store_piece<kAligned>(d_kv_walk.at(0, row, copied.own), kv);
+        store_piece<kAligned>(d_gate_walk.at(0, row, copied.own), gate);
       }
       if (copies) {
-        device::cp_async(device::shared_address(&kv), kv_walk.at(0, row, copied.own));
-        device::cp_async(device::shared_address(&gate), gate_walk.at(0, row, copied.own));
+        copy_piece<kAligned>(kv, kv_walk.at(0, row, copied.own));
+        copy_piece<kAligned>(gate, gate_walk.at(0, row, copied.own));
       }
     };
     const bool inside = piece_column < p.d;
@@ -814,7 +833,12 @@ __global__ void __launch_bounds__(kThreads, 2)
         move_piece(k, row >= from && row < slots, row >= to && row < slots);
       }
     }
-    device::mbarrier_arrive_cp_async(device::shared_address(&shared.full[stage]));
+    const std::uint32_t full = device::shared_address(&shared.full[stage]);
+    if constexpr (kAligned) {
+      device::mbarrier_arrive_cp_async(full);
+    } else {
+      device::mbarrier_arrive(full);
+    }
   };
   const auto find = [&](int first_row) {
     if (own_thread >= kCourse) return;
@@ -842,9 +866,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int slot = j * kGroupsOfWarp + group;
     if (!has_column || slot >= slots) break;
     shared.biases[j][own_thread] =
-        Pack<float>::load<true>(p.position_bias.data +
-                                (slot < own ? slot : slot - own) * p.position_bias.stride0 +
-                                (slot < own ? 0 : (p.series - 1) * p.d) + column)
+        Pack<float>::load<kAligned>(p.position_bias.data +
+                                    (slot < own ? slot : slot - own) * p.position_bias.stride0 +
+                                    (slot < own ? 0 : (p.series - 1) * p.d) + column)
             .words;
   }
   const float norm = p.norm_weight != nullptr && own_column < p.d ? p.norm_weight[own_column] : 1;
@@ -975,7 +999,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   device::allow_next_kernel();
   for (int sequence = block; sequence < p.n; sequence += static_cast<int>(gridDim.x)) {
-    clear_sequence<T, true>(params, sequence);
+    clear_sequence<T, kAligned>(params, sequence);
   }
   __syncthreads();  // the gradients of the last window are there
   move(before, {0, Spot::none, 0}, (window + 1) % kStages);
@@ -1140,9 +1164,10 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
   int bytes = shared_bytes<T>(problem, shares.team);
   auto* function = kernel_of<T>(aligned, shares.team);
   if constexpr (sizeof(T) == 2) {
-    if (aligned && !problem.hadamard && shares.team.groups() == kGroupsOfWarp &&
+    if (!kernel.wide_kv && !kernel.wide_gate && !problem.hadamard &&
+        shares.team.groups() == kGroupsOfWarp &&
         shares.team.lanes() * kColumns == kLargeColumns) {
-      function = large_windows_kernel<T>;
+      function = aligned ? large_windows_kernel<T, true> : large_windows_kernel<T, false>;
       bytes = sizeof(LargeMemory);
     }
   }
