@@ -859,7 +859,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     device::fence_mbarrier_init();
   }
   if (own_thread < 2 * kPortableBlocks) (&shared.sums[0][0])[own_thread] = {0, 0};
-  __syncthreads();  // the windows are there
+  __syncthreads();  // the first course is there
   Spot spot = shared.spots[0], before = {0, Spot::none, 0};
   move(before, spot, 0);
   for (int j = 0; j < kSlotsAtOnce; ++j) {
@@ -872,7 +872,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             .words;
   }
   const float norm = p.norm_weight != nullptr && own_column < p.d ? p.norm_weight[own_column] : 1;
-  device::cluster_sync();  // all blocks run before one reaches another
+  device::cluster_sync();  // all blocks run before one sends
 
   float bias_sums[kSlotsAtOnce][kColumns] = {}, norm_sum = 0;
   // The thread's columns of its first slot in a stage.
@@ -887,9 +887,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     const unsigned parity = window / kStages % 2;
     const int next_spot = (window + 1) % kCourse;
     if (next_spot == 0) {
-      __syncthreads();  // the windows have been read
+      __syncthreads();  // the course has been gone
       find(row + stride);
-      __syncthreads();  // the next ones are there
+      __syncthreads();  // the next course is there
     }
     const bool found = spot.kind != Spot::none && own_column < p.d;
     RowColumn row_column;
