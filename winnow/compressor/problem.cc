@@ -56,8 +56,7 @@ void check_finish(const Check& check, const Finish& finish) {
              rotated ? "a tensor, as cos is" : "none, where cos is absent",
              rotated ? "none" : "a tensor");
   if (rotated && 2 * finish.cos.size(1) > finish.d) {
-    check.that(false, "cos",
-               "up to d / 2 = " + std::to_string(finish.d / 2) + " columns",
+    check.that(false, "cos", "up to d / 2 = " + std::to_string(finish.d / 2) + " columns",
                std::to_string(finish.cos.size(1)));
   }
   if (finish.hadamard && !std::has_single_bit(static_cast<std::uint64_t>(finish.d))) {

@@ -668,10 +668,11 @@ struct LargeMemory {
   // Rows of 128 bytes: kLargeColumns columns of each slot, in pieces of 16 bytes.
   uint4 kv[kStages][kLargeSlots][8], gate[kStages][kLargeSlots][8];
   float4 biases[kSlotsAtOnce][kThreads];  // of the gates of each thread
-  float2 warps[2][kWarps];           // sums over the columns of each warp, by turns
-  float2 sums[2][kPortableBlocks];  // the same of each block of the cluster; 0 beyond it
+  float2 warps[2][kWarps];                // sums over the columns of each warp, by turns
+  float2 sums[2][kPortableBlocks];        // the same of each block of the cluster; 0 beyond it
   Spot spots[kCourse];
-  std::uint64_t full[kStages], there[2];  // barriers: slots of a stage are there, sums of all blocks
+  std::uint64_t full[kStages],
+      there[2];  // barriers: slots of a stage are there, sums of all blocks
 };
 
 // A piece has eight columns of two bytes.
@@ -963,8 +964,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         const std::uint32_t sums_of_block =
             device::shared_address(&shared.sums[turn][device::cluster_rank()]);
         device::st_async_cluster(device::map_shared(sums_of_block, own_thread),
-                                 sum_of(shared.warps[turn]),
-                                 device::map_shared(there, own_thread));
+                                 sum_of(shared.warps[turn]), device::map_shared(there, own_thread));
       }
     }
     // Meanwhile the gradients of the window before go, and the slots of the next one come.
@@ -1006,9 +1006,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int j = 0; has_column && j < kSlotsAtOnce; ++j) {
     const int slot = j * kGroupsOfWarp + group;
     if (slot >= slots) break;
-    *reinterpret_cast<float4*>(params.bias_parts +
-                               (std::int64_t{cluster} * slots + slot) * p.d + column) =
-        Pack<float>::of(bias_sums[j]).words;
+    *reinterpret_cast<float4*>(params.bias_parts + (std::int64_t{cluster} * slots + slot) * p.d +
+                               column) = Pack<float>::of(bias_sums[j]).words;
   }
   if (p.norm_weight != nullptr && lane < kColumnsOfWarp && own_column < p.d) {
     params.norm_parts[std::int64_t{cluster} * p.d + own_column] = norm_sum;
@@ -1165,8 +1164,7 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
   auto* function = kernel_of<T>(aligned, shares.team);
   if constexpr (sizeof(T) == 2) {
     if (!kernel.wide_kv && !kernel.wide_gate && !problem.hadamard &&
-        shares.team.groups() == kGroupsOfWarp &&
-        shares.team.lanes() * kColumns == kLargeColumns) {
+        shares.team.groups() == kGroupsOfWarp && shares.team.lanes() * kColumns == kLargeColumns) {
       function = aligned ? large_windows_kernel<T, true> : large_windows_kernel<T, false>;
       bytes = sizeof(LargeMemory);
     }

@@ -34,8 +34,8 @@ constexpr int kStages = 4;
 struct KernelParams {
   KernelProblem problem;
   device::FastDivmod by_ratio, by_ring, by_packs;  // packs: of kColumns columns of a token
-  int blocks;  // of a cluster
-  int works;   // sequences, and windows of new tokens alone
+  int blocks;                                      // of a cluster
+  int works;                                       // sequences, and windows of new tokens alone
   const std::int32_t* state_slots;
   Rows<float*> state;
   int states, ring;
@@ -104,9 +104,9 @@ __device__ __forceinline__ float* place_of(const KernelParams& params, int state
   return params.state.data + state * params.state.stride0 + place * params.state.stride1;
 }
 
-// Loads a window whose slots a thread loads at once: those that stand in the state, which are kv and
-// the gate with its bias, and new tokens. Nothing that is loaded is looked at before all loads are
-// under way.
+// Loads a window whose slots a thread loads at once: those that stand in the state, which are kv
+// and the gate with its bias, and new tokens. Nothing that is loaded is looked at before all loads
+// are under way.
 template <class T, bool kAligned>
 struct DirectLoader {
   static constexpr bool kNarrow = sizeof(T) < sizeof(float);
@@ -117,9 +117,9 @@ struct DirectLoader {
   };
 
   int ring, columns, own;  // the columns of all series; the first slot of the window's own tokens
-  int place, fresh;  // slot 0 in the ring, below 0: behind its end; the first new slot
-  const float* state;  // the thread's columns of the first place, for slots before own,
-  int series;          // and how much further they are for others
+  int place, fresh;        // slot 0 in the ring, below 0: behind its end; the first new slot
+  const float* state;      // the thread's columns of the first place, for slots before own,
+  int series;              // and how much further they are for others
   StrideOf<kAligned> stride;  // between places
   Walk<const T, StrideOf<kAligned>> kv_walk, gate_walk;
   Biases<kAligned> biases;
@@ -395,10 +395,10 @@ struct Kept {
     };
     kv = load_from(p.kv);
     gate = load_from(p.gate);
-    bias = Pack<float>::load<kAligned>(
-        p.position_bias.data +
-        params.by_ratio.divide(tokens.position + token).remainder * p.position_bias.stride0 +
-        column);
+    bias = Pack<float>::load<kAligned>(p.position_bias.data +
+                                       params.by_ratio.divide(tokens.position + token).remainder *
+                                           p.position_bias.stride0 +
+                                       column);
   }
   __device__ __forceinline__ void store(const KernelParams& params, const NewTokens& tokens,
                                         int first, int i) const {
@@ -497,9 +497,8 @@ struct KeptColumn {
     const unsigned position = tokens.position + token;
     kv = static_cast<const T*>(p.kv.data)[at * p.kv.stride0 + column];
     gate = static_cast<const T*>(p.gate.data)[at * p.gate.stride0 + column];
-    bias = p.position_bias.data[params.by_ratio.divide(position).remainder *
-                                    p.position_bias.stride0 +
-                                column];
+    bias = p.position_bias
+               .data[params.by_ratio.divide(position).remainder * p.position_bias.stride0 + column];
     place = place_of(params, tokens.state,
                      static_cast<int>(params.by_ring.divide(position).remainder)) +
             column;
@@ -661,26 +660,26 @@ void launch(const StepParams& params, const Packed& lists, const std::int32_t* s
             cudaStream_t stream) {
   const Problem& problem = params.problem;
   const int ring = static_cast<int>(params.ring < INT32_MAX ? params.ring : INT32_MAX);
-  KernelParams kernel = {kernel_problem_of(problem, lists),
-                         device::FastDivmod(static_cast<unsigned>(problem.ratio)),
-                         device::FastDivmod(static_cast<unsigned>(ring)),
-                         device::FastDivmod(
-                             static_cast<unsigned>(problem.series() * problem.d / kColumns)),
-                         1,
-                         0,
-                         state_slots,
-                         params.state.as<float>(),
-                         static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),
-                         ring,
-                         params.rows_dtype != problem.dtype,
-                         params.rows,
-                         params.pages.present()                     ? Stored::pages
-                         : !params.cache.present()                  ? Stored::nowhere
-                         : params.cache.format == CacheFormat::bf16 ? Stored::bf16
-                                                                    : Stored::fp8_584,
-                         params.slots,
-                         cache_view(params.cache),
-                         params.pages};
+  KernelParams kernel = {
+      kernel_problem_of(problem, lists),
+      device::FastDivmod(static_cast<unsigned>(problem.ratio)),
+      device::FastDivmod(static_cast<unsigned>(ring)),
+      device::FastDivmod(static_cast<unsigned>(problem.series() * problem.d / kColumns)),
+      1,
+      0,
+      state_slots,
+      params.state.as<float>(),
+      static_cast<int>(params.states < INT32_MAX ? params.states : INT32_MAX),
+      ring,
+      params.rows_dtype != problem.dtype,
+      params.rows,
+      params.pages.present()                     ? Stored::pages
+      : !params.cache.present()                  ? Stored::nowhere
+      : params.cache.format == CacheFormat::bf16 ? Stored::bf16
+                                                 : Stored::fp8_584,
+      params.slots,
+      cache_view(params.cache),
+      params.pages};
   const bool aligned = aligned_inputs(problem) && aligned_rows(params.state, sizeof(float)) &&
                        aligned_rows(params.rows, size_of(params.rows_dtype));
   const std::int64_t n = lists.cu_seqlens.size(0) - 1, windows = kernel.problem.team.windows();

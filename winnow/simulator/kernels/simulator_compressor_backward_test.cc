@@ -9,6 +9,7 @@ namespace {
 
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
@@ -34,9 +35,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-nan", {"eager"}},
 };
 constexpr const char* kFile = "compressor/backward/backward_cuda.cu";
-const BugsOf large{kFile, "bf16-hca", 4}, cluster{kFile, "f32-hca", 8},
-    warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
-    groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
+const BugsOf large{kFile, "bf16-hca", 4}, cluster{kFile, "f32-hca", 8}, warps{kFile, "bf16-csa"},
+    block{kFile, "f32-norm"}, groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
     turns{kFile, "bf16-many-windows", 1};
 const BugsOf course{kFile, "bf16-many-large", 1};
 constexpr const char* kSent = "device::st_async_cluster(device::map_shared(own, threadIdx.x)";
@@ -63,8 +63,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
     large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", Action::drop),
     large("LastGradientsBeforeTheyAreThere", "// the gradients of the last window are there",
           Action::drop),
-    large("LaneOfItsOwn", "__shfl_xor_sync(device::kFullWarp, others, distance));", Action::drop),
-    large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1),
+    in_one_schedule(large("LaneOfItsOwn", "__shfl_xor_sync(device::kFullWarp, others, distance));",
+                          Action::drop)),
+    in_one_schedule(
+        large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1)),
     course("CourseBeforeItIsThere", "// the next course is there", Action::drop),
     course("CourseWrittenBeforeItIsGone", "// the course has been gone", Action::drop),
     large("FirstCourseBeforeItIsThere", "// the first course is there", Action::drop),

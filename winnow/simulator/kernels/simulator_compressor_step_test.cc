@@ -26,7 +26,8 @@ const std::vector<PassingCase> kThoroughCases = {
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
 const BugsOf hca{"step_cuda.cu", "bf16-fp8_584-hca"};
 const BugsOf pages{"step_cuda.cu", "bf16-pages-hca"}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
-    windows{"window_cuda.cuh", "f32-overlap-undone"}, groups{"window_cuda.cuh", "f32-ratio7-overlap"};
+    windows{"window_cuda.cuh", "f32-overlap-undone"},
+    groups{"window_cuda.cuh", "f32-ratio7-overlap"};
 constexpr const char* kKeys = "*reinterpret_cast<cache::Share<std::uint8_t, kColumns>*>(place.row";
 constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
@@ -41,7 +42,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
      {"starved:0"}},
-    hca("BlocksReachedBeforeTheyRun", "// all blocks run, and have done what they had", Action::drop),
+    hca("BlocksReachedBeforeTheyRun", "// all blocks run, and have done what they had",
+        Action::drop),
     hca("WorksBeforeTheyAreThere", "// what is to be done is there", Action::drop),
     hca("SumsOfBlocksBeforeTheyAreThere", "// the sums of all blocks are there", Action::drop),
     hca("SumsOfBlocksWrittenWhileTheyAreRead", "// the sums have been read", Action::drop),
