@@ -311,14 +311,13 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 
 // Of some slots, in each column of a thread: the largest gate, and the sums of the weights
 // 2^(kLog2E * gate - reference()) and of their products with kv.
-template <int kCount>
-struct SumsOf {
-  float largest[kCount], total[kCount], sum[kCount];
+struct Sums {
+  float largest[kColumns], total[kColumns], sum[kColumns];
 
-  static __device__ __forceinline__ SumsOf of_none() {
-    SumsOf sums;
+  static __device__ __forceinline__ Sums of_none() {
+    Sums sums;
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       sums.largest[c] = -INFINITY;
       sums.total[c] = sums.sum[c] = 0;
     }
@@ -335,9 +334,9 @@ struct SumsOf {
   static __device__ __forceinline__ float scale(float from, float reference_of_to) {
     return device::ex2(__fsub_rn(__fmul_rn(from, kLog2E), reference_of_to));
   }
-  __device__ __forceinline__ void add(const SumsOf& other) {
+  __device__ __forceinline__ void add(const Sums& other) {
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       const float both = fmaxf(largest[c], other.largest[c]), to = reference(both);
       const float mine = scale(largest[c], to), theirs = scale(other.largest[c], to);
       total[c] = fmaf(total[c], mine, __fmul_rn(other.total[c], theirs));
@@ -346,7 +345,6 @@ struct SumsOf {
     }
   }
 };
-using Sums = SumsOf<kColumns>;
 
 // The slots of a thread's group.
 struct Range {
@@ -362,67 +360,49 @@ struct Range {
   }
 };
 
-// kSlotsAtOnce slots of a window, from `from` on, of which those of [first, end) count, are loaded
-// and then added. Loader has a type Raw, of which it fetches one for a slot, and gives kv and the
-// gate with its bias of it. All are under way before the first is used: there is no branch between
-// them, and a slot that does not count is an end of the range instead, of weight 0. kWhole: all
-// count.
-template <bool kWhole>
-struct Batch {
-  int from, first, end;
-
-  __device__ __forceinline__ int place(int j) const {
-    return kWhole ? j : min(max(from + j, first), end - 1) - from;
-  }
-  __device__ __forceinline__ bool counts(int j) const { return place(j) == j; }
-  template <class Loader>
-  __device__ __forceinline__ void fetch(const Loader& loader,
-                                        typename Loader::Raw (&raw)[kSlotsAtOnce]) const {
-#pragma unroll
-    for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(from, place(j));
-  }
-  template <class Loader, int kCount>
-  __device__ __forceinline__ void add(const Loader& loader,
-                                      const typename Loader::Raw (&raw)[kSlotsAtOnce],
-                                      SumsOf<kCount>& sums) const {
-    float gate[kSlotsAtOnce][kCount], reference[kCount];
-    const SumsOf<kCount> before = sums;
-#pragma unroll
-    for (int j = 0; j < kSlotsAtOnce; ++j) {
-      loader.gate(raw[j], from, place(j), gate[j]);
-#pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        if (!counts(j)) gate[j][c] = -INFINITY;
-        sums.largest[c] = fmaxf(sums.largest[c], gate[j][c]);
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) {
-      reference[c] = Sums::reference(sums.largest[c]);
-      const float scale = Sums::scale(before.largest[c], reference[c]);
-      sums.total[c] = __fmul_rn(sums.total[c], scale);
-      sums.sum[c] = __fmul_rn(sums.sum[c], scale);
-    }
-#pragma unroll
-    for (int j = 0; j < kSlotsAtOnce; ++j) {
-      float kv[kCount];
-      loader.kv(raw[j], from, place(j), kv);
-#pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        const float weight = Sums::weight(gate[j][c], reference[c]);
-        sums.total[c] = __fadd_rn(sums.total[c], weight);
-        sums.sum[c] = fmaf(weight, counts(j) ? kv[c] : 0.0f, sums.sum[c]);
-      }
-    }
-  }
-};
-template <bool kWhole, class Loader, int kCount>
+// Adds kSlotsAtOnce slots of a window, from `from` on, of which those of [first, end) count. Loader
+// has a type Raw, of which it fetches one for a slot, and gives kv and the gate with its bias of
+// it. All are under way before the first is used: there is no branch between them, and a slot that
+// does not count is an end of the range instead, of weight 0. kWhole: all count.
+template <bool kWhole, class Loader>
 __device__ __forceinline__ void add_slots(const Loader& loader, int from, int first, int end,
-                                          SumsOf<kCount>& sums) {
-  const Batch<kWhole> batch{from, first, end};
+                                          Sums& sums) {
+  const auto place_of = [&](int j) {
+    return kWhole ? j : min(max(from + j, first), end - 1) - from;
+  };
+  const auto counts = [&](int j) { return place_of(j) == j; };
   typename Loader::Raw raw[kSlotsAtOnce];
-  batch.fetch(loader, raw);
-  batch.add(loader, raw, sums);
+#pragma unroll
+  for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(from, place_of(j));
+  float gate[kSlotsAtOnce][kColumns], reference[kColumns];
+  const Sums before = sums;
+#pragma unroll
+  for (int j = 0; j < kSlotsAtOnce; ++j) {
+    loader.gate(raw[j], from, place_of(j), gate[j]);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (!counts(j)) gate[j][c] = -INFINITY;
+      sums.largest[c] = fmaxf(sums.largest[c], gate[j][c]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    reference[c] = Sums::reference(sums.largest[c]);
+    const float scale = Sums::scale(before.largest[c], reference[c]);
+    sums.total[c] = __fmul_rn(sums.total[c], scale);
+    sums.sum[c] = __fmul_rn(sums.sum[c], scale);
+  }
+#pragma unroll
+  for (int j = 0; j < kSlotsAtOnce; ++j) {
+    float kv[kColumns];
+    loader.kv(raw[j], from, place_of(j), kv);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float weight = Sums::weight(gate[j][c], reference[c]);
+      sums.total[c] = __fadd_rn(sums.total[c], weight);
+      sums.sum[c] = fmaf(weight, counts(j) ? kv[c] : 0.0f, sums.sum[c]);
+    }
+  }
 }
 
 // Adds up to kSlotsAtOnce slots of a range, from `from` on, but for those below `first`.
@@ -631,7 +611,6 @@ template <bool kAligned>
 struct Factors : Rotation {
   float norm[kColumns];
 
-  Factors() = default;
   __device__ Factors(const KernelProblem& p, std::int64_t position, int column)
       : Rotation(p, position, column) {
     load_norm<kAligned>(p, column, norm);

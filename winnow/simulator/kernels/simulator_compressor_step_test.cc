@@ -7,7 +7,6 @@ testing::Operation step_operation();
 
 namespace {
 
-using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::PassingCase;
 using simulator::PlantedBug;
@@ -26,8 +25,7 @@ const std::vector<PassingCase> kThoroughCases = {
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
 const BugsOf hca{"step_cuda.cu", "bf16-fp8_584-hca"};
 const BugsOf pages{"step_cuda.cu", "bf16-pages-hca"}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
-    windows{"window_cuda.cuh", "f32-overlap-undone"},
-    groups{"window_cuda.cuh", "f32-ratio7-overlap"};
+    windows{"window_cuda.cuh", "f32-overlap-undone"}, groups{"window_cuda.cuh", "bf16-pages-hca"};
 constexpr const char* kKeys = "*reinterpret_cast<cache::Share<std::uint8_t, kColumns>*>(place.row";
 constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
@@ -35,20 +33,17 @@ constexpr const char* kFloats = "*reinterpret_cast<float4*>(to) = words;";
 const std::vector<PlantedBug> kQuickBugs = {
     lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", Action::drop),
     slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", Action::drop, 0, 1),
-    hca("StageBeforeItIsThere", "device::cp_async_wait<kStages - 1>();", Action::drop),
+    slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     {"StateWrittenBeforeItIsRead",
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
      {"starved:0"}},
-    hca("BlocksReachedBeforeTheyRun", "// all blocks run, and have done what they had",
-        Action::drop),
-    hca("WorksBeforeTheyAreThere", "// what is to be done is there", Action::drop),
-    hca("SumsOfBlocksBeforeTheyAreThere", "// the sums of all blocks are there", Action::drop),
-    hca("SumsOfBlocksWrittenWhileTheyAreRead", "// the sums have been read", Action::drop),
-    hca("SumsForTheNextBlock", "device::st_shared_cluster(", Action::add, 1 << 24, 1),
-    beyond_a_pair(hca("WorksForTwoBlocks", "device::st_shared_cluster(", Action::drop)),
+    slots("StageOfTheNeighbourBeforeItIsThere", "// the copies of the warp are there",
+          Action::drop),
+    hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", Action::drop, 0, 1),
+    hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", Action::drop),
     slots.undo("SlotNotKept", "if (leads) slots[thread.window] = slot;"),
     slots.move("SlotOfTheNextWindow", "if (leads) slots[thread.window] = slot;", 8),
     pages.undo("KeysNotStored", kKeys),
