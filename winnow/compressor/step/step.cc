@@ -32,7 +32,8 @@ void check_state(const Check& check, const StepArgs& args) {
       {{"states", args.state.size(0)}, {"ring", ring}, {"2 * columns", 2 * args.kv.size(1)}},
       {accumulator_of(args.kv.dtype())}, device);
   const std::int64_t window = args.position_bias.size(0) * (args.overlap ? 2 : 1);
-  check.that(ring >= window, "state",
+  if (ring >= window) return;
+  check.that(false, "state",
              "a ring of at least " + std::to_string(window) + " tokens, those of a window",
              std::to_string(ring));
 }
@@ -61,11 +62,15 @@ void check_stored(const Check& check, const StepArgs& args, StepParams& params) 
     const bool plain = args.cache.dtype() == DType::bf16;
     params.cache = sparse_mla::check_cache_output(
         check, "cache", args.cache, plain ? CacheFormat::bf16 : CacheFormat::fp8_584, device);
-    check.that(params.cache.columns == d, "cache", "rows of d = " + std::to_string(d) + " columns",
-               std::to_string(params.cache.columns));
+    if (params.cache.columns != d) {
+      check.that(false, "cache", "rows of d = " + std::to_string(d) + " columns",
+                 std::to_string(params.cache.columns));
+    }
   } else {
-    check.that(d == 128 || d == 64, "pages", "none, unless d is 128 or 64",
-               "a tensor, and d = " + std::to_string(d));
+    if (d != 128 && d != 64) {
+      check.that(false, "pages", "none, unless d is 128 or 64",
+                 "a tensor, and d = " + std::to_string(d));
+    }
     params.pages =
         indexer::check_key_pages(check, "pages", args.pages, d, args.power_of_two, device);
   }
