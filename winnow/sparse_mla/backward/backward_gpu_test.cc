@@ -90,7 +90,12 @@ void expect_close(const Step& gpu, const Step& cpu) {
   }
 }
 
-void expect_same_as_cpu(Step& cpu) { expect_same_as_cpu(cpu); }
+void expect_same_as_cpu(Step& cpu) {
+  Step gpu(cpu, kGpu);
+  cpu.run();
+  gpu.run();
+  expect_close(gpu, cpu);
+}
 
 class BackwardGpu : public GpuTest {};
 
