@@ -36,18 +36,14 @@ bool is_row(CacheFormat format, std::int64_t elements) {
 }
 
 // Rows and blocks as the layout of fp8_584 needs them.
-// Words for an error are put together where there is one: it takes longer than all else that is
-// checked.
 void check_strides_584(const Check& check, std::string_view argument, const ConstTensorView& view) {
   const std::int64_t blocks = view.size(0), block_size = view.size(1);
   if (view.numel() == 0) return;
-  if (block_size != 1 && view.stride(1) != Row584::kBytes) {
-    check.that(false, argument, "rows 584 elements apart, the nominal layout of fp8_584",
-               "a stride of " + std::to_string(view.stride(1)));
-  }
+  check.that(block_size == 1 || view.stride(1) == Row584::kBytes, argument,
+             "rows 584 elements apart, the nominal layout of fp8_584",
+             "a stride of " + std::to_string(view.stride(1)));
   const std::int64_t least = Row584::block_bytes(block_size);
-  if (blocks == 1 || view.stride(0) >= least) return;
-  check.that(false, argument,
+  check.that(blocks == 1 || view.stride(0) >= least, argument,
              "blocks at least " + std::to_string(least) +
                  " bytes apart, which is block_size * 584 rounded up to a multiple of 576",
              "a stride of " + std::to_string(view.stride(0)));
@@ -65,13 +61,11 @@ Cache<Byte> checked(const Check& check, std::string_view argument, const View& v
                     CacheFormat format, Device device) {
   const std::string shape = shape_of(format);
   check.rank(argument, view, 4, shape);
-  if (!is_row(format, view.size(3))) {
-    check.that(false, argument,
-               shape + " for the format " + std::string(to_string(format)) +
-                   " (fp8_656 has rows of 656 bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 "
-                   "elements)",
-               "a last dimension of " + std::to_string(view.size(3)));
-  }
+  check.that(is_row(format, view.size(3)), argument,
+             shape + " for the format " + std::string(to_string(format)) +
+                 " (fp8_656 has rows of 656 bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 "
+                 "elements)",
+             "a last dimension of " + std::to_string(view.size(3)));
   const std::int64_t blocks = view.size(0), block_size = view.size(1);
   check.shape(argument, view,
               {{"blocks", blocks}, {"block_size", block_size}, {"1", 1}, {"row", view.size(3)}});
@@ -85,10 +79,9 @@ Cache<Byte> checked(const Check& check, std::string_view argument, const View& v
   check.contiguous_rows(argument, view);
   check.aligned(argument, view, size_of(view.dtype()));
   constexpr std::int64_t kMostSlots = std::numeric_limits<std::int32_t>::max();
-  if (block_size != 0 && blocks > kMostSlots / block_size) {
-    check.that(false, argument, "at most 2^31 - 1 slots, the range of the indices",
-               std::to_string(blocks) + " blocks of " + std::to_string(block_size));
-  }
+  check.that(block_size == 0 || blocks <= kMostSlots / block_size, argument,
+             "at most 2^31 - 1 slots, the range of the indices",
+             std::to_string(blocks) + " blocks of " + std::to_string(block_size));
   if (format == CacheFormat::fp8_584) check_strides_584(check, argument, view);
 
   return {.format = format,

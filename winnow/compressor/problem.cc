@@ -13,14 +13,10 @@
 
 namespace winnow::compressor {
 
-// Words for an error are put together where there is one: it takes longer than all else that is
-// checked.
-
 void check_columns(const Check& check, const ConstTensorView& kv, bool overlap) {
   constexpr std::int64_t kMultiple = 8;
   const std::int64_t series = overlap ? 2 : 1, columns = kv.size(1), d = columns / series;
-  if (columns % (series * kMultiple) == 0 && d >= kMultiple && d <= kMostColumns) return;
-  check.that(false, "kv",
+  check.that(columns % (series * kMultiple) == 0 && d >= kMultiple && d <= kMostColumns, "kv",
              std::string(overlap ? "2 * d" : "d") + " columns, d a multiple of 8 up to 512",
              std::to_string(columns));
 }
@@ -28,17 +24,15 @@ void check_columns(const Check& check, const ConstTensorView& kv, bool overlap) 
 void check_sizes(const Check& check, const ConstTensorView& position_bias,
                  const ConstTensorView& cu_seqlens) {
   const std::int64_t ratio = position_bias.size(0);
-  if (ratio < 1 || ratio > kMostRatio) {
-    check.that(false, "position_bias", "a ratio of 1 to 128 rows", std::to_string(ratio));
-  }
+  check.that(ratio >= 1 && ratio <= kMostRatio, "position_bias", "a ratio of 1 to 128 rows",
+             std::to_string(ratio));
   check.that(cu_seqlens.size(0) >= 1, "cu_seqlens", "a number more than sequences", "none");
 }
 
 void check_row_columns(const Check& check, std::string_view argument, const ConstTensorView& rows,
                        const ConstTensorView& kv, bool overlap) {
   const std::int64_t d = kv.size(1) / (overlap ? 2 : 1);
-  if (rows.size(1) == d) return;
-  check.that(false, argument,
+  check.that(rows.size(1) == d, argument,
              "d = " + std::to_string(d) + " columns, " +
                  (overlap ? "half as many as kv" : "as many as kv"),
              std::to_string(rows.size(1)));
@@ -49,19 +43,18 @@ void check_finish(const Check& check, const Finish& finish) {
   check.that(norm || !finish.eps.has_value(), "eps", "none, where norm_weight is absent",
              "a number");
   check.finite("eps", finish.eps, finish.kv.dtype());
-  if (!(finish.eps.value_or(0) >= 0)) {
-    check.that(false, "eps", "at least 0", std::to_string(*finish.eps));
-  }
+  check.that(finish.eps.value_or(0) >= 0, "eps", "at least 0",
+             std::to_string(finish.eps.value_or(0)));
   check.that(rotated == finish.sin.present(), "sin",
              rotated ? "a tensor, as cos is" : "none, where cos is absent",
              rotated ? "none" : "a tensor");
-  if (rotated && 2 * finish.cos.size(1) > finish.d) {
-    check.that(false, "cos", "up to d / 2 = " + std::to_string(finish.d / 2) + " columns",
+  if (rotated) {
+    check.that(2 * finish.cos.size(1) <= finish.d, "cos",
+               "up to d / 2 = " + std::to_string(finish.d / 2) + " columns",
                std::to_string(finish.cos.size(1)));
   }
-  if (finish.hadamard && !std::has_single_bit(static_cast<std::uint64_t>(finish.d))) {
-    check.that(false, "hadamard", "d a power of two", "d = " + std::to_string(finish.d));
-  }
+  check.that(!finish.hadamard || std::has_single_bit(static_cast<std::uint64_t>(finish.d)),
+             "hadamard", "d a power of two", "d = " + std::to_string(finish.d));
 }
 
 void check_for_cuda(const Check& check, const ConstTensorView& kv, std::int64_t rows) {

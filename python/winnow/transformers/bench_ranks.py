@@ -32,7 +32,7 @@ _LIMIT = 1.15  # of the time of the step without communication
 
 class _Recorded(ContextParallel):
     """Ranks whose collectives take no time, from the second step on: what they moved in the first
-    is there."""
+    is there, and what they agreed on holds."""
 
     def __init__(self, group: dist.ProcessGroup, keys: str):
         super().__init__(group, "balanced", keys)
@@ -43,6 +43,10 @@ class _Recorded(ContextParallel):
     def again(self) -> None:
         """From now on what was recorded, from its beginning."""
         self.records, self._at = False, 0
+
+    def agree(self, call: str, **values: str) -> None:
+        if self.records:
+            super().agree(call, **values)
 
     def _move(self, begin: Callable[[], dist.Work], result: Tensor) -> Optional[dist.Work]:
         if self.records:

@@ -32,8 +32,7 @@ void check_state(const Check& check, const StepArgs& args) {
       {{"states", args.state.size(0)}, {"ring", ring}, {"2 * columns", 2 * args.kv.size(1)}},
       {accumulator_of(args.kv.dtype())}, device);
   const std::int64_t window = args.position_bias.size(0) * (args.overlap ? 2 : 1);
-  if (ring >= window) return;
-  check.that(false, "state",
+  check.that(ring >= window, "state",
              "a ring of at least " + std::to_string(window) + " tokens, those of a window",
              std::to_string(ring));
 }
@@ -62,15 +61,11 @@ void check_stored(const Check& check, const StepArgs& args, StepParams& params) 
     const bool plain = args.cache.dtype() == DType::bf16;
     params.cache = sparse_mla::check_cache_output(
         check, "cache", args.cache, plain ? CacheFormat::bf16 : CacheFormat::fp8_584, device);
-    if (params.cache.columns != d) {
-      check.that(false, "cache", "rows of d = " + std::to_string(d) + " columns",
-                 std::to_string(params.cache.columns));
-    }
+    check.that(params.cache.columns == d, "cache", "rows of d = " + std::to_string(d) + " columns",
+               std::to_string(params.cache.columns));
   } else {
-    if (d != 128 && d != 64) {
-      check.that(false, "pages", "none, unless d is 128 or 64",
-                 "a tensor, and d = " + std::to_string(d));
-    }
+    check.that(d == 128 || d == 64, "pages", "none, unless d is 128 or 64",
+               "a tensor, and d = " + std::to_string(d));
     params.pages =
         indexer::check_key_pages(check, "pages", args.pages, d, args.power_of_two, device);
   }
@@ -104,9 +99,13 @@ void check_stored_slots(const StepArgs& args, const StepParams& params, const Ru
     }
   }
   const std::int64_t shape[] = {tokens}, strides[] = {1};
-  const SlotSpace space = params.pages.present()
-                              ? SlotSpace{params.pages.count, indexer::kPageRows, "pages", "token"}
-                              : sparse_mla::slot_space(params.cache, "token");
+  const sparse_mla::Cache<std::uint8_t>& cache = params.cache;
+  // A cache without rows has no slots either, whatever its block_size is.
+  const bool empty = cache.block_size == 0;
+  const SlotSpace space =
+      params.pages.present()
+          ? SlotSpace{params.pages.count, indexer::kPageRows, "pages", "token"}
+          : SlotSpace{empty ? 0 : cache.blocks, empty ? 1 : cache.block_size, "blocks", "token"};
   check_slots(kOperation, "slots",
               ConstTensorView(looked_at.data(), DType::i64, shape, strides, Device{}), space,
               options);
