@@ -1,10 +1,14 @@
 """What the ranks of test_context_parallel.py run. Each has all tensors, made from a seed, computes
 what one rank computes of them, and compares its part of what the ranks compute together."""
 
+import json
+import os
+import sys
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from processes import run
 from winnow.torch import (
     compressor_forward,
     context_parallel,
@@ -319,3 +323,15 @@ def on_gpus(rank, ranks, names, folder):
     for name in names:
         operations(dist.group.WORLD, name)
     dist.destroy_process_group()
+
+
+def bench(ranks, *options):
+    """The row of `winnow bench context_parallel` for one length."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += [ranks, "-m", "winnow", "bench", "context_parallel", "--json", *options]
+    result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(result.stdout)
+    assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0
+    assert row["peak_bytes"] > 0
+    return row

@@ -1,8 +1,6 @@
 """One sequence over several ranks gives what one rank gives. The ranks run the functions of
 context_parallel_checks.py, context_parallel_ranks.py and context_parallel_models.py."""
 
-import json
-import os
 import sys
 
 import context_parallel_checks as checks
@@ -96,14 +94,8 @@ def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
 @pytest.mark.parametrize("keys", checks.KEYS)
 def test_bench(keys):
     pytest.importorskip("transformers")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command += ["2", "-m", "winnow", "bench", "context_parallel", "--device", "cpu"]
-    options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    result = run(*command, "--tokens", "64", "--keys", keys, "--json", **options)
-    assert result.returncode == 0, result.stderr
-    (row,) = json.loads(result.stdout)
+    row = checks.bench(2, "--device", "cpu", "--tokens", "64", "--keys", keys)
     assert row["benchmark"] == f"training step, {keys}, 64 tokens, 2 ranks"
-    assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0
-    assert "reached" not in row and row["peak_bytes"] > 0
+    assert "reached" not in row
     alone = run(sys.executable, "-m", "winnow", "bench", "context_parallel")
     assert alone.returncode == 2 and "start it with torchrun" in alone.stderr
