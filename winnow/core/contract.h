@@ -174,7 +174,7 @@ class Contract<Table, std::tuple<Entries...>> {
     return sizes;
   }
 
-  // That of the first tensor.
+  // The device of the first tensor, on which check() has found all others.
   Device device(const Args& args) const {
     Device device;
     bool first = true;

@@ -1,5 +1,6 @@
-// The entry point of an operation: what every call does, in this order, with what differs between
-// operations. It stands here because it knows the kernels of the CPU. Internal.
+// The entry point of an operation: enter() does what every call does, in one order. What differs
+// between operations is a struct like the one below. This header is in winnow/cpu because it knows
+// the kernels of the CPU. Internal.
 //
 //   struct Topk {
 //     using Args = TopkArgs;
@@ -32,8 +33,9 @@
 
 namespace winnow {
 
-// The backends of operations without kernels for Hopper, and with such, which take no f16.
+// The backends of an operation that has no kernels of its own for Hopper.
 inline constexpr Backend kPortable[] = {Backend::cuda, Backend::cpu};
+// Those of one that has: sm90 does not take f16.
 inline std::span<const Backend> with_sm90(DType dtype) {
   static constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
   return std::span(kAll).subspan(dtype == DType::f16 ? 1 : 0);
@@ -41,7 +43,7 @@ inline std::span<const Backend> with_sm90(DType dtype) {
 
 namespace detail {
 
-// Behind the other checks of the backend.
+// What the workspace must hold. Call it after check_for_gpu(), whose limits it counts on.
 template <class Op>
 std::int64_t workspace_bytes(const typename Op::Args& args, const typename Op::Params& params,
                              Backend backend) {

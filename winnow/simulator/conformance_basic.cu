@@ -72,7 +72,7 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[0] = once.x, to[1] = once.y, to[2] = once.z, to[3] = once.w;
   to[4] = again.x, to[5] = again.y, to[6] = again.z, to[7] = again.w;
   const auto* word = reinterpret_cast<const std::int32_t*>(in) + 4 * t;
-  // What it loads in even threads, odd ones have already.
+  // Even threads load by load_if(); odd ones pass it the word, which load_now() has loaded.
   to[8] = static_cast<std::uint32_t>(
       device::load_if(t % 2 == 0, word, t % 2 == 0 ? 0 : device::load_now(word)));
   to[9] = __float_as_uint(device::load_now(reinterpret_cast<const float*>(in) + 4 * t + 1));
