@@ -83,17 +83,15 @@ TEST(SimulatorDecodeCudaLarge, Passes) {
   simulator::settings().shared_bytes = kLeast;
 }
 
-class SimulatorDecodeCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
-TEST_P(SimulatorDecodeCudaLargeBug, IsFound) {
-  simulator::settings().shared_bytes = kLarge;
-  simulator::expect_found(decode_operation(), GetParam());
-  simulator::settings().shared_bytes = kLeast;
-}
+const bool kLargeRegistered = simulator::register_bugs(
+    "Thorough/SimulatorDecodeCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
+      simulator::settings().shared_bytes = kLarge;
+      simulator::expect_found(decode_operation(), one);
+      simulator::settings().shared_bytes = kLeast;
+    });
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecodeCuda, decode_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorDecodeCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
-                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

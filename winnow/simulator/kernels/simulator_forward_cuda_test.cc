@@ -79,17 +79,15 @@ TEST(SimulatorForwardCudaLarge, Passes) {
   simulator::settings().shared_bytes = kLeast;
 }
 
-class SimulatorForwardCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
-TEST_P(SimulatorForwardCudaLargeBug, IsFound) {
-  simulator::settings().shared_bytes = kLarge;
-  simulator::expect_found(forward_operation(), GetParam());
-  simulator::settings().shared_bytes = kLeast;
-}
+const bool kLargeRegistered = simulator::register_bugs(
+    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
+      simulator::settings().shared_bytes = kLarge;
+      simulator::expect_found(forward_operation(), one);
+      simulator::settings().shared_bytes = kLeast;
+    });
 
 WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorForwardCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
-                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla
