@@ -165,6 +165,12 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(
         saying("race: ", chain("ValuesBeforeTheWeights",
                                "wait_for_kernel_before();  // for the weights", Action::drop))),
+    in_one_schedule(of_consumers(
+        bug("CountOfEmptyTooSmall", "shared.empty()[slot][group].init", Action::add, -1))),
+    in_one_schedule(consumers_of_chain("CountOfEmptyLogitRowsTooSmall",
+                                       "shared.empty()[slot][group].init", Action::add, -1)),
+    in_one_schedule(
+        chain("CountOfEmptyValuesTooSmall", "shared.empty()[at].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("setmaxnreg: ",
