@@ -26,7 +26,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"left700-reversed", {"random:8"}},
     {"columns700-wide", {"random:9"}},
     {"nan-smaller", {"random:10"}},
-    {"many-sequences", {"random:11"}},
 };
 const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:14"};
 const std::vector<PassingCase> kThoroughCases = {
@@ -51,6 +50,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"columns513", kEach},
     {"columns20000", kEach},
     {"left512", kEach},
+    {"many-sequences", kEach},
 };
 
 const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90.cuh", "long"},

@@ -25,7 +25,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-length-ragged", {"random:4", "starved:2"}},
     {"bf16-all-rules", kFew},
     {"bf16-some-nothing", {"random:5"}},
-    {"bf16-skv50000", {"late", "random:6"}},
+    {"bf16-skv50000", {"late"}},
     {"bf16-skv50000-h128", {"random:8"}},
     {"bf16-dense-ragged", {"late", "random:1"}},
     {"bf16-later-maxima", {"late", "random:9"}},
@@ -48,6 +48,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-k512", kMany},
     {"bf16-d512-h16-k100", kMany},
     {"bf16-d512-h64-k512", kMany},
+    {"bf16-skv50000", {"eager", "random:6"}},
     {"bf16-length-ragged", kMany},
     {"bf16-length-out-of-range", kMany},
     {"bf16-all-rules", kMany},
@@ -171,7 +172,10 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
 
 // On five multiprocessors the last of eleven items has three parts, one of them in the middle.
 TEST(SimulatorForwardParts, GoFromBlockToBlock) {
-  simulator::expect_passes(forward_operation(), {"bf16-parts-ragged", {"late", "random:8"}, 5});
+  simulator::expect_passes(forward_operation(), {"bf16-parts-ragged", {"random:8"}, 5});
+}
+TEST(ThoroughForwardParts, GoFromBlockToBlock) {
+  simulator::expect_passes(forward_operation(), {"bf16-parts-ragged", {"eager", "late"}, 5});
 }
 
 WINNOW_SIMULATOR_TESTS(SimulatorForward, forward_operation(), kQuickCases, kThoroughCases,

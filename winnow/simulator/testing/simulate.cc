@@ -198,7 +198,8 @@ bool register_tests(KernelTests tests, const Where& where) {
   passes("Smallest", {smallest(tests.quick_cases)});
   passes("Quick", tests.quick_cases);
   passes("Thorough", in_turns(tests.thorough_cases, 2));
-  are_found("Quick", tests.quick_bugs);
+  are_found("Quick", in_turns(tests.quick_bugs, 1));
+  are_found("Thorough", in_turns(tests.quick_bugs, 2));
   are_found("Thorough", in_turns(tests.thorough_bugs, 2));
   register_test(tests.kernel + "Tests", "HaveTheirCasesAndLines", nullptr, where, [tests] {
     const winnow::testing::Operation operation = tests.operation();

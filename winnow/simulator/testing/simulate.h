@@ -142,8 +142,8 @@ struct KernelTests {
   std::vector<PlantedBug> quick_bugs, thorough_bugs;
 };
 // Before main(): registers Smallest/Kernel.Passes/CASE, Quick/Kernel.Passes/CASE,
-// Quick/KernelBug.IsFound/NAME, the last two also with Thorough, and
-// KernelTests.HaveTheirCasesAndLines, which finds what is out of date in all.
+// Quick/KernelBug.IsFound/NAME (under one of the bug's schedules), the last two also with Thorough
+// (all bugs, under two), and KernelTests.HaveTheirCasesAndLines, which finds what is out of date.
 bool register_tests(KernelTests tests, const Where& where = Where::current());
 // Registers SUITE.IsFound/NAME, which calls `test`.
 bool register_bugs(const std::string& suite, const std::vector<PlantedBug>& bugs,
