@@ -138,7 +138,9 @@ const std::vector<PlantedBug> kQuickBugs = {
                      "receive_kernel(const __grid_constant__ LowLatencyCombineParams p) {",
                      Action::drop, 0, 3),
     saying("race: ",
-           left_out("VerdictWithoutARelease", "device::st_release_sys(verdict_of", Action::weaken)),
+           left_out("VerdictWithoutAnAcquire",
+                    "while ((verdict = device::ld_acquire_sys(verdict_of)) < epoch * 2) {",
+                    Action::weaken)),
     saying("race: ", dispatch("DispatchPlacesByPlainStores",
                               "place = view.layout.place_of(int(expert) % per_rank, "
                               "atomicAdd(view.slots + expert, 1));",
