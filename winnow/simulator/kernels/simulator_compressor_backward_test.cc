@@ -69,7 +69,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
                           Action::drop)),
     in_one_schedule(
         large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1)),
-    course("CourseBeforeItIsThere", "// the next course is there", Action::drop),
     course("CourseWrittenBeforeItIsGone", "// the course has been gone", Action::drop),
     large("FirstCourseBeforeItIsThere", "// the first course is there", Action::drop),
     cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", Action::add, 1),
