@@ -17,7 +17,6 @@ using Action = simulator::Plant::Action;
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
     {"bf16-hca", {"random:4"}, 4},  // clusters of eight
-    {"f16-largest", {"late"}, 8},   // of sixteen
     {"bf16-large-overlap", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -26,6 +25,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-hca", {"late"}, 8},
     {"bf16-hca", {"late", "random:5", "starved:0", "starved:63"}, 8},
     {"f32-overlap-128", {"random:6"}},  // of two, which exchange nothing
+    {"f16-largest", {"late"}, 8},       // clusters of sixteen
     {"bf16-largest", {"random:7"}, 16},
     {"f32-strided", {"random:8"}},
     {"f16-ratio31-overlap", {"random:9"}},

@@ -51,7 +51,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-k2048-batch", {"late"}, 6},
     {"fp8_656-k512", {"late"}, 1},
     {"fp8_584-h200-invariant", {"random:2"}, 16},
-    {"bf16_512-h200-invariant", {"late"}, 16},
     {"bf16_576-extra-large", {"random:3"}, 20},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -82,6 +81,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-parts-invariant-h100", kMany, 16},
     {"fp8_656-h300-extra", kMany},
     {"fp8_584-h200-invariant", kMany},
+    {"bf16_512-h200-invariant", {"late", "random:3"}, 16},
     {"fp8_656-paged", kMany},
     {"bf16_576-paged-length-query", kMany, 36},
     {"fp8_656-paged-block3", kMany},

@@ -85,8 +85,8 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
 // All cases of the operation that GPUs take, but for those whose names hold one of `large`.
 std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
                                    std::initializer_list<const char*> large);
-// Of thorough tests: each keeps so many of its schedules, which those behind it go on with. So the
-// tests of a kernel pass all of them together.
+// Each test keeps so many of its schedules, which those behind it go on with. So the tests of a
+// kernel pass all of them together.
 template <class Test>
 std::vector<Test> in_turns(std::vector<Test> tests, std::size_t schedules_of_each) {
   std::size_t turn = 0;
@@ -141,9 +141,9 @@ struct KernelTests {
   std::vector<PassingCase> quick_cases, thorough_cases;
   std::vector<PlantedBug> quick_bugs, thorough_bugs;
 };
-// Before main(): registers Smallest/Kernel.Passes/CASE, Quick/Kernel.Passes/CASE,
-// Quick/KernelBug.IsFound/NAME (under one of the bug's schedules), the last two also with Thorough
-// (all bugs, under two), and KernelTests.HaveTheirCasesAndLines, which finds what is out of date.
+// Before main(): registers Smallest/Kernel.Passes/CASE; Quick/Kernel.Passes/CASE, under two of the
+// case's schedules; Quick/KernelBug.IsFound/NAME, under one; the last two with Thorough, under two
+// and with all bugs; and KernelTests.HaveTheirCasesAndLines, which finds what is out of date.
 bool register_tests(KernelTests tests, const Where& where = Where::current());
 // Registers SUITE.IsFound/NAME, which calls `test`.
 bool register_bugs(const std::string& suite, const std::vector<PlantedBug>& bugs,
