@@ -46,7 +46,6 @@ const BugsOf many_tiles{"backward_split_products_sm90.cuh", "bf16-h70-k600-deter
 // they are written.
 const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-h192"};
 
-// Two of each of the three kernels.
 // The sums of dkv, in f32 and in integers.
 const BugsOf long_drain{"backward_split_drain_sm90.cuh", "bf16-h128"};
 const BugsOf fixed_drain{"backward_split_drain_sm90.cuh", "bf16-sink-mixed-deterministic"};
