@@ -81,8 +81,9 @@ try:
 # `make test` runs a few of these. A failure prints the command that repeats it.
 simulate:
 	@tools/setup
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
-	cmake --build --preset release --target simulate
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(once) $(werror)
+	cmake --build --preset release --target simulators
+	ctest --preset release -C thorough -L '^thorough$$' -j$(shell nproc)
 
 cuda_of_wheel = AUTO
 wheel:

@@ -2,7 +2,7 @@
 # __global__ function of which the libraries have no instance; behind `make simulate`, one of which no instance has run.
 # Run as
 #   cmake -DSOURCE_DIR=<repository> -DSOURCES=<files of the libraries, separated by |> -DLIBRARIES=<the libraries, too>
-#         -DNM=<nm> [-DRUN=<file of lines: program, address of a kernel>] -P check_simulated.cmake
+#         -DNM=<nm> [-DRAN=<folder of files of lines: program, address of a kernel>] -P check_simulated.cmake
 cmake_minimum_required(VERSION 3.25)
 
 # Rooms whose kernels are not simulated yet, and why. A room that is simulated may not stand here.
@@ -25,19 +25,22 @@ function(read_symbols result)
   string(REGEX REPLACE "[][;]" " " text "${text}")
   set(${result} "${text}" PARENT_SCOPE)
 endfunction()
-if(RUN)
+if(RAN)
   set(symbols "")
-  file(STRINGS ${RUN} lines)
-  set(program "")
-  foreach(line IN LISTS lines)
-    string(REGEX MATCH "^(.*) ([0-9a-f]+)$" line "${line}")
-    set(address ${CMAKE_MATCH_2})
-    if(NOT program STREQUAL CMAKE_MATCH_1)
-      set(program "${CMAKE_MATCH_1}")
-      read_symbols(of_program ${program})
-    endif()
-    string(REGEX MATCH "(^|\n)${address} [tTwW] [^\n]*" symbol "${of_program}")
-    string(APPEND symbols "${symbol}\n")
+  file(GLOB records ${RAN}/*)
+  foreach(record IN LISTS records)
+    file(STRINGS ${record} lines)
+    set(program "")
+    foreach(line IN LISTS lines)
+      string(REGEX MATCH "^(.*) ([0-9a-f]+)$" line "${line}")
+      set(address ${CMAKE_MATCH_2})
+      if(NOT program)
+        set(program "${CMAKE_MATCH_1}")
+        read_symbols(of_program ${program})
+      endif()
+      string(REGEX MATCH "(^|\n)${address} [tTwW] [^\n]*" symbol "${of_program}")
+      string(APPEND symbols "${symbol}\n")
+    endforeach()
   endforeach()
 else()
   read_symbols(symbols ${LIBRARIES})

@@ -82,7 +82,7 @@ std::vector<CaseShape> make_shapes() {
        .positions = true,
        .pairs = 3,
        .layout = Layout::wide});
-  add({.name = "many-large", .lengths = {67 * 65}, .ratio = 65, .d = 40, .overlap = false});
+  add({.name = "many-large", .lengths = {131 * 65}, .ratio = 65, .d = 40, .overlap = false});
   for (const bool overlap : {false, true}) {
     const std::string kind = overlap ? "-overlap" : "-plain";
     for (const std::int64_t ratio : {1, 2, 3, 7, 31}) {

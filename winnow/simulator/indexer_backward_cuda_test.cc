@@ -31,7 +31,8 @@ const BugsOf bug{"indexer/backward/backward_cuda.cuh", "bf16-k512"},
     f16{"indexer/backward/backward_cuda.cuh", "f16-h64"};
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-k512"}, f8{"copy_rows_cuda.cuh", "f8_e4m3-k512"};
 
-const BugsOf fixed{"indexer/backward/backward_cuda.cuh", "bf16-h96-deterministic"};
+const BugsOf fixed{"indexer/backward/backward_cuda.cuh", "bf16-h96-deterministic"},
+    bounds{"backward_sums.cuh", "bf16-h96-deterministic"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
@@ -39,6 +40,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(saying("race: ", bug("PlainSumsOfDk", "reduce_add(p.dk", Action::weaken))),
     in_one_schedule(
         saying("race: ", fixed("FixedPlainSums", "reduce_add(p.fixed", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", bounds("PlainBounds", "atomicMax(p.bounds + row", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",

@@ -39,16 +39,15 @@ const std::vector<PlantedBug> kThoroughBugs = {
     paged.undo("ScalesOfPagesNotStored", kScale),
     paged.move("ScalesOfTheNextPlace", kScale, 4),
 };
-class SimulatorQuantizeBug : public ::testing::TestWithParam<PlantedBug> {};
-TEST_P(SimulatorQuantizeBug, IsFound) { simulator::expect_found(quantize_operation(), GetParam()); }
 TEST(SimulatorQuantizeTests, HaveTheirCasesAndLines) {
   simulator::expect_there(quantize_operation(), kQuickBugs);
   simulator::expect_there(quantize_operation(), kThoroughBugs);
 }
-constexpr auto kNameOf = [](const auto& info) { return simulator::test_name(info.param.name); };
-INSTANTIATE_TEST_SUITE_P(Quick, SimulatorQuantizeBug, ::testing::ValuesIn(kQuickBugs), kNameOf);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorQuantizeBug, ::testing::ValuesIn(kThoroughBugs),
-                         kNameOf);
+void expect_found(const PlantedBug& bug) { simulator::expect_found(quantize_operation(), bug); }
+const bool kQuickRegistered =
+    simulator::register_bugs("Quick/SimulatorQuantizeBug", kQuickBugs, expect_found);
+const bool kThoroughRegistered =
+    simulator::register_bugs("Thorough/SimulatorQuantizeBug", kThoroughBugs, expect_found);
 
 }  // namespace
 }  // namespace winnow::indexer

@@ -26,7 +26,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"left700-reversed", {"random:8"}},
     {"columns700-wide", {"random:9"}},
     {"nan-smaller", {"random:10"}},
-    {"many-sequences", {"random:11"}},
 };
 const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:14"};
 const std::vector<PassingCase> kThoroughCases = {
@@ -51,6 +50,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"columns513", kEach},
     {"columns20000", kEach},
     {"left512", kEach},
+    {"many-sequences", kEach},
 };
 
 const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90.cuh", "long"},
@@ -61,6 +61,9 @@ constexpr const char* kRest = "*reinterpret_cast<float4*>(out + at) =";
 const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
     scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
+    in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
+    in_one_schedule(
+        groups("BeforeTheKernelBefore", "device::wait_for_kernel_before();", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),

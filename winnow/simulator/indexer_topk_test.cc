@@ -16,8 +16,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d64-h16", {"late"}},
     {"bf16-all-rules", {"random:3"}},
     {"f8_e4m3-sk127", {"random:4"}},
-    {"bf16-sq1-sk40000-k2048", {"late"}},         // ranges of rows, and their merge
-    {"f8_e4m3-sq1-sk40000-k2048", {"eager"}, 8},  // by a cluster of eight blocks
+    {"f8_e4m3-sq1-sk40000-k2048", {"eager"}, 8},  // ranges of rows; eight blocks merge
     {"bf16-equal-larger", {"late"}},              // equal scores, of which the last ones are chosen
     {"f8_e4m3-sk16385-k1000", {"late"}},          // the largest blocks of the choice
     {"bf16-h64-sk33000-equal", {"late"}},         // more candidates than the buffer holds
@@ -56,6 +55,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-h64-zero", kFew},
     {"f8_e4m3-sq1-sk20000-k2048", kFew},
     {"f8_e4m3-sq1-sk40000-k2048", {"late", "random:2", "starved:9"}},
+    {"bf16-sq1-sk40000-k2048", {"late", "random:3"}},
     {"f8_e4m3-sk4096-k1000", kFew},
     {"f8_e4m3-sk4097-k1000", kFew},
     {"bf16-sk8192-k1000", kFew},

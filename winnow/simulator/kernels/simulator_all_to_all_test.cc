@@ -16,7 +16,7 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("2x2-weights", {"random:2"}),
                                               on_ranks("2x2-token-major-24-sms", {"random:3"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
-                                              on_ranks("2x2-scatter-table", {"random:5"})};
+                                              on_ranks("2x2-scatter-table-uneven", {"random:5"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),

@@ -20,14 +20,13 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d512-h16-k100-deterministic", kFew},
     {"bf16-h16-k600-deterministic", {"late"}},
     {"bf16-all-rules-all-options", {"late", "random:4"}},
-    // Ranges and two sources, in the deterministic mode with every number of heads.
+    // Ranges and two sources.
     {"bf16-dense-ragged", {"random:1"}},
     {"bf16-dense-h130", {"random:2"}},
     {"bf16-extra-range-list", {"eager", "starved:5"}},
     {"bf16-extra-range-range-all-rules", {"random:3"}},
     {"bf16-extra-list-list", {"random:4"}},
-    {"bf16-extra-range-list-all-rules-deterministic", {"late", "random:4"}},
-    {"bf16-extra-range-range-h130-deterministic", {"random:5"}},
+    {"bf16-extra-range-list-all-rules-deterministic", {"random:4"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h64", kMany},
@@ -76,6 +75,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16-extra-h0", {"late", "random:5"}},
     {"bf16-extra-k0", {"late", "random:5"}},
     {"bf16-extra-range-range-h130", {"late", "random:5"}},
+    {"bf16-extra-range-range-h130-deterministic", {"late", "random:5"}},
     {"bf16-extra-rows0", {"late", "random:5"}},
     {"bf16-extra-nothing", {"late", "random:5"}},
     {"bf16-extra-alone", {"late", "random:5"}},

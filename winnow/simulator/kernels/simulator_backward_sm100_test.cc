@@ -107,6 +107,14 @@ const std::vector<PlantedBug> kQuickBugs = {
         "race: ",
         of_two_pairs(bug("bf16-h192", "backward_split_drain_sm90.cuh", "PlainSumsOfDkv",
                          "reduce_add(to[r][0] + column, a, policy)", Action::weaken, 0, 0)))),
+    in_one_schedule(saying(
+        "race: ", of_two_pairs(bug("bf16-d512-h16-k100-deterministic",
+                                   "backward_split_drain_sm90.cuh", "FixedPlainSums",
+                                   "reduce_add(to[r][k] + column / 2", Action::weaken, 0, 0)))),
+    in_one_schedule(saying(
+        "race: ", of_two_pairs(bug("bf16-d512-h16-k100-deterministic",
+                                   "backward_split_drain_sm90.cuh", "PlainBounds",
+                                   "atomicMax(p.row_bounds + row, bits)", Action::weaken, 0, 0)))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     scores_bug("NoTensorMemory", "tcgen05_alloc<2>(slot", Action::drop),

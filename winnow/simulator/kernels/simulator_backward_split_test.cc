@@ -41,11 +41,11 @@ const BugsOf product_bug{"backward_split_products_sm90.cuh", "bf16-sink-mixed-de
 // 32 tiles: every ring is used again and again.
 const BugsOf long_scores{"backward_split_sm90.cuh", "bf16-h128-k2048"};
 const BugsOf long_product{"backward_split_products_sm90.cuh", "bf16-h128-k2048"};
+const BugsOf many_tiles{"backward_split_products_sm90.cuh", "bf16-h70-k600-deterministic"};
 // Several items a block: where one ends an arrival too early, a few later the heads are read when
 // they are written.
 const BugsOf many_items{"backward_split_products_sm90.cuh", "bf16-h192"};
 
-// Two of each of the three kernels.
 // The sums of dkv, in f32 and in integers.
 const BugsOf long_drain{"backward_split_drain_sm90.cuh", "bf16-h128"};
 const BugsOf fixed_drain{"backward_split_drain_sm90.cuh", "bf16-sink-mixed-deterministic"};
@@ -73,6 +73,10 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(
         saying("race: ",
                fixed_drain("PlainBounds", "atomicMax(p.row_bounds + row, bits)", Action::weaken))),
+    in_one_schedule(
+        scores_bug("ScoresCountOfEmptyTooSmall", "shared.empty()[slot].init", Action::add, -1)),
+    in_one_schedule(
+        many_tiles("DqCountOfEmptyTooSmall", "shared.empty()[slot].init", Action::add, -1)),
     in_one_schedule(
         many_items("DkvCountOfFreeHeads", "shared.heads_free()[i][which].init", Action::add, -1)),
 };

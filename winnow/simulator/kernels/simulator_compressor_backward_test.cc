@@ -16,8 +16,7 @@ using Action = simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
-    {"bf16-hca", {"eager", "random:4"}, 4},  // clusters of eight
-    {"f16-largest", {"late"}, 8},            // of sixteen
+    {"bf16-hca", {"random:4"}, 4},  // clusters of eight
     {"bf16-large-overlap", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -26,6 +25,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-hca", {"late"}, 8},
     {"bf16-hca", {"late", "random:5", "starved:0", "starved:63"}, 8},
     {"f32-overlap-128", {"random:6"}},  // of two, which exchange nothing
+    {"f16-largest", {"late"}, 8},       // clusters of sixteen
     {"bf16-largest", {"random:7"}, 16},
     {"f32-strided", {"random:8"}},
     {"f16-ratio31-overlap", {"random:9"}},
@@ -48,6 +48,7 @@ const std::vector<PlantedBug> kQuickBugs = {
             Action::drop),
     cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", Action::drop, 0, -1),
     beyond_a_pair(cluster("SumsForTwoBlocks", kSent, Action::drop)),
+    in_one_schedule(beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, Action::drop))),
     large("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
     large("LargeSumsBeforeTheyAreThere", "parity, \"columns\", turn);", Action::drop),
     large("LargeSlotsBeforeTheyAreThere", "parity, \"slots\", stage);", Action::drop),
@@ -59,7 +60,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     cluster("SumsForTheNextBlock", kSent, Action::add, 1 << 24),
     cluster("SumsElsewhere", kSent, Action::add, 8),
     large("LargeSumsElsewhere", kLargeSent, Action::add, 8),
-    beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, Action::drop)),
     large("LargeSumsOfOneBlockLess", "unsigned>(shares.blocks * sizeof(float2)));", Action::add, -8,
           -1),
     large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", Action::drop),
@@ -69,7 +69,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
                           Action::drop)),
     in_one_schedule(
         large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1)),
-    course("CourseBeforeItIsThere", "// the next course is there", Action::drop),
     course("CourseWrittenBeforeItIsGone", "// the course has been gone", Action::drop),
     large("FirstCourseBeforeItIsThere", "// the first course is there", Action::drop),
     cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", Action::add, 1),

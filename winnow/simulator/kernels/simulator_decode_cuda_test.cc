@@ -75,25 +75,26 @@ TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
 }
 
 // Where a block may have more, the turns of three tiles are on the way at a time.
-TEST(SimulatorDecodeCudaLarge, Passes) {
+void expect_large_passes(std::size_t cases) {
   simulator::settings().shared_bytes = kLarge;
-  for (const PassingCase& one : kQuickCases) {
+  for (std::size_t i = 0; i < cases; ++i) {
+    const PassingCase& one = kQuickCases[i];
     simulator::expect_passes(decode_operation(), one.name, one.schedules.front());
   }
   simulator::settings().shared_bytes = kLeast;
 }
+TEST(SimulatorDecodeCudaLarge, Passes) { expect_large_passes(3); }
+TEST(ThoroughDecodeCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
 
-class SimulatorDecodeCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
-TEST_P(SimulatorDecodeCudaLargeBug, IsFound) {
-  simulator::settings().shared_bytes = kLarge;
-  simulator::expect_found(decode_operation(), GetParam());
-  simulator::settings().shared_bytes = kLeast;
-}
+const bool kLargeRegistered = simulator::register_bugs(
+    "Thorough/SimulatorDecodeCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
+      simulator::settings().shared_bytes = kLarge;
+      simulator::expect_found(decode_operation(), one);
+      simulator::settings().shared_bytes = kLeast;
+    });
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecodeCuda, decode_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorDecodeCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
-                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

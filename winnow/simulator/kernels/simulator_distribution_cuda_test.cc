@@ -50,13 +50,16 @@ const std::vector<PlantedBug> kThoroughBugs = {
 };
 
 // Where a block may have more, the queries are in four parts.
-TEST(SimulatorDistributionCudaLarge, Passes) {
+void expect_large_passes(std::size_t cases) {
   simulator::settings().shared_bytes = kLarge;
-  for (const PassingCase& one : kQuickCases) {
+  for (std::size_t i = 0; i < cases; ++i) {
+    const PassingCase& one = kQuickCases[i];
     simulator::expect_passes(distribution_operation(), one.name, one.schedules.front());
   }
   simulator::settings().shared_bytes = kLeast;
 }
+TEST(SimulatorDistributionCudaLarge, Passes) { expect_large_passes(3); }
+TEST(ThoroughDistributionCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

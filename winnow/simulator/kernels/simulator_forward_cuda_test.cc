@@ -71,25 +71,26 @@ const std::vector<PlantedBug> kLargeBugs = {
 };
 
 // Where a block may have more, the turns of three tiles are on the way at a time.
-TEST(SimulatorForwardCudaLarge, Passes) {
+void expect_large_passes(std::size_t cases) {
   simulator::settings().shared_bytes = kLarge;
-  for (const PassingCase& one : kQuickCases) {
+  for (std::size_t i = 0; i < cases; ++i) {
+    const PassingCase& one = kQuickCases[i];
     simulator::expect_passes(forward_operation(), one.name, one.schedules.front());
   }
   simulator::settings().shared_bytes = kLeast;
 }
+TEST(SimulatorForwardCudaLarge, Passes) { expect_large_passes(3); }
+TEST(ThoroughForwardCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
 
-class SimulatorForwardCudaLargeBug : public ::testing::TestWithParam<PlantedBug> {};
-TEST_P(SimulatorForwardCudaLargeBug, IsFound) {
-  simulator::settings().shared_bytes = kLarge;
-  simulator::expect_found(forward_operation(), GetParam());
-  simulator::settings().shared_bytes = kLeast;
-}
+const bool kLargeRegistered = simulator::register_bugs(
+    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
+      simulator::settings().shared_bytes = kLarge;
+      simulator::expect_found(forward_operation(), one);
+      simulator::settings().shared_bytes = kLeast;
+    });
 
 WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
-INSTANTIATE_TEST_SUITE_P(Thorough, SimulatorForwardCudaLargeBug, ::testing::ValuesIn(kLargeBugs),
-                         kNameOf);
 
 }  // namespace
 }  // namespace winnow::sparse_mla

@@ -60,6 +60,11 @@ testing::Operation simulated_operation() {
   return operation;
 }
 
+// Of calls whose two parts come apart, and of ranks that are left out.
+const RankBugs dispatch_in_parts{"low_latency_dispatch_cuda.cu", "overlapping"},
+    combine_in_parts{"low_latency_combine_cuda.cu", "overlapping"},
+    left_out{"low_latency_cuda.cuh", "newest-first-shrink"};
+
 const std::vector<PassingCase> kQuickCases = {on_ranks("1-ranks", {"eager"}),
                                               on_ranks("2-ranks", {"late"}),
                                               on_ranks("3-ranks", {"random:1"}),
@@ -126,6 +131,16 @@ const std::vector<PlantedBug> kQuickBugs = {
              1),
     combine("CombineBeforeTheCallBefore", "if (threadIdx.x == 0) mistaken = 0;", Action::drop, 0,
             1),
+    dispatch_in_parts("DispatchReceivesBeforeTheCallBefore",
+                      "receive_kernel(const __grid_constant__ LowLatencyDispatchParams p) {",
+                      Action::drop, 0, 3),
+    combine_in_parts("CombineReceivesBeforeTheCallBefore",
+                     "receive_kernel(const __grid_constant__ LowLatencyCombineParams p) {",
+                     Action::drop, 0, 3),
+    saying("race: ",
+           left_out("VerdictWithoutAnAcquire",
+                    "while ((verdict = device::ld_acquire_sys(verdict_of)) < epoch * 2) {",
+                    Action::weaken)),
     saying("race: ", dispatch("DispatchPlacesByPlainStores",
                               "place = view.layout.place_of(int(expert) % per_rank, "
                               "atomicAdd(view.slots + expert, 1));",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <utility>
 
 #include <gmock/gmock.h>
 
@@ -99,13 +101,6 @@ PlantedBug BugsOf::operator()(const char* name, const char* text, Plant::Action 
   return {name, of_case, plant, schedules(2, {}), {}, multiprocessors};
 }
 
-std::string test_name(std::string name) {
-  for (char& c : name) {
-    if (c == '-') c = '_';
-  }
-  return name;
-}
-
 namespace {
 
 // Planted as long as it lives, whatever ends the simulation.
@@ -155,6 +150,71 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
     EXPECT_THAT(simulated.report, ::testing::HasSubstr(bug.says)) << command(schedule);
     if (prints) std::printf("%s\n", simulated.report.c_str());
   }
+}
+
+namespace {
+
+class KernelTest : public ::testing::Test {
+ public:
+  explicit KernelTest(std::function<void()> body) : body_(std::move(body)) {}
+  void TestBody() override { body_(); }
+
+ private:
+  std::function<void()> body_;
+};
+
+void register_test(const std::string& suite, const std::string& name, const char* parameter,
+                   const Where& where, const std::function<void()>& body) {
+  ::testing::RegisterTest(suite.c_str(), name.c_str(), nullptr, parameter, where.file_name(),
+                          static_cast<int>(where.line()), [body] { return new KernelTest(body); });
+}
+
+// SUITE.TEST/NAME for each of the list.
+template <class Tested, class Body>
+void register_each(const std::string& suite, const std::string& test,
+                   const std::vector<Tested>& list, const Where& where, Body body) {
+  for (const Tested& one : list) {
+    register_test(suite, test + "/" + test_name(one.name), one.name.c_str(), where,
+                  [body, one] { body(one); });
+  }
+}
+
+}  // namespace
+
+std::string test_name(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+bool register_tests(KernelTests tests, const Where& where) {
+  const auto passes = [&](const std::string& set, const std::vector<PassingCase>& cases) {
+    register_each(set + "/" + tests.kernel, "Passes", cases, where,
+                  [make = tests.operation](const PassingCase& one) { expect_passes(make(), one); });
+  };
+  const auto are_found = [&](const std::string& set, const std::vector<PlantedBug>& bugs) {
+    register_each(set + "/" + tests.kernel + "Bug", "IsFound", bugs, where,
+                  [make = tests.operation](const PlantedBug& one) { expect_found(make(), one); });
+  };
+  passes("Smallest", {smallest(tests.quick_cases)});
+  passes("Quick", in_turns(tests.quick_cases, 2));
+  passes("Thorough", in_turns(tests.thorough_cases, 2));
+  are_found("Quick", in_turns(tests.quick_bugs, 1));
+  are_found("Thorough", in_turns(tests.quick_bugs, 2));
+  are_found("Thorough", in_turns(tests.thorough_bugs, 2));
+  register_test(tests.kernel + "Tests", "HaveTheirCasesAndLines", nullptr, where, [tests] {
+    const winnow::testing::Operation operation = tests.operation();
+    expect_there(operation, tests.quick_cases);
+    expect_there(operation, tests.thorough_cases);
+    expect_there(operation, tests.quick_bugs);
+    expect_there(operation, tests.thorough_bugs);
+  });
+  return true;
+}
+
+bool register_bugs(const std::string& suite, const std::vector<PlantedBug>& bugs,
+                   void (*test)(const PlantedBug& bug), const Where& where) {
+  register_each(suite, "IsFound", bugs, where, test);
+  return true;
 }
 
 }  // namespace winnow::simulator

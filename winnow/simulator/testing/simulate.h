@@ -85,8 +85,8 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
 // All cases of the operation that GPUs take, but for those whose names hold one of `large`.
 std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
                                    std::initializer_list<const char*> large);
-// Of thorough tests: each keeps so many of its schedules, which those behind it go on with. So the
-// tests of a kernel pass all of them together.
+// Each test keeps so many of its schedules, which those behind it go on with. So the tests of a
+// kernel pass all of them together.
 template <class Test>
 std::vector<Test> in_turns(std::vector<Test> tests, std::size_t schedules_of_each) {
   std::size_t turn = 0;
@@ -125,43 +125,34 @@ struct BugsOf {
   }
 };
 
-// For names of tests: "bf16-h64" is bf16_h64.
-std::string test_name(std::string name);
-inline void PrintTo(const PassingCase& passing, std::ostream* out) { *out << passing.name; }
-inline void PrintTo(const PlantedBug& bug, std::ostream* out) { *out << bug.name; }
-
 // The first case under its first schedule, for builds in which all is slow.
 inline PassingCase smallest(const std::vector<PassingCase>& cases) {
   return {cases.front().name, {cases.front().schedules.front()}, cases.front().multiprocessors};
 }
 
-// Defines the tests of an operation: Quick/Kernel.Passes/CASE, Quick/Bug.IsFound/NAME, and the same
-// with Thorough; and KernelTests.HaveTheirCasesAndLines, which finds what is out of date in all.
-// The arguments are an expression for the operation and four vectors.
-#define WINNOW_SIMULATOR_TESTS(Kernel, operation, quick_cases, thorough_cases, quick_bugs,        \
-                               thorough_bugs)                                                     \
-  class Kernel : public ::testing::TestWithParam<winnow::simulator::PassingCase> {};              \
-  TEST_P(Kernel, Passes) { winnow::simulator::expect_passes(operation, GetParam()); }             \
-  class Kernel##Bug : public ::testing::TestWithParam<winnow::simulator::PlantedBug> {};          \
-  TEST_P(Kernel##Bug, IsFound) { winnow::simulator::expect_found(operation, GetParam()); }        \
-  TEST(Kernel##Tests, HaveTheirCasesAndLines) {                                                   \
-    winnow::simulator::expect_there(operation, quick_cases);                                      \
-    winnow::simulator::expect_there(operation, thorough_cases);                                   \
-    winnow::simulator::expect_there(operation, quick_bugs);                                       \
-    winnow::simulator::expect_there(operation, thorough_bugs);                                    \
-  }                                                                                               \
-  constexpr auto kNameOf = [](const auto& info) {                                                 \
-    return winnow::simulator::test_name(info.param.name);                                         \
-  };                                                                                              \
-  INSTANTIATE_TEST_SUITE_P(Smallest, Kernel,                                                      \
-                           ::testing::Values(winnow::simulator::smallest(quick_cases)), kNameOf); \
-  INSTANTIATE_TEST_SUITE_P(Quick, Kernel, ::testing::ValuesIn(quick_cases), kNameOf);             \
-  INSTANTIATE_TEST_SUITE_P(Thorough, Kernel,                                                      \
-                           ::testing::ValuesIn(winnow::simulator::in_turns(thorough_cases, 2)),   \
-                           kNameOf);                                                              \
-  INSTANTIATE_TEST_SUITE_P(Quick, Kernel##Bug, ::testing::ValuesIn(quick_bugs), kNameOf);         \
-  INSTANTIATE_TEST_SUITE_P(Thorough, Kernel##Bug,                                                 \
-                           ::testing::ValuesIn(winnow::simulator::in_turns(thorough_bugs, 2)),    \
-                           kNameOf)
+// For names of tests: "bf16-h64" is bf16_h64.
+std::string test_name(std::string name);
+
+// The tests of an operation's kernels. With GoogleTest's macros for tests with parameters each file
+// would compile templates of its own, which took most of the compiler's time.
+struct KernelTests {
+  std::string kernel;
+  winnow::testing::Operation (*operation)();
+  std::vector<PassingCase> quick_cases, thorough_cases;
+  std::vector<PlantedBug> quick_bugs, thorough_bugs;
+};
+// Before main(): registers Smallest/Kernel.Passes/CASE; Quick/Kernel.Passes/CASE, under two of the
+// case's schedules; Quick/KernelBug.IsFound/NAME, under one; the last two with Thorough, under two
+// and with all bugs; and KernelTests.HaveTheirCasesAndLines, which finds what is out of date.
+bool register_tests(KernelTests tests, const Where& where = Where::current());
+// Registers SUITE.IsFound/NAME, which calls `test`.
+bool register_bugs(const std::string& suite, const std::vector<PlantedBug>& bugs,
+                   void (*test)(const PlantedBug& bug), const Where& where = Where::current());
+
+// `operation` is an expression.
+#define WINNOW_SIMULATOR_TESTS(Kernel, operation, quick_cases, thorough_cases, quick_bugs, \
+                               thorough_bugs)                                              \
+  const bool k##Kernel##Tests = winnow::simulator::register_tests(                         \
+      {#Kernel, [] { return operation; }, quick_cases, thorough_cases, quick_bugs, thorough_bugs})
 
 }  // namespace winnow::simulator
