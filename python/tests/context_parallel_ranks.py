@@ -269,6 +269,84 @@ def differences(group, keys):
             assert torch.equal(call(given), expected)
 
 
+def refusals_of_one(group, keys):
+    """What one rank refuses is an error on all of them at once, behind which they go on."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    context = context_parallel(group, keys=keys)
+    tokens = context.tokens(8 * size)
+    f32, i32 = torch.float32, torch.int32
+
+    def ones(*shape, dtype=f32):
+        return torch.ones(*shape, dtype=dtype)
+
+    def attend(queries=8, indices=None, sink=None):
+        rows = tokens.gather(ones(8, 1, 576))
+        return tokens.sparse_mla_attention(ones(queries, HEADS, 576), rows, indices, attn_sink=sink)
+
+    def choose(k=3, scale=None, weights=f32):
+        q, w = ones(8, 8, 64), ones(8, 8, dtype=weights)
+        return tokens.indexer_topk(q, tokens.gather(ones(8, 64)), w, k, k_scale=scale)[0]
+
+    def losses(rows=None, target=None, weights=8, reduction="mean"):
+        rows = tokens.gather(ones(8, 64)) if rows is None else rows
+        target = ones(8, 8 * size) if target is None else target
+        q, w = ones(8, 8, 64), ones(8, weights)
+        return tokens.indexer_loss(q, rows, w, target, reduction=reduction)
+
+    def compress(gate=8, ratio=2, first=None):
+        at = ones(8, 8), ones(8, gate), ones(ratio, 8)
+        return tokens.compressor_forward(*at, first_position=first)
+
+    def shard(count=8 * size):
+        return tokens.gather(tokens.shard(ones(count, 64))).local
+
+    def window(width):
+        kv = tokens.history(ones(8, 1, 576), 2).flatten(0, 2)
+        limits = tokens.window(width, kv.device)
+        return tokens.sparse_mla_attention(ones(8, HEADS, 576), kv, **limits)
+
+    # A call, what it takes, what one rank gives otherwise, and the begin of the text of that rank.
+    tried = [
+        (lambda x: tokens.gather(x).local, ones(8, 64), None, "AttributeError: "),
+        (lambda x: tokens.gather(ones(4, 64), x).local, tokens.windows(2, "cpu"), 7,
+         "AttributeError: "),
+        (lambda x: tokens.whole(x), ones(8), [1] * 8, "AttributeError: "),
+        (lambda x: tokens.history(x, 2), ones(8, 64), "rows", "AttributeError: "),
+        (attend, 8, 7, "q: want 3 dimensions and 8 tokens, got shape [7, "),
+        (lambda x: attend(indices=x), torch.zeros(8, 2, dtype=i32), torch.zeros(8, 2),
+         "sparse_mla::forward: indices: "),
+        (lambda x: attend(sink=x), ones(HEADS), ones(HEADS + 1), ""),
+        (choose, 3, -1, "indexer::topk: topk: "),
+        (lambda x: choose(weights=x), f32, torch.int64, "indexer::topk: weights: "),
+        (lambda x: choose(scale=x), None, ones(8), "k_scale: want a handle of gather()"),
+        (lambda x: losses(x), None, ones(8, 64), "k: want a handle of gather(), got Tensor"),
+        (lambda x: losses(weights=x), 8, 7, "indexer::scores: weights: "),
+        (lambda x: losses(reduction=x), "mean", "max",
+         "reduction: want mean, sum or none, got max"),
+        (compress, 8, 9, "gate: want shape [8, 8] as kv, of 2 dimensions, got [8, 9]"),
+        (lambda x: compress(ratio=x), 2, 129, "ratio: want 1 to 128, got 129"),
+        (lambda x: compress(first=x), [0], [], "first_position: want a number for each of 1 "),
+        (shard, 8 * size, 8 * size + 1, f"shard: want {8 * size} tokens in dimension 0, got ["),
+        (window, 3, 0, "width: want 1 or more, got 0"),
+        (lambda x: context.tokens(x).count, size, torch.ones(1, device="meta"), "NotImpl"),
+    ]  # fmt: skip
+    for call, usual, odd, begin in tried:
+        want = call(usual)
+        for which in range(size):
+            begun = time.monotonic()
+            with pytest.raises((ValueError, RuntimeError, AttributeError)) as error:
+                call(odd if rank == which else usual)
+            text = str(error.value)
+            if rank == which:
+                assert begin in f"{type(error.value).__name__}: {text}", text
+            else:
+                assert isinstance(error.value, ValueError)
+                assert f"want what no rank refuses, got that of rank {which}: {begin}" in text, text
+            assert time.monotonic() - begun < 20
+            got = call(usual)
+            assert torch.equal(got, want) if torch.is_tensor(got) else got == want
+
+
 def backward_of_a_part(group):
     """A backward pass that does not reach the rows leaves nothing for the next one."""
     for keys in KEYS:
