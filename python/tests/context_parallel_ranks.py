@@ -4,6 +4,8 @@ run by the ranks of test_context_parallel.py."""
 import datetime
 import itertools
 import os
+import signal
+import threading
 import time
 from unittest import mock
 
@@ -34,10 +36,10 @@ def overlaps(group, folder):
     )
     gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
-    def sent_late(*arguments, **options):
-        if not first and options.get("async_op"):  # rows; what ranks agree on is waited for
+    def sent_late(whole, *arguments, **options):
+        if not first and whole.dtype == torch.uint8:  # rows, and not what ranks agree on
             wait_for(folder / "gathers")
-        return gather(*arguments, **options)
+        return gather(whole, *arguments, **options)
 
     with mock.patch.object(dist, "all_gather_into_tensor", sent_late):
         rows = tokens.gather(kv)
@@ -384,6 +386,44 @@ def autocast(group):
 
 
 # ---- faults
+
+
+def interrupted(group, folder):
+    """Ctrl-C ends a rank's wait for another, which comes when that has happened: in an agreement,
+    and for rows."""
+    context = context_parallel(group)
+    tokens, gather = context.tokens(8), dist.all_gather_into_tensor
+    rows = torch.ones(4, 64)
+
+    def interrupt(wait, name):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+        finally:
+            timer.join()
+            signal.signal(signal.SIGINT, before)
+        (folder / name).touch()
+
+    def late(whole, *arguments, **options):
+        if whole.dtype == torch.uint8:
+            wait_for(folder / "rows")
+        return gather(whole, *arguments, **options)
+
+    if dist.get_rank(group) == 0:
+        interrupt(lambda: tokens.gather(rows), "agreement")
+        handle = tokens.gather(rows)
+        interrupt(lambda: list(handle.parts()), "rows")
+    else:
+        wait_for(folder / "agreement")
+        with pytest.raises(ValueError, match="want another\\(\\) on all ranks"):
+            context.agree("another")
+        with mock.patch.object(dist, "all_gather_into_tensor", late):
+            handle = tokens.gather(rows)
+    (part,) = handle.parts()
+    assert torch.equal(part[1], torch.ones(8, 64))
 
 
 def rank_that_goes_on(rank, folder):

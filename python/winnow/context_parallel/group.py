@@ -1,6 +1,7 @@
 """The ranks that share sequences, and what they agree on."""
 
 import contextlib
+import datetime
 import functools
 import zlib
 from array import array
@@ -35,6 +36,7 @@ PLACEMENTS = ("contiguous", "balanced")
 KEYS = ("gathered", "sharded")
 _VALUES = 5  # that the message of an agreement has room for, beside what it is about
 _REASON_BYTES = 256  # of it, for what a rank refuses
+_PIECE = datetime.timedelta(milliseconds=100)  # of a wait
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -54,6 +56,22 @@ def _plain(value: Any) -> Any:
 
 def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
     _refusal.refuse("context_parallel", argument, wanted, got)
+
+
+def finish(work: dist.Work, result: Tensor) -> None:
+    """Waits for a collective: on the CPU in pieces, between which Python looks for signals, so that
+    Ctrl-C ends the wait."""
+    if result.device.type != "cpu":
+        work.wait()
+        return
+    while True:
+        try:
+            work.wait(_PIECE)
+            return
+        except RuntimeError:  # of this piece, or of the collective
+            if work.is_completed():
+                work.wait()
+                return
 
 
 def heard(method: _Method) -> _Method:
@@ -195,7 +213,8 @@ class ContextParallel:
         words = [*own, *[0] * (_VALUES + 1 - len(own)), *array("q", reason)]
         message = torch.tensor(words, dtype=torch.int64, device=self._device)
         of_all = message.new_empty(self.size * len(words))
-        dist.all_gather_into_tensor(of_all, message, group=self.group)
+        work = dist.all_gather_into_tensor(of_all, message, group=self.group, async_op=True)
+        finish(work, of_all)
         table = []
         for row in of_all.view(self.size, -1).tolist():
             reason = array("q", row[_VALUES + 1 :]).tobytes().rstrip(b"\0")
@@ -219,7 +238,7 @@ class ContextParallel:
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
-        dist.all_reduce(value, group=self.group)
+        finish(dist.all_reduce(value, group=self.group, async_op=True), value)
         return value
 
     # ---- what moves rows and gradients: each begins, and returns what waits for the end

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from winnow._operators import AUTOCAST
 from winnow._torch_private import graph_task, in_backward
-from winnow.context_parallel.group import ContextParallel
+from winnow.context_parallel.group import ContextParallel, finish
 from winnow.context_parallel.placement import Placement
 
 Part = Tuple[Optional[int], Tensor]
@@ -26,7 +26,7 @@ class Arriving:
 
     def wait(self) -> Tensor:
         if self._work is not None:
-            self._work.wait()
+            finish(self._work, self._used)
             self._work = self._used = None
             if self._then is not None:
                 self._result = self._then(self._result)
