@@ -110,6 +110,8 @@ def test_info_says_which_operations_run_on_this_machine():
         ("compat_path", "compat-path"),
         ("bench pyton", "python"),
         ("bench transformer", "transformers"),
+        ("bench context-parallel", "context_parallel"),
+        ("bench expert_paralel", "expert_parallel"),
         ("verfy", "verify"),
         ("bench sparse_mla::foward", "sparse_mla::forward"),
     ],
