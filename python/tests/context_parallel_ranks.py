@@ -312,6 +312,8 @@ def refusals_of_one(group, keys):
         (lambda x: tokens.gather(x).local, ones(8, 64), None, "AttributeError: "),
         (lambda x: tokens.gather(ones(4, 64), x).local, tokens.windows(2, "cpu"), 7,
          "AttributeError: "),
+        (lambda x: tokens.gather(x).local, ones(8, 64), ones(8, 64).to_sparse(),
+         "gather: rows: want a dense tensor, got torch.sparse_coo"),
         (lambda x: tokens.whole(x), ones(8), [1] * 8, "AttributeError: "),
         (lambda x: tokens.history(x, 2), ones(8, 64), "rows", "AttributeError: "),
         (attend, 8, 7, "q: want 3 dimensions and 8 tokens, got shape [7, "),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PLACEMENTS = ("contiguous", "balanced")
 KEYS = ("gathered", "sharded")
-_VALUES = 5  # that the message of an agreement has room for, beside what it is about
+_VALUES = 6  # that the message of an agreement has room for, beside what it is about
 _REASON_BYTES = 256  # of it, for what a rank refuses
 _PIECE = datetime.timedelta(milliseconds=100)  # of a wait
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -168,11 +168,14 @@ class Tokens:
             own, every = self.batch * self.own, f"{self.batch} x {self.count} tokens"
         else:
             own, every = of.own, f"{of.total} windows, up to {of.placement.capacity} of a rank"
+        if rows.layout != torch.strided:
+            refuse(f"{call}: {argument}", "a dense tensor", rows.layout)
         shape, dtype = list(rows.shape), str(rows.dtype)
         surplus = str(shape[0] - own) if shape else "none"
         self.context.agree(
-            call, rows_of=every, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype, **others
-        )
+            call, rows_of=every, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype,
+            device=rows.device.type, **others,
+        )  # fmt: skip
         if surplus != "0":
             refuse(f"{call}: {argument}", f"{own} rows", f"shape {shape}")
 
