@@ -203,3 +203,25 @@ def refusals(group):
     refused("attention_mask: want shape [batch, 4], got [2, 3]", model, input_ids=ids,
             attention_mask=torch.ones(2, 3))  # fmt: skip
     refused("labels: want shape [batch, 4], got [2, 2]", model, input_ids=ids, labels=ids[:, :2])
+
+
+def refusals_of_one(group):
+    """What one rank's model refuses is an error on all of them, behind which they go on."""
+    rank = dist.get_rank(group)
+    model = model_of("deepseek_v32")
+
+    def refused(text, function, *arguments, **options):
+        with pytest.raises(ValueError) as error:
+            function(*arguments, **options)
+        begin = "transformers: " if rank else "context_parallel: "
+        assert str(error.value).startswith(begin) and text in str(error.value)
+
+    given = torch.nn.Linear(1, 1) if rank else model
+    text = "model: want a model of transformers, got Linear"
+    refused(text, enable_context_parallel, given, group)
+    enable_context_parallel(model, group)
+    ids = dsa_models.tokens(batch=2, length=4 * dist.get_world_size(group))
+    want = model(ids).logits
+    for options in ({"use_cache": True}, {"position_ids": ids[:, :3]}):
+        refused(next(iter(options)), model, input_ids=ids, **(options if rank else {}))
+        assert torch.equal(model(ids).logits, want)

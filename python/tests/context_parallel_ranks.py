@@ -4,6 +4,8 @@ run by the ranks of test_context_parallel.py."""
 import datetime
 import itertools
 import os
+import signal
+import threading
 import time
 from unittest import mock
 
@@ -34,10 +36,10 @@ def overlaps(group, folder):
     )
     gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
-    def sent_late(*arguments, **options):
-        if not first and options.get("async_op"):  # rows; what ranks agree on is waited for
+    def sent_late(whole, *arguments, **options):
+        if not first and whole.dtype == torch.uint8:  # rows, and not what ranks agree on
             wait_for(folder / "gathers")
-        return gather(*arguments, **options)
+        return gather(whole, *arguments, **options)
 
     with mock.patch.object(dist, "all_gather_into_tensor", sent_late):
         rows = tokens.gather(kv)
@@ -269,6 +271,86 @@ def differences(group, keys):
             assert torch.equal(call(given), expected)
 
 
+def refusals_of_one(group, keys):
+    """What one rank refuses is an error on all of them at once, behind which they go on."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    context = context_parallel(group, keys=keys)
+    tokens = context.tokens(8 * size)
+    f32, i32 = torch.float32, torch.int32
+
+    def ones(*shape, dtype=f32):
+        return torch.ones(*shape, dtype=dtype)
+
+    def attend(queries=8, indices=None, sink=None):
+        rows = tokens.gather(ones(8, 1, 576))
+        return tokens.sparse_mla_attention(ones(queries, HEADS, 576), rows, indices, attn_sink=sink)
+
+    def choose(k=3, scale=None, weights=f32):
+        q, w = ones(8, 8, 64), ones(8, 8, dtype=weights)
+        return tokens.indexer_topk(q, tokens.gather(ones(8, 64)), w, k, k_scale=scale)[0]
+
+    def losses(rows=None, target=None, weights=8, reduction="mean"):
+        rows = tokens.gather(ones(8, 64)) if rows is None else rows
+        target = ones(8, 8 * size) if target is None else target
+        q, w = ones(8, 8, 64), ones(8, weights)
+        return tokens.indexer_loss(q, rows, w, target, reduction=reduction)
+
+    def compress(gate=8, ratio=2, first=None):
+        at = ones(8, 8), ones(8, gate), ones(ratio, 8)
+        return tokens.compressor_forward(*at, first_position=first)
+
+    def shard(count=8 * size):
+        return tokens.gather(tokens.shard(ones(count, 64))).local
+
+    def window(width):
+        kv = tokens.history(ones(8, 1, 576), 2).flatten(0, 2)
+        limits = tokens.window(width, kv.device)
+        return tokens.sparse_mla_attention(ones(8, HEADS, 576), kv, **limits)
+
+    # A call, what it takes, what one rank gives otherwise, and the begin of the text of that rank.
+    tried = [
+        (lambda x: tokens.gather(x).local, ones(8, 64), None, "AttributeError: "),
+        (lambda x: tokens.gather(ones(4, 64), x).local, tokens.windows(2, "cpu"), 7,
+         "AttributeError: "),
+        (lambda x: tokens.gather(x).local, ones(8, 64), ones(8, 64).to_sparse(),
+         "gather: rows: want a dense tensor, got torch.sparse_coo"),
+        (lambda x: tokens.whole(x), ones(8), [1] * 8, "AttributeError: "),
+        (lambda x: tokens.history(x, 2), ones(8, 64), "rows", "AttributeError: "),
+        (attend, 8, 7, "q: want 3 dimensions and 8 tokens, got shape [7, "),
+        (lambda x: attend(indices=x), torch.zeros(8, 2, dtype=i32), torch.zeros(8, 2),
+         "sparse_mla::forward: indices: "),
+        (lambda x: attend(sink=x), ones(HEADS), ones(HEADS + 1), ""),
+        (choose, 3, -1, "indexer::topk: topk: "),
+        (lambda x: choose(weights=x), f32, torch.int64, "indexer::topk: weights: "),
+        (lambda x: choose(scale=x), None, ones(8), "k_scale: want a handle of gather()"),
+        (lambda x: losses(x), None, ones(8, 64), "k: want a handle of gather(), got Tensor"),
+        (lambda x: losses(weights=x), 8, 7, "indexer::scores: weights: "),
+        (lambda x: losses(reduction=x), "mean", "max",
+         "reduction: want mean, sum or none, got max"),
+        (compress, 8, 9, "gate: want shape [8, 8] as kv, of 2 dimensions, got [8, 9]"),
+        (lambda x: compress(ratio=x), 2, 129, "ratio: want 1 to 128, got 129"),
+        (lambda x: compress(first=x), [0], [], "first_position: want a number for each of 1 "),
+        (shard, 8 * size, 8 * size + 1, f"shard: want {8 * size} tokens in dimension 0, got ["),
+        (window, 3, 0, "width: want 1 or more, got 0"),
+        (lambda x: context.tokens(x).count, size, torch.ones(1, device="meta"), "NotImpl"),
+    ]  # fmt: skip
+    for call, usual, odd, begin in tried:
+        want = call(usual)
+        for which in range(size):
+            begun = time.monotonic()
+            with pytest.raises((ValueError, RuntimeError, AttributeError)) as error:
+                call(odd if rank == which else usual)
+            text = str(error.value)
+            if rank == which:
+                assert begin in f"{type(error.value).__name__}: {text}", text
+            else:
+                assert isinstance(error.value, ValueError)
+                assert f"want what no rank refuses, got that of rank {which}: {begin}" in text, text
+            assert time.monotonic() - begun < 20
+            got = call(usual)
+            assert torch.equal(got, want) if torch.is_tensor(got) else got == want
+
+
 def backward_of_a_part(group):
     """A backward pass that does not reach the rows leaves nothing for the next one."""
     for keys in KEYS:
@@ -306,6 +388,44 @@ def autocast(group):
 
 
 # ---- faults
+
+
+def interrupted(group, folder):
+    """Ctrl-C ends a rank's wait for another, which comes when that has happened: in an agreement,
+    and for rows."""
+    context = context_parallel(group)
+    tokens, gather = context.tokens(8), dist.all_gather_into_tensor
+    rows = torch.ones(4, 64)
+
+    def interrupt(wait, name):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+        finally:
+            timer.join()
+            signal.signal(signal.SIGINT, before)
+        (folder / name).touch()
+
+    def late(whole, *arguments, **options):
+        if whole.dtype == torch.uint8:
+            wait_for(folder / "rows")
+        return gather(whole, *arguments, **options)
+
+    if dist.get_rank(group) == 0:
+        interrupt(lambda: tokens.gather(rows), "agreement")
+        handle = tokens.gather(rows)
+        interrupt(lambda: list(handle.parts()), "rows")
+    else:
+        wait_for(folder / "agreement")
+        with pytest.raises(ValueError, match="want another\\(\\) on all ranks"):
+            context.agree("another")
+        with mock.patch.object(dist, "all_gather_into_tensor", late):
+            handle = tokens.gather(rows)
+    (part,) = handle.parts()
+    assert torch.equal(part[1], torch.ones(8, 64))
 
 
 def rank_that_goes_on(rank, folder):

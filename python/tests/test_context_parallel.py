@@ -87,6 +87,21 @@ def test_ranks_that_differ_after_they_agreed(deep_ep_pool, ranks, keys):
     deep_ep_pool.run(ranks, ranks_of.differences, keys)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_what_one_rank_refuses_is_an_error_on_all(deep_ep_pool, ranks, keys):
+    deep_ep_pool.run(ranks, ranks_of.refusals_of_one, keys)
+
+
+def test_what_the_model_of_one_rank_refuses_is_an_error_on_all(deep_ep_pool):
+    models = pytest.importorskip("context_parallel_models")
+    deep_ep_pool.run(2, models.refusals_of_one)
+
+
+def test_an_interrupt_ends_a_wait_for_another_rank(deep_ep_pool, tmp_path):
+    deep_ep_pool.run(2, ranks_of.interrupted, tmp_path)
+
+
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
     torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import winnow.torch as ops
 
-from winnow import indexer, paged_xl, sparse_mla
+from winnow import compressor, indexer, paged_xl, sparse_mla
 
 # Far more than any of these calls needs to hear of the signal, on a machine that does other things,
 # too; and far less than the call itself takes.
@@ -133,6 +133,14 @@ def _attention():
     ), [out]
 
 
+def _compressor_forward():
+    tokens = 1 << 28
+    kv, bias = _many(_rows(1, 64), tokens, 64), _rows(128, 64)
+    lengths = torch.tensor([0, tokens], dtype=torch.int32)
+    out = torch.zeros(tokens // 128, 64)
+    return (lambda: compressor.forward(kv, kv, bias, lengths, lengths // 128, out=out)), [out]
+
+
 def _operator():
     tensors = _sparse_mla(256, 1 << 17)
     return (lambda: ops.sparse_mla_attention(**tensors)), []
@@ -158,6 +166,7 @@ _CALLS = {
     "scores_paged": _scores_paged,
     "indexer backward": _indexer_backward,
     "paged attention": _attention,
+    "compressor forward": _compressor_forward,
     "a torch operator": _operator,
     "a gradient": _gradient,
 }

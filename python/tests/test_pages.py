@@ -35,6 +35,19 @@ def test_the_package_names_the_gpus_that_the_readme_names():
     assert named.search(description) and "Hopper" not in description
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/site/index.rst"])
+def test_the_first_pages_name_the_models_show_a_picture_and_say_how_to_install(page):
+    types = pytest.importorskip("winnow.transformers").VERSIONS["5.24"]
+    text = (ROOT / page).read_text()
+    for model_type in types:
+        assert f"`{model_type.removesuffix('_text')}`" in text
+    for name in ("DeepSeek-V3.2", "DeepSeek-V4", "GLM-5", "Hy-V4", "dots3", "Mistral Large 4"):
+        assert name in text
+    pictures = re.findall(r"pictures/\w+\.svg", text)
+    assert pictures and all((ROOT / "docs" / picture).exists() for picture in pictures)
+    assert "tools/setup pip" in text and "pip install -v ." in text
+
+
 def test_the_commands_of_the_readme_are_verbs_of_make():
     text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     verbs = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))

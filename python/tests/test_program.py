@@ -1,6 +1,7 @@
 """`python -m winnow`: what Python adds to the program."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -62,17 +63,45 @@ def test_bench_shows_the_cost_of_a_call_beside_the_operations(
         assert json.loads(capfd.readouterr().out)["results"] == ([1, *rows] if costs else [1])
 
 
+def _asked(operation):
+    """An operation of the program as winnow.supports() is asked for it: its name, and a dtype."""
+    name = operation.replace("::", ".").replace("all_to_all", "dispatch")
+    if winnow.supports(name, dtype="bfloat16"):
+        return name, "bfloat16"
+    return name, "float32" if winnow.supports(name) else "float8_e4m3fn"
+
+
 def test_info_has_the_backends_of_the_library():
     """A backend without a kernel is refused with the list of those that have one."""
     info = json.loads(run(sys.executable, "-m", "winnow", "info", "--json").stdout)
     for one in info["operations"]:
-        asked = one["name"].replace("::", ".").replace("all_to_all", "dispatch")
-        bf16 = winnow.supports(asked, dtype="bfloat16")
-        dtype = "bfloat16" if bf16 else "float32" if winnow.supports(asked) else "float8_e4m3fn"
+        name, dtype = _asked(one["name"])
         for backend in ("sm100", "sm90", "cuda", "cpu"):
-            reason = winnow.supports(asked, dtype=dtype, backend=backend).reason
+            reason = winnow.supports(name, dtype=dtype, backend=backend).reason
             lacks = "one that implements this operation" in reason
             assert lacks == (backend not in one["backends"]), (one, backend, reason)
+
+
+def test_info_says_which_operations_run_on_this_machine():
+    """As a call would find it, on tensors of the CPU and of a GPU; and so does the table."""
+    info = json.loads(run(sys.executable, "-m", "winnow", "info", "--json").stdout)
+    shown = run(sys.executable, "-m", "winnow", "info").stdout
+    lines = {line.split("  ")[0]: line for line in shown.splitlines() if "::" in line[:32]}
+    assert len(info["operations"]) == len(lines) == 21
+    for one in info["operations"]:
+        name, dtype = _asked(one["name"])
+        _, cpu, gpu, summary = re.split(" {2,}", lines[one["name"]])
+        assert summary == one["summary"]
+        for device, cell in (("cpu", cpu), ("cuda", gpu)):
+            said = one["cpu" if device == "cpu" else "gpu"]
+            support = winnow.supports(name, dtype=dtype, device=device)
+            assert said["backend"] == (support.backend or ""), (one, support)
+            assert support.reason.endswith(said["reason"]), (one, support)
+            number = re.fullmatch(r"no (\(\d+\))", cell)
+            if support:
+                assert cell == said["backend"] and said["reason"] == ""
+            else:
+                assert said["reason"] and f"{number[1]} {said['reason']}" in shown
 
 
 @pytest.mark.parametrize(
@@ -81,6 +110,8 @@ def test_info_has_the_backends_of_the_library():
         ("compat_path", "compat-path"),
         ("bench pyton", "python"),
         ("bench transformer", "transformers"),
+        ("bench context-parallel", "context_parallel"),
+        ("bench expert_paralel", "expert_parallel"),
         ("verfy", "verify"),
         ("bench sparse_mla::foward", "sparse_mla::forward"),
     ],

@@ -72,7 +72,8 @@ def _help(arguments: List[str]) -> int:
 
 def _refuse_if_nearest(given: str, known: List[str], argument: str) -> None:
     """Ends the process where a word that Python does not know is like one that it does."""
-    if near := difflib.get_close_matches(given, known, 1):
+    # No less like it: expert_parallel, which the program knows, is a little like context_parallel.
+    if near := difflib.get_close_matches(given, known, 1, 0.8):
         text = (
             f'winnow: {argument}: want {" or ".join(known)}, got "{given}"; did you mean {near[0]}?'
         )
@@ -118,7 +119,8 @@ def main() -> None:
     if sys.argv[1:2]:
         _refuse_if_nearest(sys.argv[1], ["compat-path"], "command")
     if sys.argv[1:2] == ["bench"] and sys.argv[2:3]:
-        _refuse_if_nearest(sys.argv[2], ["python", "transformers"], "bench: operation")
+        known = ["python", "transformers", "context_parallel"]
+        _refuse_if_nearest(sys.argv[2], known, "bench: operation")
     if not _PROGRAM.exists():
         sys.exit("winnow: this package was built without the command line program")
     if folder := nvshmem.folder():

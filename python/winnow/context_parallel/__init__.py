@@ -12,9 +12,9 @@ while the caller goes on, and so does the sum of the rows' gradients in the back
 
 Every call with a handle that gather() returned, and every call of context_parallel(), tokens(),
 gather(), history(), compressor_forward() and indexer_loss(), is one that all ranks of the group
-make, in the same order. Lengths are agreed on in tokens(), and the columns and the dtype of what is
-gathered when they are first seen. A rank that does not take part is the group's error on all
-others, within the group's timeout.
+make, in the same order. What has to be the same on all ranks is compared in every call, and what
+one rank refuses is an error on all of them. A rank that does not take part is the group's error on
+all others, within the group's timeout.
 """
 
 from winnow.context_parallel.group import ContextParallel, context_parallel

@@ -1,24 +1,47 @@
 """The ranks that share sequences, and what they agree on."""
 
+import contextlib
+import datetime
+import functools
 import zlib
-from typing import TYPE_CHECKING, Any, NoReturn, Optional, Sequence, Union
+from array import array
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+    cast,
+)
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from winnow import _refusal
+from winnow._torch_private import in_backward
+from winnow.errors import Error
 
 if TYPE_CHECKING:
     from winnow.context_parallel.tokens import Tokens
 
 PLACEMENTS = ("contiguous", "balanced")
 KEYS = ("gathered", "sharded")
-_VALUES = 5  # that the message of an agreement has room for, beside what it is about
+_VALUES = 6  # that the message of an agreement has room for, beside what it is about
+_REASON_BYTES = 256  # of it, for what a rank refuses
+_PIECE = datetime.timedelta(milliseconds=100)  # of a wait
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _plain(value: Any) -> Any:
@@ -33,6 +56,33 @@ def _plain(value: Any) -> Any:
 
 def refuse(argument: str, wanted: str, got: Any) -> NoReturn:
     _refusal.refuse("context_parallel", argument, wanted, got)
+
+
+def finish(work: dist.Work, result: Tensor) -> None:
+    """Waits for a collective: on the CPU in pieces, between which Python looks for signals, so that
+    Ctrl-C ends the wait."""
+    if result.device.type != "cpu":
+        work.wait()
+        return
+    while True:
+        try:
+            work.wait(_PIECE)
+            return
+        except RuntimeError:  # of this piece, or of the collective
+            if work.is_completed():
+                work.wait()
+                return
+
+
+def heard(method: _Method) -> _Method:
+    """What a rank refuses in the method is an error on all ranks of self.context."""
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        with self.context.refusals():
+            return method(self, *arguments, **options)
+
+    return cast(_Method, call)
 
 
 def context_parallel(
@@ -116,27 +166,34 @@ class ContextParallel:
         """
         from winnow.context_parallel.tokens import Tokens, checked_lengths
 
-        count, batch, starts = _plain(count), _plain(batch), _plain(cu_seqlens)
-        # First of all, so that what is refused of one rank is refused on all.
-        self.agree("tokens", count=str(count), batch=str(batch), cu_seqlens=str(starts))
+        with self.refusals():
+            count, batch, starts = _plain(count), _plain(batch), _plain(cu_seqlens)
+            self.agree("tokens", count=str(count), batch=str(batch), cu_seqlens=str(starts))
         return Tokens(self, count, batch, *checked_lengths(self, count, batch, starts))
 
     def agree(self, call: str, **values: str) -> None:
-        """An error on all ranks where they do not give the same values in the same call.
+        """An error on all ranks where they do not give the same values in the same call, or one of
+        them has refused something.
 
         It comes before every call that moves tensors: a collective in which ranks differ would end
         the process (gloo) or never end (NCCL). That a rank has given the same values before says
         nothing of what the others give now.
         """
+        try:
+            self._agree(call, values)
+        except Exception as error:
+            error._winnow_told = True  # type: ignore[attr-defined]
+            raise
+
+    def _agree(self, call: str, values: Dict[str, str]) -> None:
         texts = [" ".join((call, *values)), *values.values()]
         own = [zlib.crc32(text.encode()) for text in texts]
-        own += [0] * (_VALUES + 1 - len(own))
-        message = torch.tensor(own, dtype=torch.int64, device=self._device)
-        of_all = message.new_empty(self.size * len(own))
-        dist.all_gather_into_tensor(of_all, message, group=self.group)
-        table = of_all.view(self.size, -1).tolist()
+        table = self._exchange(own, "")
+        for rank, (_, reason) in enumerate(table):
+            if reason:
+                refuse(call, "what no rank refuses", f"that of rank {rank}: {reason}")
         for at, text in enumerate(texts):
-            for rank, theirs in enumerate(table):
+            for rank, (theirs, _) in enumerate(table):
                 if theirs[at] == own[at]:
                     continue
                 if at == 0:
@@ -144,9 +201,44 @@ class ContextParallel:
                 got = f"{_short(text)} on rank {self.rank}, another on rank {rank}"
                 refuse(f"{call}: {list(values)[at - 1]}", "the same on all ranks", got)
 
+    def taken(self, call: str, **values: str) -> None:
+        """agree() behind what may refuse the arguments of a call. One that checkpointing makes
+        again in a backward pass can end before it comes here, and not on all ranks alike."""
+        if not in_backward():
+            self.agree(call, **values)
+
+    def _exchange(self, own: List[int], refused: str) -> List[Tuple[List[int], str]]:
+        """(own, refused) of each rank"""
+        reason = refused.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+        words = [*own, *[0] * (_VALUES + 1 - len(own)), *array("q", reason)]
+        message = torch.tensor(words, dtype=torch.int64, device=self._device)
+        of_all = message.new_empty(self.size * len(words))
+        work = dist.all_gather_into_tensor(of_all, message, group=self.group, async_op=True)
+        finish(work, of_all)
+        table = []
+        for row in of_all.view(self.size, -1).tolist():
+            reason = array("q", row[_VALUES + 1 :]).tobytes().rstrip(b"\0")
+            table.append((row, reason.decode(errors="ignore")))
+        return table
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """What this rank refuses within is an error on the others in the agreement that they make
+        next, where they would wait for this rank in vain."""
+        try:
+            yield
+        except Exception as error:
+            if not in_backward() and not getattr(error, "_winnow_told", False):
+                kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
+                reason = kind + str(error).removeprefix("context_parallel: ")
+                with contextlib.suppress(RuntimeError):  # nobody is there to hear it
+                    self._exchange([], _short(reason, 200))
+                error._winnow_told = True  # type: ignore[attr-defined]
+            raise
+
     def sum(self, value: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
-        dist.all_reduce(value, group=self.group)
+        finish(dist.all_reduce(value, group=self.group, async_op=True), value)
         return value
 
     # ---- what moves rows and gradients: each begins, and returns what waits for the end

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from winnow._operators import AUTOCAST
 from winnow._torch_private import graph_task, in_backward
-from winnow.context_parallel.group import ContextParallel
+from winnow.context_parallel.group import ContextParallel, finish
 from winnow.context_parallel.placement import Placement
 
 Part = Tuple[Optional[int], Tensor]
@@ -26,7 +26,7 @@ class Arriving:
 
     def wait(self) -> Tensor:
         if self._work is not None:
-            self._work.wait()
+            finish(self._work, self._used)
             self._work = self._used = None
             if self._then is not None:
                 self._result = self._then(self._result)
@@ -93,6 +93,8 @@ class Source:
         coming = self._send(0, local)
         for rank in range(self.context.size):
             rows = coming.wait()
+            if rank == 1:  # the first part was taken on all ranks: the second is here in any case
+                self.context.taken("use of rows")
             if rank + 1 < self.context.size:
                 coming = self._send(rank + 1, local)
             yield rank, rows

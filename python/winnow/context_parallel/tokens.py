@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.context_parallel import attention, choice, loss, windows
 from winnow.context_parallel.attention import AnyRows
-from winnow.context_parallel.group import ContextParallel, refuse
+from winnow.context_parallel.group import ContextParallel, heard, refuse
 from winnow.context_parallel.history import history
 from winnow.context_parallel.placement import Placement, chunks_of
 from winnow.context_parallel.rows import Rows, cast, gathered
@@ -83,6 +83,7 @@ class Tokens:
         first = torch.tensor(chunks, device=device)[:, None] * self.chunk
         return (first + torch.arange(self.chunk, device=device)).flatten()
 
+    @heard
     def shard(self, whole: Tensor, dim: int = 0) -> Tensor:
         """This rank's part of a tensor that has a token of a row for each element of a dimension,
         for example [batch, count] with dim=1."""
@@ -120,6 +121,7 @@ class Tokens:
         end = start + place + 1
         return _Numbers(placement, number, place.int(), start.int(), end.int())
 
+    @heard
     def of_sequences(self, lengths: List[int], padding: List[bool]) -> "Tokens":
         """The same tokens in other sequences, of these lengths, which fill the batch; some of them
         may be padding. A collective call."""
@@ -128,6 +130,7 @@ class Tokens:
 
     # ---- rows
 
+    @heard
     def whole(self, x: Tensor) -> Tensor:
         """[batch * count, ...] of [batch * own, ...] on each rank; without a gradient. A collective
         call."""
@@ -135,6 +138,7 @@ class Tokens:
         x = x.detach().contiguous()
         return gathered(self.context, x, self.numbers(x.device).placement.in_order).wait()
 
+    @heard
     def gather(self, rows: Tensor, of: Optional[Windows] = None) -> Rows:
         """Begins to gather the rows of all ranks. A collective call, which returns when all ranks
         have made it.
@@ -164,14 +168,18 @@ class Tokens:
             own, every = self.batch * self.own, f"{self.batch} x {self.count} tokens"
         else:
             own, every = of.own, f"{of.total} windows, up to {of.placement.capacity} of a rank"
+        if rows.layout != torch.strided:
+            refuse(f"{call}: {argument}", "a dense tensor", rows.layout)
         shape, dtype = list(rows.shape), str(rows.dtype)
         surplus = str(shape[0] - own) if shape else "none"
         self.context.agree(
-            call, rows_of=every, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype, **others
-        )
+            call, rows_of=every, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype,
+            device=rows.device.type, **others,
+        )  # fmt: skip
         if surplus != "0":
             refuse(f"{call}: {argument}", f"{own} rows", f"shape {shape}")
 
+    @heard
     def history(self, x: Tensor, width: int) -> Tensor:
         """This rank's tokens, and up to `width` before each of its chunks. A collective call.
 
@@ -188,6 +196,7 @@ class Tokens:
             refuse("width", "0 or more", width)
         return history(self, x, width)
 
+    @heard
     def window(self, width: int, device: torch.device) -> Dict[str, Tensor]:
         """key_start and key_end of this rank's queries in history(x, width - 1), flattened to
         [chunks * batch * (width - 1 + chunk), ...]: the last `width` tokens that each one sees,
@@ -217,6 +226,7 @@ class Tokens:
         numbers = self.numbers(q.device)
         return numbers.start, numbers.end
 
+    @heard
     def sparse_mla_attention(
         self,
         q: Tensor,
@@ -262,8 +272,10 @@ class Tokens:
             rows.append(extra_kv)
             choices.append((_two(extra_indices), extra_topk_length, extra_key_start, extra_key_end))
         out, lse = attention.attend(q, attn_sink, scale, rows, choices, deterministic)
+        self.context.taken("sparse_mla_attention")
         return (out, lse) if return_lse else out
 
+    @heard
     @torch.no_grad()
     def indexer_topk(
         self,
@@ -293,8 +305,10 @@ class Tokens:
             _check_handle("k_scale", k_scale)
         start, end = self._limits(q, key_start, key_end)
         found = choice.choose(cast(q, k.dtype), k, weights, topk, k_scale, start, end, ties)
+        self.context.taken("indexer_topk")
         return found if return_scores else found[:2]
 
+    @heard
     def indexer_loss(
         self,
         q: Tensor,
@@ -326,7 +340,6 @@ class Tokens:
         Returns:
             The loss, float32, differentiable in q, weights and the rows of k.
         """
-        self.context.agree("indexer_loss", reduction=str(reduction))
         if (target is None) == (attention is None):
             got = "neither" if target is None else "both"
             refuse("target", "it or attention", got)
@@ -347,6 +360,7 @@ class Tokens:
         q = cast(q, k.dtype)
         with torch.autocast(q.device.type, enabled=False):  # what comes again has this dtype
             losses, sees = loss.losses(problem, q, weights, start, end, _two(indices), target)
+        self.context.taken("indexer_loss", reduction=str(reduction))
         if reduction == "none":
             return losses
         total = losses.sum()
@@ -357,6 +371,7 @@ class Tokens:
 
     # ---- the compressor
 
+    @heard
     def windows(
         self, ratio: int, device: Union[torch.device, str], overlap: bool = False
     ) -> Windows:
@@ -367,6 +382,7 @@ class Tokens:
             self._windows[key] = windows.find(self, ratio, overlap, torch.device(device))
         return self._windows[key]
 
+    @heard
     def compressor_forward(
         self,
         kv: Tensor,
@@ -395,10 +411,12 @@ class Tokens:
             are this rank's, as those of any weight.
         """
         at = self.windows(position_bias.shape[0], kv.device, overlap)
-        return windows.compress(
+        rows = windows.compress(
             self, at, kv, gate, position_bias, first_position, overlap=overlap,
             norm_weight=norm_weight, eps=eps, cos=cos, sin=sin, hadamard=hadamard,
         )  # fmt: skip
+        self.context.taken("compressor_forward")
+        return rows
 
 
 def _check_handle(argument: str, rows: Any) -> None:

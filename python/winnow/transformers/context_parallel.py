@@ -60,18 +60,20 @@ def enable_context_parallel(
     Raises:
         ValueError: the model, or an argument of a forward pass, cannot be divided.
     """
-    if not isinstance(model, PreTrainedModel):
-        refuse("model", "a model of transformers", type(model).__name__)
-    check(model)
-    family = family_of(model.config.get_text_config())
-    if family is None or isinstance(family, Dots3Note):
-        got = f"{model.config.model_type}, whose layers with a sliding window do not"
-        refuse("model", "one all of whose layers run on Winnow", got)
     if isinstance(mesh, dist.DeviceMesh):
         if mesh.ndim != 1:
             refuse("mesh", "one dimension, as of mesh['cp']", f"{mesh.ndim} dimensions")
         mesh = mesh.get_group()
     context = make_context(mesh, placement=placement, keys=keys)
+    with context.refusals():
+        if not isinstance(model, PreTrainedModel):
+            refuse("model", "a model of transformers", type(model).__name__)
+        check(model)
+        family = family_of(model.config.get_text_config())
+        if family is None or isinstance(family, Dots3Note):
+            got = f"{model.config.model_type}, whose layers with a sliding window do not"
+            refuse("model", "one all of whose layers run on Winnow", got)
+        context.agree("enable_context_parallel", model=model.config.model_type)
     inputs = _Inputs(context, family, shard_inputs)
     return model.register_forward_pre_hook(inputs, with_kwargs=True)
 
@@ -87,6 +89,12 @@ class _Inputs:
     def __call__(self, model: nn.Module, arguments: tuple, options: dict) -> Tuple[tuple, dict]:
         if inside.is_instead(model):
             return arguments, options
+        with self.context.refusals():
+            given = self._given(model, arguments, options)
+            self.context.agree("forward")
+        return (), given
+
+    def _given(self, model: nn.Module, arguments: tuple, options: dict) -> Dict[str, Any]:
         names = inspect.signature(model.forward).parameters
         given = {**dict(zip(names, arguments, strict=False)), **options}
         self._check(model, given)
@@ -132,7 +140,7 @@ class _Inputs:
         given["use_cache"] = False
         if given.get("labels") is not None:
             self._set_labels(given, tokens, of_all)
-        return (), given
+        return given
 
     def _check(self, model: nn.Module, given: Dict[str, Any]) -> None:
         for name in (*_CACHES, *_TOWERS):
