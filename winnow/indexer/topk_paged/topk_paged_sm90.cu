@@ -81,8 +81,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   };
   for (std::int64_t group = 0; group < all; group += work.groups) {
     const std::int64_t end = std::min(group + work.groups, all);
-    p.line.first_group = group;
-    p.line.groups = static_cast<int>(end - group);
+    p.line.set_groups(group, end);
     choose.line = p.line;
     choose.first_sequence = group / work.groups_of_a_sequence;
     choose.first_query = static_cast<unsigned>(first_query(group) % params.s_q);
