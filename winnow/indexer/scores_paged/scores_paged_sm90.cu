@@ -32,6 +32,7 @@ void launch(const ScoresPagedParams& params, cudaStream_t stream) {
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedScores>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
+  p.blocks = device::FastDivmod(blocks);
   const std::int64_t all = params.b * groups_of_a_sequence<Shape>(params);
   // The tiles of a launch are counted in 32 bits.
   const std::int64_t tiles = std::max<std::int64_t>((params.table + 1) / 2, 1);

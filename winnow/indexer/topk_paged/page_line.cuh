@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "winnow/device/common/kernel_order.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
 
@@ -23,8 +24,9 @@ struct PageLine {
   // The launch begins with this group of this sequence.
   std::int64_t first_sequence;
   unsigned first_group;
-  int groups, groups_of_a_sequence;  // of the launch
-  int queries;                       // of a group
+  device::FastDivmod of_a_sequence{1};  // by groups_of_a_sequence
+  int groups, groups_of_a_sequence;     // of the launch
+  int queries;                          // of a group
   std::int64_t s_q;
   int table;  // pages of a row of block_tables; 0 if there are no pages
 
@@ -32,6 +34,7 @@ struct PageLine {
   void set_groups(std::int64_t begin, std::int64_t end) {
     first_sequence = begin / groups_of_a_sequence;
     first_group = static_cast<unsigned>(begin % groups_of_a_sequence);
+    of_a_sequence = device::FastDivmod(static_cast<std::uint32_t>(groups_of_a_sequence));
     groups = static_cast<int>(end - begin);
   }
 };
@@ -42,31 +45,44 @@ struct QueryGroup {
   int count;
 };
 __device__ __forceinline__ QueryGroup query_group(const PageLine& line, int group) {
-  const unsigned number = line.first_group + static_cast<unsigned>(group);
-  const auto of_a_sequence = static_cast<unsigned>(line.groups_of_a_sequence);
-  const std::int64_t first = std::int64_t{number % of_a_sequence} * line.queries;
-  return {line.first_sequence + number / of_a_sequence, first,
+  const device::FastDivmod::Result place =
+      line.of_a_sequence.divide(line.first_group + static_cast<unsigned>(group));
+  const std::int64_t first = std::int64_t{place.remainder} * line.queries;
+  return {line.first_sequence + place.quotient, first,
           static_cast<int>(min(line.s_q - first, std::int64_t{line.queries}))};
 }
 
-// The rows that query j of a sequence sees.
-__device__ __forceinline__ int rows_of_query(const PageLine& line, std::int64_t sequence,
-                                             std::int64_t j) {
-  const std::int32_t* const given = line.context_lens + sequence * line.context_stride;
-  const int context =
-      max(0, min(__ldg(line.of_queries ? given + j : given), line.table * kPagedPageRows));
+// Where the length that query j of a sequence goes by is.
+__device__ __forceinline__ const std::int32_t* length_of_query(const PageLine& line,
+                                                               std::int64_t sequence,
+                                                               std::int64_t j) {
+  return line.context_lens + sequence * line.context_stride + (line.of_queries ? j : 0);
+}
+
+// The rows that query j of a sequence of such a length sees.
+__device__ __forceinline__ int rows_of_length(const PageLine& line, std::int32_t length,
+                                              std::int64_t j) {
+  const int context = max(0, min(length, line.table * kPagedPageRows));
   if (line.of_queries) return context;
   return static_cast<int>(max(context - line.s_q + j + 1, std::int64_t{0}));
 }
+__device__ __forceinline__ int rows_of_query(const PageLine& line, std::int64_t sequence,
+                                             std::int64_t j) {
+  return rows_of_length(line, __ldg(length_of_query(line, sequence, j)), j);
+}
 
-// The most rows that a query of a group sees.
-__device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGroup& group) {
-  const int last = group.count - 1;
-  int rows = rows_of_query(line, group.sequence, group.first + last);
-  for (int n = 0; n < last && line.of_queries; ++n) {
+// The most rows that a query of a group sees. `last`: where the length for its last query is.
+__device__ __forceinline__ int rows_of_group(const PageLine& line, const QueryGroup& group,
+                                             const std::int32_t* last) {
+  int rows = rows_of_length(line, __ldg(last), group.first + group.count - 1);
+  for (int n = 0; n < group.count - 1 && line.of_queries; ++n) {
     rows = max(rows, rows_of_query(line, group.sequence, group.first + n));
   }
   return rows;
+}
+__device__ __forceinline__ const std::int32_t* last_length(const PageLine& line,
+                                                           const QueryGroup& group) {
+  return length_of_query(line, group.sequence, group.first + group.count - 1);
 }
 
 // In shared memory. A warp of each block measures 32 groups.
@@ -84,28 +100,41 @@ struct Piece {
 
 class LineRange {
  public:
-  // Measures the line; all kMostGroups threads of the block call it. It begins every call of a few
-  // microseconds: it has one barrier, and no division of 64 bits.
-  __device__ LineRange(const PageLine& line, LineShared& shared) : shared_(shared) {
+  // Waits for the kernel before and measures the line; all kMostGroups threads of the block call
+  // it. Calls of a few microseconds begin with it: it has one barrier and no division, and what
+  // does not read memory comes before the wait. `blocks`: those of the grid.
+  __device__ LineRange(const PageLine& line, device::FastDivmod blocks, LineShared& shared)
+      : shared_(shared) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     const int warps = device::ceil_div(line.groups, 32);
+    const QueryGroup group = query_group(line, thread);
+    const std::int32_t* const last = last_length(line, group);
+    device::wait_for_kernel_before(last);
     if (thread / 32 < warps) {
-      int rows = 0;
-      if (thread < line.groups) rows = rows_of_group(line, query_group(line, thread));
-      const int tiles = (rows - 1 + kPagedTileRows) / kPagedTileRows;
-      const int through = device::warp_prefix(tiles, lane);
-      shared.end[thread] = through;
+      const int rows = thread < line.groups ? rows_of_group(line, group, last) : 0;
+      const unsigned tiles = (rows + unsigned{kPagedTileRows} - 1) / kPagedTileRows;
+      const unsigned total = __reduce_add_sync(device::kFullWarp, tiles);
+      // Of as many lanes as the launch has groups.
+      unsigned through = tiles;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        if (distance >= line.groups) break;
+        const unsigned below = __shfl_up_sync(device::kFullWarp, through, distance);
+        if (lane >= distance) through += below;
+      }
+      shared.end[thread] = static_cast<int>(through);
       shared.rows[thread] = rows;
-      if (lane == 31) shared.warp_total[thread / 32] = through;
+      if (lane == 0) shared.warp_total[thread / 32] = static_cast<int>(total);
     }
     __syncthreads();
     const unsigned all = __reduce_add_sync(
         device::kFullWarp, lane < warps ? static_cast<unsigned>(shared.warp_total[lane]) : 0u);
-    const unsigned wanted = device::ceil_div(all, unsigned{kLeastTiles});
-    const unsigned blocks = max(1u, min(wanted, gridDim.x)), block = min(blockIdx.x, blocks);
-    const unsigned share = all / blocks, rest = all % blocks;
-    at_ = static_cast<int>(block * share + min(block, rest));
-    end_ = block < blocks ? at_ + static_cast<int>(share + (block < rest ? 1 : 0)) : at_;
+    device::FastDivmod::Result share = blocks.divide(all);
+    if (share.quotient < kLeastTiles) share = {kLeastTiles, 0};
+    const unsigned before = blockIdx.x * share.quotient + min(blockIdx.x, share.remainder);
+    const unsigned tiles = share.quotient + (blockIdx.x < share.remainder ? 1 : 0);
+    at_ = static_cast<int>(min(before, all));
+    end_ = static_cast<int>(min(before + tiles, all));
   }
 
   // The pieces of this block, the same sequence for every role; all lanes of a warp call it.

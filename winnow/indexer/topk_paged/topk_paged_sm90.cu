@@ -73,6 +73,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedKeys>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
+  p.blocks = device::FastDivmod(blocks);
   const std::int64_t all = params.b * work.groups_of_a_sequence;
   // The query with which a group begins.
   const auto first_query = [&](std::int64_t group) {

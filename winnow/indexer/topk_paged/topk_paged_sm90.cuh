@@ -138,6 +138,7 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
+  device::FastDivmod blocks{1};  // of the grid
   Stored stored;
 };
 
@@ -185,7 +186,7 @@ __device__ __forceinline__ void load_pages(const Params& p, Plan shared, LineRan
     int next = look_up(0);
     for (int from = 0; from < piece.tiles; from += 32) {
       const int pages = next;
-      next = look_up(from + 32);
+      if (from + 32 < piece.tiles) next = look_up(from + 32);
       for (int n = 0; n < min(32, piece.tiles - from); ++n) {
         const int page = __shfl_sync(device::kFullWarp, pages, n);
         const bool present = page >= 0 && page < p.num_pages;
@@ -389,7 +390,8 @@ __global__ void __launch_bounds__(kPagedThreads, 1)
   using Plan = PagedPlan<Shape, Params::kDense>;
   auto* const memory = reinterpret_cast<typename Plan::Memory*>(device::dynamic_shared<1024>());
   const Plan shared{{device::shared_address(memory)}, memory};
-  if (threadIdx.x == 0) {
+  // By a warp that measures no groups unless there are very many.
+  if (threadIdx.x == kPagedThreads - 32) {
     for (int i = 0; i < Plan::kStages; ++i) {
       shared.full()[i].init(kPagedFullArrivals);
       shared.empty()[i].init(kPagedEmptyArrivals);
@@ -404,10 +406,10 @@ __global__ void __launch_bounds__(kPagedThreads, 1)
     device::prefetch_tensor_map(&p.pages);
   }
   device::allow_next_kernel();  // its blocks come as multiprocessors get free
-  device::wait_for_kernel_before();
   // Its barrier stands between the initialisation and the roles.
-  const LineRange range(p.line, memory->line);
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+  const LineRange range(p.line, p.blocks, memory->line);
+  const int warpgroup = __shfl_sync(device::kFullWarp, threadIdx.x / 128, 0);
+  const int warp = threadIdx.x % 128 / 32;
   if (warpgroup < kPagedMultiplyWarpgroups) {
     device::setmaxnreg_inc<kPagedMultiplyRegisters>();
     multiply_tiles<Shape>(p, shared, range, warpgroup);
