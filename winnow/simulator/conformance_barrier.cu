@@ -181,8 +181,13 @@ __global__ void first_kernel(const std::uint32_t* in, std::uint32_t* out) {
   out[threadIdx.x] = in[threadIdx.x] * 3;
 }
 __global__ void second_kernel(std::uint32_t* out) {
-  wait_for_kernel_before();
-  out[32 + threadIdx.x] = out[31 - threadIdx.x] + 1;
+  const std::uint32_t* const from = out + 31 - threadIdx.x;
+  if (threadIdx.x < 16) {
+    wait_for_kernel_before();
+  } else {
+    wait_for_kernel_before(from);
+  }
+  out[32 + threadIdx.x] = *from + 1;
 }
 
 }  // namespace

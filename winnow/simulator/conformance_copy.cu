@@ -152,6 +152,8 @@ __global__ void tensor_kernel(const __grid_constant__ CUtensorMap plane,
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
+    prefetch_tensor_map(&plane);
+    prefetch_tensor_map(&cube);
   }
   __syncthreads();
   const std::uint64_t policy = policy_evict_last();

@@ -55,7 +55,7 @@ const std::vector<PassingCase> kThoroughCases = {
 
 const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90.cuh", "long"},
     scores{"scores_paged_sm90.cuh", "columns9000"},
-    last_columns{"scores_paged_sm90.cuh", "columns301"};
+    last_columns{"scores_paged_sm90.cuh", "columns301"}, plan{"page_line.cuh", "columns301"};
 constexpr const char* kRest = "*reinterpret_cast<float4*>(out + at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
@@ -75,6 +75,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoCopyOfKeys", "tensor_load(shared.pages()[", Action::drop),
     tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
     tiles("PageOfTheNextLane", "const int page = __shfl_sync(", Action::add, 1),
+    plan("NoBarrierBehindThePlan", "__syncthreads();", Action::drop),
+    plan("TilesOfALaneFurther", "__shfl_up_sync(device::kFullWarp, through", Action::add, 1),
     scores.undo("ScoresNotStored", "of_group[query * stride1 + row] ="),
     scores.undo("RestNotStored", kRest),
     scores.move("RestOfTheNextLane", kRest, 16),

@@ -17,5 +17,20 @@ __device__ __forceinline__ void wait_for_kernel_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// The same, once the address is known from which a thread reads first; not null. Otherwise ptxas
+// has the wait before the instructions that compute it.
+__device__ __forceinline__ void wait_for_kernel_before(const void* address) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred known;\n"
+      "setp.ne.u64 known, %0, 0;\n"
+      "@known griddepcontrol.wait;\n"
+      "}" ::"l"(address)
+      : "memory");
+#else
+  static_cast<void>(address);
+#endif
+}
 
 }  // namespace winnow::device

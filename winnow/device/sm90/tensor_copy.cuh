@@ -8,6 +8,11 @@
 
 namespace winnow::device {
 
+// Asks for the description itself, which the first copy would wait for. One thread.
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Copies the box that begins at column x of row y to `destination`, which reports its bytes to
 // `barrier` (mbarrier_arrive_expect()). Elements outside of the tensor become 0. One thread.
 __device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUtensorMap* map,

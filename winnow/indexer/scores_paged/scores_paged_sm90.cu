@@ -32,13 +32,13 @@ void launch(const ScoresPagedParams& params, cudaStream_t stream) {
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedScores>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
+  p.blocks = device::FastDivmod(blocks);
   const std::int64_t all = params.b * groups_of_a_sequence<Shape>(params);
   // The tiles of a launch are counted in 32 bits.
   const std::int64_t tiles = std::max<std::int64_t>((params.table + 1) / 2, 1);
   const std::int64_t most = std::min<std::int64_t>(INT32_MAX / tiles, kMostGroups);
   for (std::int64_t group = 0; group < all; group += most) {
-    p.line.first_group = group;
-    p.line.groups = static_cast<int>(std::min(all - group, most));
+    p.line.set_groups(group, std::min(group + most, all));
     kRuntime.check(device::launch_early(kernel, blocks, kPagedThreads, kBytes, stream, p),
                    "launch");
   }

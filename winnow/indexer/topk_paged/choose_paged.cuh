@@ -41,8 +41,8 @@ struct PagedChooseParams {
   }
   __device__ const std::uint32_t* stored_of(int query) const {
     const int j = place(query);
-    const std::int64_t group =
-        sequence(query) * line.groups_of_a_sequence + j / line.queries - line.first_group;
+    const std::int64_t group = (sequence(query) - line.first_sequence) * line.groups_of_a_sequence +
+                               j / line.queries - line.first_group;
     return stored + (group * stored_queries + j % line.queries) * stored_stride;
   }
   __device__ std::int32_t* indices_of(int query) const {

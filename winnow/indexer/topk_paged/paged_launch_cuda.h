@@ -44,8 +44,7 @@ PagedParams<Stored> paged_params(const PagedProblem& problem, std::int64_t most)
 template <class Stored>
 void launch_paged(const device::Runtime& runtime, PagedParams<Stored>& p, std::int64_t first,
                   std::int64_t end, std::int64_t tiles, cudaStream_t stream) {
-  p.line.first_group = first;
-  p.line.groups = static_cast<int>(end - first);
+  p.line.set_groups(first, end);
   p.splits = static_cast<int>(splits_for(end - first, tiles, runtime.multiprocessors()));
   launch_scores(runtime, paged_kernel<Stored>, (end - first) * p.splits, stream, p);
 }

@@ -60,7 +60,7 @@ class PagedWork {
   __device__ explicit PagedWork(const PagedParams<Stored>& p) : p_(p) {
     number_ = static_cast<int>(blockIdx.x) / p.splits;
     group_ = gpu::query_group(p.line, number_);
-    rows_ = gpu::rows_of_group(p.line, group_);
+    rows_ = gpu::rows_of_group(p.line, group_, gpu::last_length(p.line, group_));
     const TileRange all =
         split_tiles(p.stored.tiles(rows_), static_cast<int>(blockIdx.x) % p.splits, p.splits);
     first_ = all.first;

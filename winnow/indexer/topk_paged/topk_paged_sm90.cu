@@ -73,6 +73,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   const auto kernel = paged_scores_kernel<Shape, PagedParams<PagedKeys>>;
   kRuntime.allow_shared_memory(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(kRuntime.multiprocessors());
+  p.blocks = device::FastDivmod(blocks);
   const std::int64_t all = params.b * work.groups_of_a_sequence;
   // The query with which a group begins.
   const auto first_query = [&](std::int64_t group) {
@@ -81,8 +82,7 @@ void launch(const TopkPagedParams& params, void* workspace, cudaStream_t stream)
   };
   for (std::int64_t group = 0; group < all; group += work.groups) {
     const std::int64_t end = std::min(group + work.groups, all);
-    p.line.first_group = group;
-    p.line.groups = static_cast<int>(end - group);
+    p.line.set_groups(group, end);
     choose.line = p.line;
     choose.first_sequence = group / work.groups_of_a_sequence;
     choose.first_query = static_cast<unsigned>(first_query(group) % params.s_q);

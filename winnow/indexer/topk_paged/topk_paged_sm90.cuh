@@ -138,6 +138,7 @@ struct PagedParams {
   std::int64_t block_tables_stride;
   int h, d, num_pages;
   PageLine line;
+  device::FastDivmod blocks{1};  // of the grid
   Stored stored;
 };
 
@@ -176,27 +177,27 @@ __device__ __forceinline__ void load_pages(const Params& p, Plan shared, LineRan
     // Entries behind the context are not read.
     const int end =
         min(2 * (piece.first + piece.tiles), device::ceil_div(range.rows(piece), kPagedPageRows));
-    // The page of tile from + lane, or -1.
+    // The entry for tile from + lane. It is looked at when its page is loaded: the first page does
+    // not wait for the second look-up.
     const auto look_up = [&](int from) {
       const int place = 2 * (piece.first + from + lane) + which;
-      if (place >= end) return -1;
-      const int page = __ldg(table + place);
-      return page < 0 || page >= p.num_pages ? -1 : page;
+      return place < end ? __ldg(table + place) : -1;
     };
     int next = look_up(0);
     for (int from = 0; from < piece.tiles; from += 32) {
       const int pages = next;
-      next = look_up(from + 32);
+      if (from + 32 < piece.tiles) next = look_up(from + 32);
       for (int n = 0; n < min(32, piece.tiles - from); ++n) {
         const int page = __shfl_sync(device::kFullWarp, pages, n);
+        const bool present = page >= 0 && page < p.num_pages;
         shared.empty()[ring.stage].wait(ring.parity ^ 1, "pages", ring.stage);
         if (lane == 0) {
           // Where there is none, another page is read, and never looked at.
-          shared.at(shared.present()[ring.stage][which]) = page >= 0;
+          shared.at(shared.present()[ring.stage][which]) = present;
           shared.full()[ring.stage].arrive_expect(p.loaded_bytes);
           device::tensor_load(shared.pages()[ring.stage][which].address, &p.pages,
                               shared.full()[ring.stage].address, 0, 0,
-                              p.map_first + p.map_step * max(page, 0), policy);
+                              p.map_first + p.map_step * (present ? page : 0), policy);
         }
         ring.advance();
       }
@@ -204,7 +205,31 @@ __device__ __forceinline__ void load_pages(const Params& p, Plan shared, LineRan
   }
 }
 
-// The heads of each piece and their weights, by a warp.
+// The weights of four of this lane's columns, f32 or bf16, as they lie in memory: of a lane the
+// columns belong to one query.
+template <class Shape, class Params>
+__device__ __forceinline__ void load_weights(const Params& p, const QueryGroup& group, int side,
+                                             std::uint32_t (&weight)[4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  // In the order of the other load_weights(), as WeightedSum uses them.
+  const int first = lane / 4 * 16 + lane % 4 * 2;
+  const int query_of_side = first / Shape::kHeads, head = first % Shape::kHeads;
+  const int query = side * Shape::kSideQueries + query_of_side;
+  const bool there = query_of_side < Shape::kSideQueries && query < group.count;
+  const std::int64_t at =
+      group.sequence * p.weights_stride0 + (group.first + query) * p.weights_stride1 + head;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int column = i % 2 + i / 2 * 8;
+    weight[i] = 0;
+    if (!there || head + column >= p.h) continue;
+    weight[i] = p.weights_are_bf16 ? static_cast<const std::uint16_t*>(p.weights)[at + column]
+                                   : static_cast<const std::uint32_t*>(p.weights)[at + column];
+  }
+}
+
+// The heads of each piece and their weights, by a warp. What it loads into registers is under way
+// while it begins the copies, as a call of few tiles waits for the first heads.
 template <class Shape, class Params, class Plan>
 __device__ __forceinline__ void load_heads(const Params& p, Plan shared, LineRange range) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -213,47 +238,53 @@ __device__ __forceinline__ void load_heads(const Params& p, Plan shared, LineRan
   Piece piece;
   while (range.next(piece)) {
     const QueryGroup group = query_group(p.line, piece.group);
-    shared.heads_empty()[heads.stage].wait(heads.parity ^ 1, "heads", heads.stage);
-    if constexpr (Params::kDense) {
-      if (lane < group.count) {
-        shared.memory->seen.rows[heads.stage][lane] =
-            rows_of_query(p.line, group.sequence, group.first + lane);
-      }
-    }
 #pragma unroll 1
     for (int side = 0; side < Shape::kSides; ++side) {
       const int place = heads.stage * Shape::kSides + side;
-      const std::int64_t first = group.first + side * Shape::kSideQueries;
-      const int count = group.count - side * Shape::kSideQueries;  // of this side; or less than 1
-      float weight[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // in the order of load_weights(), as WeightedSum uses them
-        const int column = lane / 4 * 16 + lane % 4 * 2 + i % 2 + i / 2 * 8;
-        const int query = column / Shape::kHeads, head = column % Shape::kHeads;
-        weight[i] = 0.0f;
-        if (query < min(count, Shape::kSideQueries) && head < p.h) {
-          const std::int64_t at =
-              group.sequence * p.weights_stride0 + (first + query) * p.weights_stride1 + head;
-          weight[i] = p.weights_are_bf16
-                          ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
-                          : static_cast<const float*>(p.weights)[at];
-          if (WeightedSum<Shape>::adds(i)) weight[i] *= 0.5f;
-        }
+      std::uint32_t weight[4];
+      load_weights<Shape>(p, group, side, weight);
+      if (side == 0) {
+        shared.heads_empty()[heads.stage].wait(heads.parity ^ 1, "heads", heads.stage);
       }
-      shared.weights(place)[lane] = make_float4(weight[0], weight[1], weight[2], weight[3]);
-      const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 + first * p.q_stride1;
       // In a register: of an address that is the same for all lanes ptxas 13.0 makes copies that no
       // GPU executes (cmake/check_descriptors.cmake).
       const std::uint32_t into = device::keep_in_register(shared.heads()[place].address);
       // Four rows at once, eight lanes for the 128 bytes of a row.
-      const int column16 = lane % 8;
+      const int first_row = lane / 8, column16 = lane % 8;
+      const int heads_of_lane = 16 * column16 < p.d ? p.h - first_row : 0;
+      const int queries_of_side = group.count - side * Shape::kSideQueries;
+      const std::uint8_t* const q = p.q + group.sequence * p.q_stride0 +
+                                    (group.first + side * Shape::kSideQueries) * p.q_stride1 +
+                                    first_row * p.q_head_stride + 16 * column16;
+      const std::uint8_t* const some = queries_of_side > 0 && heads_of_lane > 0 ? q : p.q;
+      constexpr int kRows = 16;  // of one query
 #pragma unroll 4
-      for (int row = lane / 8; row < Shape::kColumnsOfSide; row += 4) {
+      for (int row = 0; row < Shape::kColumnsOfSide; row += kRows) {
         const int query = row / Shape::kHeads, head = row % Shape::kHeads;
-        const bool there = query < count && head < p.h && 16 * column16 < p.d;
-        const std::int64_t at = query * p.q_stride1 + head * p.q_head_stride + 16 * column16;
-        device::cp_async_zfill(into + device::chunk_offset(row, column16), there ? q + at : p.q,
-                               there, once);
+        const std::uint8_t* from = q + query * p.q_stride1 + head * p.q_head_stride;
+#pragma unroll
+        for (int n = 0; n < kRows; n += 4) {
+          const bool there = query < queries_of_side && head + n < heads_of_lane;
+          device::cp_async_zfill(into + device::chunk_offset(row + n + first_row, column16),
+                                 there ? from : some, there, once);
+          from += 4 * p.q_head_stride;
+        }
+      }
+      float4 used;  // in the form in which WeightedSum uses them
+      float* const of_column = &used.x;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float whole = __uint_as_float(weight[i] << (p.weights_are_bf16 ? 16 : 0));
+        of_column[i] = WeightedSum<Shape>::adds(i) ? 0.5f * whole : whole;
+      }
+      shared.weights(place)[lane] = used;
+    }
+    if constexpr (Params::kDense) {
+      const int behind = group.count - 1 - lane;  // queries of the group behind this lane's
+      if (behind >= 0) {
+        shared.memory->seen.rows[heads.stage][lane] =
+            p.line.of_queries ? rows_of_query(p.line, group.sequence, group.first + lane)
+                              : max(range.rows(piece) - behind, 0);
       }
     }
     shared.heads_full()[heads.stage].arrive_cp_async();
@@ -359,7 +390,8 @@ __global__ void __launch_bounds__(kPagedThreads, 1)
   using Plan = PagedPlan<Shape, Params::kDense>;
   auto* const memory = reinterpret_cast<typename Plan::Memory*>(device::dynamic_shared<1024>());
   const Plan shared{{device::shared_address(memory)}, memory};
-  if (threadIdx.x == 0) {
+  // By a warp that measures no groups unless there are very many.
+  if (threadIdx.x == kPagedThreads - 32) {
     for (int i = 0; i < Plan::kStages; ++i) {
       shared.full()[i].init(kPagedFullArrivals);
       shared.empty()[i].init(kPagedEmptyArrivals);
@@ -370,11 +402,14 @@ __global__ void __launch_bounds__(kPagedThreads, 1)
     }
     device::fence_mbarrier_init();
   }
+  if (threadIdx.x == kPagedMultiplyWarpgroups * 128 && p.num_pages > 0) {
+    device::prefetch_tensor_map(&p.pages);
+  }
   device::allow_next_kernel();  // its blocks come as multiprocessors get free
-  device::wait_for_kernel_before();
-  // Its barriers stand between the initialisation and the roles.
-  const LineRange range(p.line, memory->line);
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+  // Its barrier stands between the initialisation and the roles.
+  const LineRange range(p.line, p.blocks, memory->line);
+  const int warpgroup = __shfl_sync(device::kFullWarp, threadIdx.x / 128, 0);
+  const int warp = threadIdx.x % 128 / 32;
   if (warpgroup < kPagedMultiplyWarpgroups) {
     device::setmaxnreg_inc<kPagedMultiplyRegisters>();
     multiply_tiles<Shape>(p, shared, range, warpgroup);

@@ -13,5 +13,8 @@ inline void allow_next_kernel(Where where = Where::current()) {
 inline void wait_for_kernel_before(Where where = Where::current()) {
   simulator::wait_for_kernel_before(where);
 }
+inline void wait_for_kernel_before(const void* address, Where where = Where::current()) {
+  if (address != nullptr) simulator::wait_for_kernel_before(where);
+}
 
 }  // namespace winnow::device

@@ -11,6 +11,7 @@ namespace winnow::device {
 
 using simulator::Where;
 
+inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline void tensor_load(std::uint32_t destination, const CUtensorMap* map, std::uint32_t barrier,
                         int x, int y, std::uint64_t, Where where = Where::current()) {
   const std::int32_t at[] = {x, y};
