@@ -120,9 +120,10 @@ class MmaMatmul {
 // Copies half of ceiling.bytes, which reads the half and writes it.
 class Copy {
  public:
-  explicit Copy(const testing::Ceiling& ceiling)
+  Copy(const testing::Ceiling& ceiling, cudaStream_t stream)
       : from_(DType::u8, {ceiling.bytes / 2}, kDevice),
-        to_(DType::u8, {ceiling.bytes / 2}, kDevice) {
+        to_(DType::u8, {ceiling.bytes / 2}, kDevice),
+        stream_(stream) {
     Tensor random_bytes(DType::f32, {1 << 20});
     testing::Random random(1);
     testing::fill_normal(random_bytes, random);
@@ -134,22 +135,24 @@ class Copy {
   }
   void run() {
     check(cudaMemcpyAsync(to_.data(), from_.data(), static_cast<std::size_t>(from_.numel()),
-                          cudaMemcpyDeviceToDevice));
+                          cudaMemcpyDeviceToDevice, stream_));
   }
 
  private:
   Tensor from_, to_;
+  cudaStream_t stream_;
 };
 
-// What runs the ceiling once; empty if there is none.
-std::function<void()> prepare_ceiling(const testing::Ceiling& ceiling, Backend backend) {
+// What runs the ceiling once on the stream; empty if there is none.
+std::function<void()> prepare_ceiling(const testing::Ceiling& ceiling, Backend backend,
+                                      cudaStream_t stream) {
   const auto run_of = [](auto prepared) { return [prepared] { prepared->run(); }; };
   switch (ceiling.kind) {
     case testing::Ceiling::Kind::matmul:
       if (backend == Backend::cuda) return run_of(std::make_shared<MmaMatmul>(ceiling));
-      return run_of(std::make_shared<CublasMatmul>(ceiling));
+      return run_of(std::make_shared<CublasMatmul>(ceiling, stream));
     case testing::Ceiling::Kind::copy:
-      return run_of(std::make_shared<Copy>(ceiling));
+      return run_of(std::make_shared<Copy>(ceiling, stream));
     case testing::Ceiling::Kind::none:
       break;
   }
@@ -205,6 +208,22 @@ std::vector<double> seconds_of(const std::function<void()>& run, int launches, L
     if (queued) seconds.push_back(span.await());
   }
   return seconds;
+}
+
+// Several runs as one CUDA graph, which the stream gets at once.
+constexpr int kRunsOfGraph = 20;
+std::function<void()> graph_of(const std::function<void()>& run, cudaStream_t stream) {
+  run();  // what only the first run does is not captured
+  check(cudaStreamSynchronize(stream));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < kRunsOfGraph; ++i) run();
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t program = nullptr;
+  check(cudaGraphInstantiate(&program, graph, 0));
+  cudaGraphDestroy(graph);
+  const std::shared_ptr<CUgraphExec_st> owned(program, cudaGraphExecDestroy);
+  return [owned, stream] { check(cudaGraphLaunch(owned.get(), stream)); };
 }
 
 // Products on a stream of their own, one after the other.
@@ -267,7 +286,7 @@ class Products {
 }  // namespace
 
 Stream timed_stream(const testing::Benchmark& benchmark) {
-  if (!benchmark.beside_product) return {};
+  if (!benchmark.beside_product && !benchmark.in_graph) return {};
   static cudaStream_t stream = [] {
     check(cudaSetDevice(device_of_rank().index));
     int least = 0, greatest = 0;
@@ -286,7 +305,15 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::B
   const auto launch = expert_parallel::launch_environment();
   check(cudaSetDevice(device_of_rank().index));
   const auto stream = static_cast<cudaStream_t>(timed_stream(benchmark).handle);
-  const std::function<void()> ceiling = prepare_ceiling(benchmark.ceiling, backend);
+  std::function<void()> run = operation,
+                        ceiling = prepare_ceiling(benchmark.ceiling, backend, stream);
+  int runs_at_once = 1;
+  if (benchmark.in_graph) {
+    run = graph_of(operation, stream);
+    if (ceiling) ceiling = graph_of(ceiling, stream);
+    runs_at_once = kRunsOfGraph;
+  }
+  const bool queued = benchmark.queued || benchmark.in_graph;
   std::unique_ptr<L2Flush> flush;
   if (benchmark.cold) flush = std::make_unique<L2Flush>();
   // Both sides get about the same time in each turn, so that they meet the same clocks and heat.
@@ -297,11 +324,9 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::B
   const auto take = [](const std::vector<double>& turn, std::vector<double>& list) {
     list.insert(list.end(), turn.begin(), turn.end());
   };
-  const auto time = [&](int runs) {
-    return seconds_of(operation, runs, flush.get(), benchmark.queued, stream);
-  };
+  const auto time = [&](int runs) { return seconds_of(run, runs, flush.get(), queued, stream); };
   const auto time_ceiling = [&](int runs) {
-    return seconds_of(ceiling, runs, nullptr, benchmark.queued, nullptr);
+    return seconds_of(ceiling, runs, nullptr, queued, stream);
   };
   const double first = time(1).front();
   const double once = median(time(launches(first)));
@@ -317,7 +342,8 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::B
   if (products && (beside.empty() || product_beside.empty())) {
     throw Error(ErrorCode::internal, "bench", "no run was beside products all the time");
   }
-  Measured measured{median(operation_seconds), median(ceiling_seconds)};
+  Measured measured{median(operation_seconds) / runs_at_once,
+                    median(ceiling_seconds) / runs_at_once};
   if (products) {
     measured.product = products->seconds();
     measured.beside = median(beside);

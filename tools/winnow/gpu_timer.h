@@ -21,7 +21,8 @@ struct Measured {
 // 0 for no values; between the middle two for an even number.
 double median(std::vector<double> values);
 
-// The default stream; for a benchmark beside products one whose kernels come before theirs where an
+// The default stream, where nothing is captured; for a benchmark in a graph another one, and for
+// one beside products one whose kernels come before theirs where an
 // SM is free, as those of a communication do in a training program.
 Stream timed_stream(const testing::Benchmark& benchmark);
 
@@ -32,10 +33,12 @@ Stream timed_stream(const testing::Benchmark& benchmark);
 // emptied before each run of the operation; otherwise it keeps what the run before has left. If it
 // is `queued`, runs are queued without waiting for each one. Calls of several ranks are: if each
 // run was awaited, a rank's time would include the time until the host of the slowest rank has
-// woken up. The product is by cuBLAS, whose absence is an Error (unsupported), or where `backend`,
-// of the operation, is cuda with mma.sync (MmaProduct): on Hopper its kernels could not be as fast.
-// If the benchmark runs beside products, one of 8192^3 by cuBLAS is timed alone too, and then both
-// while the other runs all the time on a stream of its own.
+// woken up. If it is `in_graph`, both sides are graphs of several runs, for runs that are shorter
+// than the host needs to queue one. The product is by cuBLAS, whose absence is an Error
+// (unsupported), or where `backend`, of the operation, is cuda with mma.sync (MmaProduct): on
+// Hopper its kernels could not be as fast. If the benchmark runs beside products, one of 8192^3 by
+// cuBLAS is timed alone too, and then both while the other runs all the time on a stream of its
+// own.
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
                         Backend backend, const BenchOptions& options);
 

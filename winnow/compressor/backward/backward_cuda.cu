@@ -735,27 +735,29 @@ struct Folding {
   }
 };
 
-// One column of the gradient of a row, turned back.
+// One column of the gradient of a row, turned back. It stays as it is in memory until it is used:
+// nothing waits for it where it is loaded.
+template <class T>
 struct RowColumn {
-  float even, odd, cos, sin;  // of the pair of columns
+  unsigned even = 0, odd = 0;  // bits of the pair of columns
+  bool wide = false;
+  float cos = 1, sin = 0;
 
-  template <class T>
-  __device__ __forceinline__ void load(const KernelParams& params, const Spot& spot, int row,
-                                       int column, bool found) {
+  RowColumn() = default;
+  __device__ __forceinline__ RowColumn(const KernelParams& params, const Spot& spot, int row,
+                                       int column)
+      : wide(params.wide_rows) {
     const KernelProblem& p = params.problem;
-    even = odd = sin = 0;
-    cos = 1;
-    if (!found) return;
     const int first = column & ~1, pair = (first - (p.d - 2 * p.pairs)) / 2;
     const std::int64_t at = row * params.d_rows.stride0 + first;
-    const auto load_pair = [&](const auto* rows) {
-      even = number_at(rows + at);
-      odd = number_at(rows + at + 1);
-    };
-    if (params.wide_rows) {
-      load_pair(static_cast<const float*>(params.d_rows.data));
+    if (wide) {
+      const auto* const rows = static_cast<const unsigned*>(params.d_rows.data) + at;
+      even = rows[0];
+      odd = rows[1];
     } else {
-      load_pair(static_cast<const T*>(params.d_rows.data));
+      const auto* const rows = static_cast<const unsigned short*>(params.d_rows.data) + at;
+      even = rows[0];
+      odd = rows[1];
     }
     if (p.positions > 0 && first >= p.d - 2 * p.pairs) {
       const std::int64_t place = min(max(spot.position, std::int64_t{0}), p.positions - 1);
@@ -764,7 +766,15 @@ struct RowColumn {
     }
   }
   __device__ __forceinline__ float turned_back(int column) const {
-    return column % 2 == 0 ? fmaf(even, cos, odd * sin) : fmaf(odd, cos, -(even * sin));
+    const float a = number(even), b = number(odd);
+    return column % 2 == 0 ? fmaf(a, cos, b * sin) : fmaf(b, cos, -(a * sin));
+  }
+
+ private:
+  __device__ __forceinline__ float number(unsigned bits) const {
+    float both[kColumns];
+    Pack<T>{{bits, 0}}.to_floats(both);
+    return wide ? __uint_as_float(bits) : both[0];
   }
 };
 
@@ -893,8 +903,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();  // the next course is there
     }
     const bool found = spot.kind != Spot::none && own_column < p.d;
-    RowColumn row_column;
-    row_column.load<T>(params, spot, row, own_column, found);
+    RowColumn<T> row_column;
+    if (found) row_column = RowColumn<T>(params, spot, row, own_column);
     // function(j) for the thread's slots that count.
     const int first = has_column ? first_of(spot) : kLargeSlots;
     const auto for_slots = [&](const auto& function) {
@@ -970,6 +980,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     // Meanwhile the gradients of the window before go, and the slots of the next one come.
     const Spot next = shared.spots[next_spot];
     move(before, next, 1 - stage);
+    float factors[kColumns], means[kColumns];
+    folding.spread(sum, means);
     if (p.norm_weight != nullptr) {
       device::mbarrier_wait(device::shared_address(&shared.there[turn]), parity, "columns", turn);
       const float2 both = sum_of(shared.sums[turn]);
@@ -978,9 +990,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (found) norm_sum += gradient * sum * inverse;
       gradient = inverse * (weighed - sum * part);
     }
-    float factors[kColumns], means[kColumns];
     folding.spread(gradient * scale, factors);
-    folding.spread(sum, means);
     for_slots([&](int j) {
       Pack<T>& place = pack_of(shared.kv[stage], j);
       float kv[kColumns], of_kv[kColumns], of_gate[kColumns];
