@@ -25,7 +25,10 @@
 // 128 bytes of shared memory a cycle, reads of K 1152 with two parts and 576 with four, sums 256
 // and 512, P 288, V 256, copies 288.
 //
-// Heads beyond h_q are zeros: fewer than 64 cost as much as 64.
+// Heads beyond h_q are zeros: fewer cost as much as all that a block has. Blocks of four warps,
+// with 32 or 16 heads, are not pipelined: a multiprocessor has two or three of them instead, which
+// do not wait for each other. Their warps have 128 columns of the output. Plans with as many parts
+// form all sums of a head in the same order: rows in 16 bits give the same bits in all of them.
 //
 // The softmax is online, in base 2, with the references of attention_sm90.cuh: raised only when a
 // logit exceeds one by kLazy, so that the output is rescaled about once an item.
@@ -42,24 +45,27 @@ namespace winnow::sparse_mla::attention_cuda {
 // P of eight heads as matrices of 8 x 8, which lie as ldmatrix reads them; words of the lanes.
 using Weights = std::uint32_t[kRows / 8][32];
 
-template <int kDim, int kParts, int kSlots, int kTurns>
+// kColumns, of the rows in a slot.
+template <int kHeads, int kColumns, int kParts, int kSlots, int kTurns>
 struct AttendMemory {
-  Tile<kRows, kDim> rows[kSlots];
-  Partials partials[kWarps][kParts];
-  Weights weights[kTurns][kWarps];
+  Tile<kRows, kColumns> rows[kSlots];
+  Partials partials[kHeads / 8][kParts];
+  Weights weights[kTurns][kHeads / 8];
   float factors[kTurns][kHeads];   // of a tile, where a reference was raised
   float ends[kHeads];              // of the item
-  float states[3][kThreads];       // RowState: registers are scarce
+  float states[3][4 * kHeads];     // RowState: registers are scarce
   std::int32_t entries[2][kRows];  // of the tile whose copies begin, and of the next one
   std::uint32_t masks[4];          // of tiles: which entries are visible
   std::int32_t bounds[8];          // of the item's entries
 };
 
 // kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
-template <DType kType, int kDim, int kParts, bool kPipelined_, int kSlots_ = kPipelined_ ? 4 : 2>
-struct AttendPlan : Parts<kType, kDim, kParts>,
-                    Shared<AttendMemory<kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>> {
-  using Memory = AttendMemory<kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>;
+template <DType kType, int kDim, int kParts, bool kPipelined_, int kSlots_ = kPipelined_ ? 4 : 2,
+          int kWarps = attention_cuda::kWarps, int kHeads = attention_cuda::kHeads,
+          int kColumns = kDim>
+struct AttendPlan : Parts<kType, kDim, kParts, kWarps, kHeads>,
+                    Shared<AttendMemory<kHeads, kColumns, kParts, kSlots_, kPipelined_ ? 2 : 1>> {
+  using Memory = AttendMemory<kHeads, kColumns, kParts, kSlots_, kPipelined_ ? 2 : 1>;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(partials)
   WINNOW_PLACE(weights)
@@ -78,7 +84,8 @@ struct AttendPlan : Parts<kType, kDim, kParts>,
 };
 
 // The warp's columns of the output: o[m][n] are 16 heads and 8 columns.
-using Output = float[kHeads / 16][kWarpColumns / 8][4];
+template <class P>
+using Output = float[P::kHeads / 16][P::kWarpColumns / 8][4];
 
 // What a lane knows of its row: head 8 * warp + lane / 4.
 struct RowState {
@@ -161,15 +168,15 @@ __device__ __forceinline__ bool weigh(P shared, int tile, float scale, int warp,
 
 // Brings the output to the references of a tile.
 template <class P>
-__device__ __forceinline__ void rescale(P shared, int tile, int lane, Output& o) {
+__device__ __forceinline__ void rescale(P shared, int tile, int lane, Output<P>& o) {
   const auto factors = shared.factors()[turn_of<P>(tile)];
 #pragma unroll
-  for (int m = 0; m < kHeads / 16; ++m) {
+  for (int m = 0; m < P::kHeads / 16; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float factor = factors[16 * m + lane / 4 + 8 * r].load();
 #pragma unroll
-      for (int n = 0; n < kWarpColumns / 8; ++n) {
+      for (int n = 0; n < P::kWarpColumns / 8; ++n) {
         o[m][n][2 * r] *= factor;
         o[m][n][2 * r + 1] *= factor;
       }
@@ -179,26 +186,27 @@ __device__ __forceinline__ void rescale(P shared, int tile, int lane, Output& o)
 
 // o += P V of a tile.
 template <class P>
-__device__ __forceinline__ void multiply_values(P shared, int tile, int warp, int lane, Output& o) {
+__device__ __forceinline__ void multiply_values(P shared, int tile, int warp, int lane,
+                                                Output<P>& o) {
   // The four matrices of a fragment: the first and the second eight heads, then further entries.
   const auto weights = shared.weights()[turn_of<P>(tile)][lane / 8 % 2][lane / 16][lane % 8 * 4];
   constexpr int kMatrixWords = 32, kWarpWords = kRows / 8 * kMatrixWords;
   auto v = shared.rows()[slot_of<P>(tile)].squares(lane);
-  v.lane += warp * Tile<kRows, P::kDim>::kChunkBytes;  // the warp's 64 columns are a chunk
+  v.lane += warp * (P::kWarpColumns / 64) * Tile<kRows, P::kDim>::kChunkBytes;
 #pragma unroll
   for (int k16 = 0; k16 < kRows / 16; ++k16) {
-    std::uint32_t p[kHeads / 16][4];
+    std::uint32_t p[P::kHeads / 16][4];
 #pragma unroll
-    for (int m = 0; m < kHeads / 16; ++m) {
+    for (int m = 0; m < P::kHeads / 16; ++m) {
       ldmatrix_x4((weights + (2 * m * kWarpWords + 2 * k16 * kMatrixWords)).address, p[m][0],
                   p[m][1], p[m][2], p[m][3]);
     }
 #pragma unroll
-    for (int n16 = 0; n16 < kWarpColumns / 16; ++n16) {
+    for (int n16 = 0; n16 < P::kWarpColumns / 16; ++n16) {
       std::uint32_t b[4];
       ldmatrix_x4_trans(v.at(k16, n16), b[0], b[1], b[2], b[3]);
 #pragma unroll
-      for (int m = 0; m < kHeads / 16; ++m) {
+      for (int m = 0; m < P::kHeads / 16; ++m) {
         mma_m16n8k16<P::kType>(o[m][2 * n16], p[m], b[0], b[1]);
         mma_m16n8k16<P::kType>(o[m][2 * n16 + 1], p[m], b[2], b[3]);
       }
@@ -207,7 +215,7 @@ __device__ __forceinline__ void multiply_values(P shared, int tile, int warp, in
 }
 
 // Begins a tile whose entries are in shared memory: brings those of the tile behind it, and returns
-// what copies the lane's row chunk by chunk, which copy_of(entry, visible) makes. (Loaded to
+// what copies the lane's rows chunk by chunk, which copy_of(row, entry, visible) makes. (Loaded to
 // registers, entries would share a scoreboard with operands of products.) tiles.entry() is what an
 // entry means.
 template <class P, class Tiles, class CopyOf>
@@ -215,13 +223,15 @@ __device__ __forceinline__ auto start_tile(P shared, const Tiles& tiles, int til
                                            int lane, const CopyOf& copy_of) {
   const auto entries = shared.entries()[tile & 1];
   const auto entry_of = [&](int n) { return tiles.entry(tile, n, entries[n].load()); };
-  const std::int32_t entry = entry_of(copied_row(warp, lane));
   if (warp == 0) {
     const std::uint32_t mask = __ballot_sync(kFullWarp, tiles.holds(tile, entry_of(lane)));
     if (lane == 0) shared.masks()[tile & 3].store(mask);
-    tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
   }
-  return copy_of(entry, tiles.holds(tile, entry));
+  if (warp == 1) tiles.bring(tile + 1, lane, shared.entries()[(tile + 1) & 1][lane]);
+  return copies_of<P>(warp, lane, [&](int row) {
+    const std::int32_t entry = entry_of(row);
+    return copy_of(row, entry, tiles.holds(tile, entry));
+  });
 }
 // Before the first one.
 template <class P, class Tiles>
@@ -237,26 +247,30 @@ __device__ __forceinline__ void bring_first_entries(P shared, const Tiles& tiles
 struct ThreadPlace {
   int warp, lane;
 };
+template <class P>
 __device__ __forceinline__ ThreadPlace thread_anew(std::uint32_t thread) {
-  const std::uint32_t here = forget(thread) % kThreads;
+  const std::uint32_t here = forget(thread) % P::kThreads;
   return {static_cast<int>(here / 32), static_cast<int>(here % 32)};
 }
 
 // Attends to an item's tiles. advance(tile), when the rows of a tile are there, gives what copies
-// those of the next one, chunk by chunk, among the products; that of -1 is done. What
+// those of the next one, chunk by chunk, among the products of Q K^T, or, if not kCopiesAhead,
+// begins to copy them behind these products, into the place of the tile; that of -1 is done. What
 // follows from the thread's number is found anew for each tile: registers are scarce.
-template <class P, class Advance>
-__device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
-                                       const Queries<P>& q, Output& o, const Advance& advance) {
+template <bool kCopiesAhead, class P, class Advance, class GiveLogits>
+__device__ __forceinline__ void attend_by(P shared, int tiles, float scale, int thread,
+                                          Output<P>& o, const Advance& advance,
+                                          const GiveLogits& give_logits) {
   const auto give = [&](int tile, int warp, int lane, const auto& copy) {
-    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q, copy);
+    give_logits(tile, warp, lane, copy);
     cp_async_commit();  // of the next tile, and of entries
   };
-  store_state(shared, thread, RowState{});
+  const bool weighs = thread < 32 * P::kSoftmaxWarps;
+  if (weighs) store_state(shared, thread, RowState{});
   if constexpr (P::kPipelined) {
     bool raised = false;
     for (int tile = 0; tile < tiles + 2; ++tile) {
-      const ThreadPlace at = thread_anew(thread);
+      const ThreadPlace at = thread_anew<P>(thread);
       const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // what this thread copied of the tile is there
       // And all of it, the logits of the tile before, and P of the one before that.
@@ -274,20 +288,38 @@ __device__ __forceinline__ void attend(P shared, int tiles, float scale, int thr
     }
   } else {
     for (int tile = 0; tile < tiles; ++tile) {
-      const ThreadPlace at = thread_anew(thread);
+      const ThreadPlace at = thread_anew<P>(thread);
       const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // the thread's copies are there
       __syncthreads();     // the tile is there, and the one before is done with
-      const auto copy = advance(tile, warp, lane);
-      if constexpr (P::kSlots == 1) __syncthreads();  // all rows are turned
-      give(tile, warp, lane, copy);
+      if constexpr (kCopiesAhead) {
+        give(tile, warp, lane, advance(tile, warp, lane));
+      } else {
+        give_logits(tile, warp, lane, NoCopy());
+      }
       __syncthreads();  // the logits are there
-      const bool raised = weigh(shared, tile, scale, warp, lane);
+      if constexpr (!kCopiesAhead) {
+        advance(tile, warp, lane);
+        cp_async_commit();  // of one tile, and of entries
+      }
+      bool raised = false;
+      if (warp < P::kSoftmaxWarps) raised = weigh(shared, tile, scale, warp, lane);
       if (__syncthreads_or(raised)) rescale(shared, tile, lane, o);
       multiply_values(shared, tile, warp, lane, o);
     }
     cp_async_wait<0>();  // the zeros behind the last tile
   }
+}
+
+// With tiles in 16 bits.
+template <class P, class Advance>
+__device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
+                                       const Queries<P>& q, Output<P>& o, const Advance& advance) {
+  attend_by<true>(shared, tiles, scale, thread, o, advance,
+                  [&](int tile, int warp, int lane, const auto& copy) {
+                    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q,
+                                   copy);
+                  });
 }
 
 // What the output of a row is multiplied by, with a sink in base 2.
@@ -300,18 +332,18 @@ __device__ __forceinline__ float output_factor(float sum, float reference, float
 // that of the first head begins, stride counts bytes.
 template <class P>
 __device__ __forceinline__ void store_output(P shared, char* heads, std::int64_t stride, int count,
-                                             int warp, int lane, const Output& o) {
+                                             int warp, int lane, const Output<P>& o) {
   // A quad holds 32 columns of a row as 4 blocks of 8, two columns a lane; transposed, each lane
   // has one block, 16 bytes.
-  char* const to = heads + (warp * kWarpColumns + 8 * (lane & 3)) * 2;
+  char* const to = heads + (warp * P::kWarpColumns + 8 * (lane & 3)) * 2;
 #pragma unroll
-  for (int m = 0; m < kHeads / 16; ++m) {
+  for (int m = 0; m < P::kHeads / 16; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = 16 * m + lane / 4 + 8 * r;
       const float factor = shared.ends()[head].load();
 #pragma unroll
-      for (int part = 0; part < kWarpColumns / 32; ++part) {
+      for (int part = 0; part < P::kWarpColumns / 32; ++part) {
         std::uint32_t w[4];
 #pragma unroll
         for (int b = 0; b < 4; ++b) {

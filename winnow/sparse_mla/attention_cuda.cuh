@@ -1,5 +1,6 @@
 // What the attention kernels of the portable backend share: a block of eight warps multiplies tiles
-// of 32 rows, for GPUs of compute capability 8.0 and newer.
+// of 32 rows, for GPUs of compute capability 8.0 and newer. Where decode has few heads, a block has
+// four warps, and 32 or 16 heads.
 //
 // An item is 64 heads of a query. Its queries stay in registers: shared memory would hold them or
 // rows, and the products would read them there for every tile. For the logits each warp has a part
@@ -83,20 +84,18 @@ __device__ __forceinline__ std::uint32_t in_one_register(std::uint32_t address, 
   return __shfl_sync(kFullWarp, address, lane);
 }
 
-// A warp copies four rows of a tile, eight lanes each.
-__device__ __forceinline__ int copied_row(int warp, int lane) { return 4 * warp + lane / 8; }
-
-// Copies the lane's row to a slot, 64 columns of it at each call. A row that is not visible becomes
-// zeros, and is not read.
+// Copies a row of a tile to a slot, 64 columns of it at each call; eight lanes copy a row. One that
+// is not visible becomes zeros, and is not read.
 template <int kDim>
 class RowCopy {
  public:
   static constexpr int kChunks = kDim / 64;
 
-  __device__ __forceinline__ RowCopy(Place<Tile<kRows, kDim>> slot, const char* row, bool visible,
-                                     int warp, int lane)
+  // Row `to` of the slot; `row` is where it begins in memory.
+  __device__ __forceinline__ RowCopy(Place<Tile<kRows, kDim>> slot, int to, const char* row,
+                                     bool visible, int lane)
       : from_(forget(row + lane % 8 * kUnitBytes)),
-        to_(in_one_register(slot.unit(copied_row(warp, lane), lane % 8), lane)),
+        to_(in_one_register(slot.unit(to, lane % 8), lane)),
         visible_(visible) {}
 
   __device__ __forceinline__ void operator()(int chunk) const {
@@ -116,6 +115,28 @@ template <class Copy>
 __device__ __forceinline__ void copy_all(const Copy& copy) {
 #pragma unroll
   for (int chunk = 0; chunk < Copy::kChunks; ++chunk) copy(chunk);
+}
+
+// What nothing is left to copy of.
+struct NoCopy {
+  static constexpr int kChunks = 0;
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+// Begins to copy the lane's rows of a tile, each as copy_of(row) says. Of eight warps each has four
+// rows, and what is returned copies the lane's among products; four warps copy theirs at once.
+template <class P, class CopyOf>
+__device__ __forceinline__ auto copies_of(int warp, int lane, const CopyOf& copy_of) {
+  const int row = 4 * warp + lane / 8;
+  if constexpr (P::kWarps == 8) {
+    return copy_of(row);
+  } else {
+    static_assert(8 * P::kWarps == kRows);
+    const auto first = copy_of(row), second = copy_of(row + kRows / 2);
+    copy_all(first);
+    copy_all(second);
+    return NoCopy();
+  }
 }
 
 // The warp's part of the logits of 16 rows: s[m][n] are 16 heads and 8 rows. `k`: the rows of the

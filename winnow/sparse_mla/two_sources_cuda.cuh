@@ -85,14 +85,17 @@ __device__ __forceinline__ auto start_copy(P shared,
                                            const CopiedTiles<attention_cuda::kRows>& entries,
                                            int tile, int tiles, int slot, const char* memory,
                                            int warp, int lane) {
-  const auto copy_of = [&](const char* row, bool visible) {
-    return attention_cuda::RowCopy<P::kDim>(shared.rows()[slot], row, visible, warp, lane);
+  const auto copy_of = [&](int to, const char* row, bool visible) {
+    return attention_cuda::RowCopy<P::kDim>(shared.rows()[slot], to, row, visible, lane);
   };
-  if (tile >= tiles) return copy_of(memory, false);
+  if (tile >= tiles) {
+    return attention_cuda::copies_of<P>(warp, lane,
+                                        [&](int to) { return copy_of(to, memory, false); });
+  }
   return attention_cuda::start_tile(
-      shared, entries, tile, warp, lane, [&](std::int32_t entry, bool visible) {
+      shared, entries, tile, warp, lane, [&](int to, std::int32_t entry, bool visible) {
         const GatherView& rows = entries.rows(tile);
-        return copy_of(rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
+        return copy_of(to, rows.kv + std::int64_t{visible ? entry : 0} * rows.kv_stride, visible);
       });
 }
 

@@ -35,6 +35,15 @@ struct Runtime {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "cudaFuncSetAttribute");
   }
+  // The same of a kernel of which several blocks share a multiprocessor: they do so only where
+  // shared memory gets all of the room that it and the L1 cache have.
+  template <class Kernel>
+  void allow_all_shared_memory(Kernel* kernel, int bytes) const {
+    allow_shared_memory(kernel, bytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "cudaFuncSetAttribute");
+  }
   // Of the current device.
   int attribute(cudaDeviceAttr which) const {
     int device = 0, value = 0;

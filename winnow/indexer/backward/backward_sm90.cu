@@ -21,11 +21,7 @@ void launch_products(const Params& p, int multiprocessors, cudaStream_t stream) 
   constexpr int kBytes = Plan<kChunks>::kBytes;
   const unsigned blocks = std::min(p.items, 2 * static_cast<unsigned>(multiprocessors));
   const auto kernel = backward_kernel<kChunks, kF8, kFixed>;
-  kRuntime.allow_shared_memory(kernel, kBytes);
-  // Two blocks share a multiprocessor only where shared memory gets all of its room.
-  kRuntime.check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                      cudaSharedmemCarveoutMaxShared),
-                 "cudaFuncSetAttribute");
+  kRuntime.allow_all_shared_memory(kernel, kBytes);
   kRuntime.launch(kernel, blocks, kThreads, kBytes, stream, p);
 }
 

@@ -26,12 +26,7 @@ void scores_at(const ScoresParams& params, cudaStream_t stream) {
       std::clamp<std::int64_t>(blocks / params.problem.s_q, 1, std::max<std::int64_t>(tiles, 1));
   kernel.splits = static_cast<int>(splits);
   const std::int64_t grid = std::min(blocks, params.problem.s_q * splits);
-  kRuntime.allow_shared_memory(scores_at_kernel<Shape>, Plan<Shape>::kBytes);
-  // Two blocks share a multiprocessor only where shared memory gets all of its room.
-  kRuntime.check(
-      cudaFuncSetAttribute(scores_at_kernel<Shape>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                           cudaSharedmemCarveoutMaxShared),
-      "cudaFuncSetAttribute");
+  kRuntime.allow_all_shared_memory(scores_at_kernel<Shape>, Plan<Shape>::kBytes);
   kRuntime.launch(scores_at_kernel<Shape>, static_cast<unsigned>(grid), scores_at_sm90::kThreads,
                   Plan<Shape>::kBytes, stream, kernel);
 }

@@ -203,6 +203,7 @@ void add_gpu_benchmarks(std::vector<testing::Benchmark>& list) {
   }
   for (const CacheFormat format : {CacheFormat::fp8_584, CacheFormat::bf16}) {
     for (const std::int64_t b : {2, 64}) add({.format = format, .b = b});
+    for (const std::int64_t heads : {16, 32}) add({.format = format, .b = 64, .h_q = heads});
   }
   // All rows of the contexts, one query each.
   for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_656}) {

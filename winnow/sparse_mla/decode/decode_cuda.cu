@@ -17,55 +17,103 @@ namespace {
 using namespace decode_cuda_detail;
 
 constexpr device::Runtime kRuntime{"sparse_mla::decode", "cuda"};
+constexpr int kLeastShared = 99 * 1024;  // of a block, on every GPU
 
-std::int64_t head_blocks_of(const DecodeParams& params) {
-  return ceil_div<std::int64_t>(params.h_q, kHeads);
+// The blocks of a call, whose kernel has so many heads of a query in each.
+struct Blocks {
+  void (*kernel)(KernelParams);
+  int threads, heads, bytes;
+  int resident;  // of a multiprocessor
+};
+
+template <class D>
+Blocks blocks_of(int most_shared) {
+  using P = typename D::Attention;
+  static_assert(P::kWarps == 8 || D::kBytes <= kLeastShared);
+  constexpr int kReserved = 1024;  // bytes, of each block
+  return {decode_kernel<D>, P::kThreads, P::kHeads, D::kBytes,
+          std::clamp((most_shared + kReserved) / (D::kBytes + kReserved), 1, D::kResident)};
+}
+
+Blocks choose_blocks(const DecodeParams& params) {
+  using enum CacheFormat;
+  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  // Rows in bf16: in as many parts as forward() has them, whose bits those of in_list_order are.
+  const auto choose = [&]<int kDim>() {
+    using Pipelined = DecodePlan<bf16, kDim, 4, true, 64>;
+    using Few = DecodePlan<bf16, kDim, 4, false, 32>;
+    using Small = DecodePlan<bf16, kDim, 2, false, 64>;
+    using FewSmall = DecodePlan<bf16, kDim, 2, false, 32>;
+    static_assert(Small::kBytes <= kLeastShared);
+    const bool four_parts = most >= AttendPlan<DType::bf16, kDim, 4, false>::kBytes;
+    if (params.h_q <= Few::kHeads)
+      return four_parts ? blocks_of<Few>(most) : blocks_of<FewSmall>(most);
+    if (!four_parts) return blocks_of<Small>(most);
+    return most >= Pipelined::kBytes ? blocks_of<Pipelined>(most) : blocks_of<Few>(most);
+  };
+  const auto choose_raw = [&]<CacheFormat kFormat, int kDim>() {
+    using Pipelined = DecodePlan<kFormat, kDim, 4, true, 64>;
+    using Small = DecodePlan<kFormat, kDim, 4, false, 64>;
+    static_assert(Small::kBytes <= kLeastShared);
+    using Few = DecodePlan<kFormat, kDim, 4, false, 32>;
+    using Fewer = DecodePlan<kFormat, kDim, 4, false, 16>;
+    if (params.h_q <= Fewer::kHeads) return blocks_of<Fewer>(most);
+    if (params.h_q <= Few::kHeads) return blocks_of<Few>(most);
+    return most >= Pipelined::kBytes ? blocks_of<Pipelined>(most) : blocks_of<Small>(most);
+  };
+  if (params.format == fp8_656) return choose_raw.operator()<fp8_656, 576>();
+  if (params.format == fp8_584) return choose_raw.operator()<fp8_584, 512>();
+  return params.d_qk == 512 ? choose.operator()<512>() : choose.operator()<576>();
+}
+
+std::int64_t head_blocks_of(const DecodeParams& params, const Blocks& blocks) {
+  return ceil_div<std::int64_t>(params.h_q, blocks.heads);
 }
 
 std::int64_t all_tiles_of(const DecodeParams& params) {
   return tiles_of<kRows>(params.chosen) + tiles_of<kRows>(params.extra);
 }
 
-Split split_of(const DecodeParams& params) {
+// That run at a time.
+std::int64_t resident_blocks(const Blocks& blocks) {
+  return std::int64_t{kRuntime.multiprocessors()} * blocks.resident;
+}
+
+Split split_of(const DecodeParams& params, const Blocks& blocks) {
   const std::int64_t tiles = all_tiles_of(params);
   if (params.in_list_order) return split_into(std::max<std::int64_t>(tiles, 1), tiles);
   if (params.batch_invariant) return batch_invariant_split(tiles);
-  return fastest_split(tiles, params.b * params.s_q * head_blocks_of(params),
-                       kRuntime.multiprocessors());
+  return fastest_split(tiles, params.b * params.s_q * head_blocks_of(params, blocks),
+                       resident_blocks(blocks));
 }
 
-// Of partial sums and of partial outputs, for 64 heads of a segment.
-std::int64_t sums_bytes(std::int64_t partials) {
-  return device::scratch_bytes(partials * kHeads * std::int64_t{sizeof(PartialSums)});
-}
-constexpr std::int64_t kOutBytes = std::int64_t{kHeads} * kValueColumns * 4;
-
-template <class D>
-void launch(const KernelParams& kernel, std::uint32_t blocks, cudaStream_t stream) {
-  auto* const function = decode_kernel<D>;
-  kRuntime.allow_shared_memory(function, D::kBytes);
-  kRuntime.launch(function, blocks, kThreads, D::kBytes, stream, kernel);
+// Of the partial sums of so many heads of a segment.
+std::int64_t sums_bytes(std::int64_t heads) {
+  return device::scratch_bytes(heads * std::int64_t{sizeof(PartialSums)});
 }
 
 }  // namespace
 
 std::int64_t decode_cuda_workspace_bytes(const DecodeParams& params) {
+  const Blocks blocks = choose_blocks(params);
   std::int64_t partials = 0;
   if (params.batch_invariant || params.in_list_order) {
-    const Split split = split_of(params);
+    const Split split = split_of(params, blocks);
     if (split.segments > 1)
-      partials = params.b * params.s_q * split.segments * head_blocks_of(params);
+      partials = params.b * params.s_q * split.segments * head_blocks_of(params, blocks);
   } else if (all_tiles_of(params) > kLeastCutTiles) {
     // As many for all that may be split, so that it does not shrink where the batch grows.
-    partials = kRuntime.multiprocessors();
+    partials = resident_blocks(blocks);
   }
-  return sums_bytes(partials) + partials * kOutBytes;
+  const std::int64_t heads = partials * blocks.heads;
+  return sums_bytes(heads) + heads * kValueColumns * 4;
 }
 
 void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   const auto queue = static_cast<cudaStream_t>(stream);
   const auto count = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
-  const Split split = split_of(params);
+  const Blocks blocks = choose_blocks(params);
+  const Split split = split_of(params, blocks);
   const std::int64_t queries = params.b * params.s_q;
   KernelParams kernel;
   kernel.chosen[0] = chosen_view<kRows>(params, params.chosen);
@@ -78,7 +126,8 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   kernel.scale = params.scale * device::kLog2e;
   kernel.h_q = static_cast<int>(params.h_q);
   kernel.s_q = count(params.s_q);
-  kernel.head_blocks = count(head_blocks_of(params));
+  kernel.head_blocks = count(head_blocks_of(params, blocks));
+  kernel.padded_heads = kernel.head_blocks * count(blocks.heads);
   kernel.segments = count(split.segments);
   kernel.segment_tiles = count(split.segment_tiles);
   kernel.paged = params.chosen.paged;
@@ -86,27 +135,15 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   kernel.blocks = count(params.chosen.cache.blocks);
   kernel.partial_sums = nullptr;
   kernel.partial_out = nullptr;
-  const std::int64_t blocks = queries * split.segments * kernel.head_blocks;
+  const std::int64_t parts = queries * split.segments;
   if (split.segments > 1) {
     kernel.partial_sums = static_cast<PartialSums*>(workspace);
-    kernel.partial_out =
-        reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + sums_bytes(blocks));
+    kernel.partial_out = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) +
+                                                  sums_bytes(parts * kernel.padded_heads));
   }
-
-  using enum CacheFormat;
-  const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const auto choose = [&]<CacheFormat kFormat, int kDim>() {
-    using Pipelined = DecodePlan<kFormat, kDim, 4, true>;
-    // Rows in f8 leave room for four parts everywhere.
-    using Small = DecodePlan<kFormat, kDim, kFormat == bf16 ? 2 : 4, false>;
-    static_assert(Small::kBytes <= 99 * 1024);
-    return most >= Pipelined::kBytes ? launch<Pipelined> : launch<Small>;
-  };
-  const auto function = params.format == fp8_656   ? choose.operator()<fp8_656, 576>()
-                        : params.format == fp8_584 ? choose.operator()<fp8_584, 512>()
-                        : params.d_qk == 512       ? choose.operator()<bf16, 512>()
-                                                   : choose.operator()<bf16, 576>();
-  function(kernel, count(blocks), queue);
+  kRuntime.allow_all_shared_memory(blocks.kernel, blocks.bytes);
+  kRuntime.launch(blocks.kernel, count(parts * kernel.head_blocks), blocks.threads, blocks.bytes,
+                  queue, kernel);
   if (split.segments == 1) return;
   kRuntime.launch(merge_kernel, count(queries * params.h_q), kMergeThreads, 0, queue, kernel);
 }

@@ -1,10 +1,13 @@
 // Decode, for GPUs of compute capability 8.0 and newer: the kernels. A block has a segment of a
-// query's tiles (decode_split_cuda.h), for 64 heads, and the tile loop of attend_cuda.cuh.
+// query's tiles (decode_split_cuda.h), for 64 heads, or for 32 or 16 where there are no more, and
+// the tile loop of attend_cuda.cuh.
 //
-// Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are, a
-// tile ahead, too, and each warp turns those that it has copied into bf16: pipelined, in the slot
-// of the next tile, beside the products of others; otherwise, in the one slot that there is,
-// between the values of the tile before and the logits of theirs.
+// Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are.
+// In a block of 64 heads that is done a tile ahead, too, and each warp turns those that it has
+// copied into bf16: pipelined, in the slot of the next tile, beside the products of others;
+// otherwise, in the one slot that there is, between the values of the tile before and the logits of
+// theirs. In a block of fewer heads each value is an operand of one warp's Q K^T alone, which turns
+// it, multiplies it, and leaves it in the slot for P V.
 #pragma once
 
 #include <cstddef>
@@ -37,10 +40,11 @@ struct KernelParams {
   // Paged: the entries of the first list are positions of the sequence, `indices` are the block
   // tables and topk_length is context_lens.
   bool paged;
-  std::int32_t step;          // paged: s_q where context_lens counts all queries of the step, or 0
-  std::uint32_t blocks;       // paged: of the cache
-  float* partial_out;         // [queries, segments, head_blocks, 64, 512]
-  PartialSums* partial_sums;  // [queries, segments, head_blocks, 64]
+  std::int32_t step;           // paged: s_q where context_lens counts all queries of the step, or 0
+  std::uint32_t blocks;        // paged: of the cache
+  std::uint32_t padded_heads;  // of all blocks of heads
+  float* partial_out;          // [queries, segments, padded_heads, 512]
+  PartialSums* partial_sums;   // [queries, segments, padded_heads]
 };
 
 // --- entries ------------------------------------------------------------------------------------
@@ -139,43 +143,45 @@ class SegmentTiles {
 
 // --- rows in f8 ---------------------------------------------------------------------------------
 
-// A row as its bytes are, in shared memory.
+// Rows of a tile as their bytes are, in shared memory. Two rows of which a warp reads 64 bytes each
+// at a time begin in different halves of its banks.
 template <CacheFormat kFormat>
-struct RawRow {
-  static constexpr int kPlace = 0;
+struct RawRows {
+  static constexpr int kBytes = 0;
 };
 template <>
-struct RawRow<CacheFormat::fp8_656> : Row656 {
-  static constexpr int kCopied = kBytes;  // the scales are inside
-  static constexpr int kPlace = kBytes;
+struct RawRows<CacheFormat::fp8_656> : Row656 {
+  static constexpr int kCopied = Row656::kBytes, kPitch = 704;  // the scales are inside
+  static constexpr int kBytes = kRows * kPitch;
 };
 template <>
-struct RawRow<CacheFormat::fp8_584> : Row584 {
-  static constexpr int kCopied = kRowBytes;
-  static constexpr int kScaleOffset = kRowBytes;  // in shared memory the scales stand behind it
-  static constexpr int kPlace = kRowBytes + kUnitBytes;
+struct RawRows<CacheFormat::fp8_584> : Row584 {
+  static constexpr int kCopied = kRowBytes, kPitch = kRowBytes;
+  static constexpr int kScales = kRows * kPitch;  // of each row, behind all rows
+  static constexpr int kBytes = kScales + kRows * Row584::kScaleBytes;
 };
 
-// Copies the lane's row as RowCopy does, 128 bytes of it at each call.
+// Copies a row as RowCopy does, 128 bytes of it at each call.
 template <CacheFormat kFormat>
 class RawRowCopy {
-  using Row = RawRow<kFormat>;
+  using Rows = RawRows<kFormat>;
   static constexpr int kChunkBytes = 8 * kUnitBytes;
 
  public:
-  static constexpr int kChunks = (Row::kCopied + kChunkBytes - 1) / kChunkBytes;
+  static constexpr int kChunks = (Rows::kCopied + kChunkBytes - 1) / kChunkBytes;
 
-  // `row` begins the row, and `scales` its scales where they are apart: these are copied at once.
-  __device__ __forceinline__ RawRowCopy(std::uint32_t raw, const char* row, const char* scales,
-                                        bool visible, int warp, int lane)
+  // Row `to` of the rows at `raw`; `row` is where it begins in memory, and `scales` where its
+  // scales do if they are apart: these are copied at once.
+  __device__ __forceinline__ RawRowCopy(std::uint32_t raw, int to, const char* row,
+                                        const char* scales, bool visible, int lane)
       : unit_(lane % 8),
         from_(forget(row + unit_ * kUnitBytes)),
-        to_(raw + copied_row(warp, lane) * Row::kPlace + unit_ * kUnitBytes),
+        to_(in_one_register(raw + to * Rows::kPitch + unit_ * kUnitBytes, lane)),
         visible_(visible) {
     if constexpr (kFormat == CacheFormat::fp8_584) {
       if (unit_ < 2) {
-        cp_async_word_zfill(to_ + Row::kScaleOffset - unit_ * (kUnitBytes - 4), scales + 4 * unit_,
-                            visible);
+        cp_async_word_zfill(raw + Rows::kScales + to * Rows::kScaleBytes + 4 * unit_,
+                            scales + 4 * unit_, visible);
       }
     }
   }
@@ -183,7 +189,9 @@ class RawRowCopy {
   __device__ __forceinline__ void operator()(int chunk) const {
     if (chunk >= kChunks) return;
     const int at = chunk * kChunkBytes;
-    if (at + unit_ * kUnitBytes < Row::kCopied) cp_async_zfill(to_ + at, from_ + at, visible_);
+    const bool whole = at + kChunkBytes <= Rows::kCopied;
+    if (whole || at + unit_ * kUnitBytes < Rows::kCopied)
+      cp_async_zfill(to_ + at, from_ + at, visible_);
   }
 
  private:
@@ -198,27 +206,28 @@ template <CacheFormat kFormat, int kDim>
 __device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, kDim>> slot,
                                           int warp, int lane) {
   using namespace decode_values;
-  using Row = RawRow<kFormat>;
-  const int row = copied_row(warp, lane), unit = lane % 8;
-  const std::uint32_t from = raw + row * Row::kPlace;
+  using Rows = RawRows<kFormat>;
+  const int row = 4 * warp + lane / 8, unit = lane % 8;
+  const std::uint32_t from = raw + row * Rows::kPitch;
   const auto store = [&](int column8, const uint4& of, const auto& convert) {
     const uint2 x = convert(of.x), y = convert(of.y), z = convert(of.z), w = convert(of.w);
     st_shared(slot.unit(row, column8), make_uint4(x.x, x.y, y.x, y.y));
     st_shared(slot.unit(row, column8 + 1), make_uint4(z.x, z.y, w.x, w.y));
   };
 #pragma unroll
-  for (int at = 0; at < Row::kQuantised; at += 128) {  // 16 values a lane, of one scale
+  for (int at = 0; at < Rows::kQuantised; at += 128) {  // 16 values a lane, of one scale
     const int first = at + 16 * unit;
-    const bool quantised = Row::kQuantised % 128 == 0 || first < Row::kQuantised;
+    const bool quantised = Rows::kQuantised % 128 == 0 || first < Rows::kQuantised;
     float scale = 0;
     uint4 words = make_uint4(0, 0, 0, 0);
     if (quantised) {
       words = ld_shared_words(from + first);
       if constexpr (kFormat == CacheFormat::fp8_656) {
-        scale = ld_shared<float>(from + Row::kScaleOffset + first / Row::kGroup * 4);
+        scale = ld_shared<float>(from + Rows::kScaleOffset + first / Rows::kGroup * 4);
       } else {
-        const int group = first / Row::kGroup;
-        const auto scales = ld_shared<std::uint32_t>(from + Row::kScaleOffset + group / 4 * 4);
+        const int group = first / Rows::kGroup;
+        const std::uint32_t four = raw + Rows::kScales + row * Rows::kScaleBytes + group / 4 * 4;
+        const auto scales = ld_shared<std::uint32_t>(four);
         scale = ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (group % 4)));
       }
     }
@@ -231,8 +240,180 @@ __device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, k
       store(first / 8, words, [&](std::uint32_t word) { return dequantise_any(word, scale); });
     }
   }
-  st_shared(slot.unit(row, Row::kQuantised / 8 + unit),
-            ld_shared_words(from + Row::kRopeOffset + unit * kUnitBytes));
+  st_shared(slot.unit(row, Rows::kQuantised / 8 + unit),
+            ld_shared_words(from + Rows::kRopeOffset + unit * kUnitBytes));
+}
+
+// Blocks of fewer heads multiply values as they turn them. Of the products of Q and rows a warp has
+// the columns [128 warp, 128 warp + 128), and of the last 64 of 576 those from 16 warp on. A lane
+// of a quad reads 16 neighbouring columns at a time, which are what it multiplies in four steps: a
+// product may take its columns in any order, if both operands do. So the values are operands as
+// soon as they are turned into bf16.
+template <class P>
+__device__ __forceinline__ int first_column(int warp, int step, int lane) {
+  return step < 8 ? 128 * warp + step / 4 * 64 + lane % 4 * 16 + step % 4 * 4
+                  : kValueColumns + 16 * warp + lane % 4 * 4;
+}
+
+// load_queries() for them.
+template <class P>
+__device__ __forceinline__ void load_queries_of_raw(const char* heads, std::int64_t stride,
+                                                    int count, int warp, int lane, Queries<P>& q) {
+#pragma unroll
+  for (int m = 0; m < P::kBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int head = 16 * m + lane / 4 + 8 * r;
+      const char* const from = heads + (head < count ? head : 0) * stride;
+#pragma unroll
+      for (int s = 0; s < P::kSteps; ++s) {
+        const auto* const at =
+            reinterpret_cast<const uint2*>(from + first_column<P>(warp, s, lane) * 2);
+        const uint2 four = head < count ? __ldg(at) : make_uint2(0, 0);
+        q[m][s][r] = four.x;
+        q[m][s][r + 2] = four.y;
+      }
+    }
+  }
+}
+
+// The scales of a row for the warp's columns, as they are in the cache.
+template <CacheFormat kFormat>
+__device__ __forceinline__ std::uint32_t scales_of(std::uint32_t raw, int row, int warp) {
+  using Rows = RawRows<kFormat>;
+  if constexpr (kFormat == CacheFormat::fp8_656) {
+    return ld_shared<std::uint32_t>(raw + row * Rows::kPitch + Rows::kScaleOffset + 4 * warp);
+  } else {
+    return ld_shared<std::uint32_t>(raw + Rows::kScales + row * Rows::kScaleBytes + warp / 2 * 4);
+  }
+}
+
+// A lane's 16 of the 64 columns from 64 chunk on of a row in f8.
+template <CacheFormat kFormat>
+struct RawColumns {
+  std::uint32_t from;  // where they stand
+  uint4 words;
+  float scale;
+
+  __device__ __forceinline__ bool plain() const {
+    using namespace decode_values;
+    return is_short(scale) && (find_nan(words) & kNanBits) == 0;
+  }
+  // To the slot, where `to` is the first eight's place, and as operands.
+  __device__ __forceinline__ void turn(std::uint32_t to, uint4 (&values)[2]) const {
+    using namespace decode_values;
+    const std::uint32_t factor = factor_of(scale);
+    const uint2 x = dequantise(words.x, factor), y = dequantise(words.y, factor),
+                z = dequantise(words.z, factor), w = dequantise(words.w, factor);
+    values[0] = make_uint4(x.x, x.y, y.x, y.y);
+    values[1] = make_uint4(z.x, z.y, w.x, w.y);
+    st_shared(to, values[0]);
+    st_shared(to ^ kUnitBytes, values[1]);
+  }
+  // The same of any scale and any values.
+  __device__ __forceinline__ void turn_any(std::uint32_t to, uint4 (&values)[2]) const {
+    using namespace decode_values;
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const uint2 four = dequantise_any(ld_shared<std::uint32_t>(from + 4 * i), scale);
+      st_shared((to ^ i / 2 * kUnitBytes) + i % 2 * 8,
+                std::uint64_t{four.y} << 32 | std::uint64_t{four.x});
+    }
+    values[0] = ld_shared_words(to);
+    values[1] = ld_shared_words(to ^ kUnitBytes);
+  }
+};
+
+// give_logits() of rows in f8, of which the first 512 columns are left in the slot, in bf16. Of
+// kTogether chunks of 64 columns the values are looked at together: registers are scarce.
+template <CacheFormat kFormat, int kTogether, class P>
+__device__ __forceinline__ void give_logits_of_raw(P shared, std::uint32_t raw, int warp, int lane,
+                                                   const Queries<P>& q) {
+  using Rows = RawRows<kFormat>;
+  static_assert(P::kWarps == 4 && P::kParts == 4);
+  // A product waits for the one before with the same sums.
+  constexpr int kSums = P::kBlocks == 1 ? 4 : 1;
+  const auto slot = shared.rows()[0];
+  const auto first = shared.partials()[0][warp][0][lane];
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n) {
+    const int row = 8 * n + lane / 4;
+    const std::uint32_t from = raw + row * Rows::kPitch;
+    const std::uint32_t scales = scales_of<kFormat>(raw, row, warp);
+    float s[kSums][P::kBlocks][4] = {};
+#pragma unroll
+    for (int group = 0; group < 2; group += kTogether) {
+      RawColumns<kFormat> columns[kTogether];
+      uint4 values[kTogether][2];
+      std::uint32_t to[kTogether];
+      bool plain = true;
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        const int chunk = 2 * warp + group + c;
+        to[c] = slot.unit(row, chunk * kChunkUnits + lane % 4 * 2);
+        columns[c].from = from + chunk * 64 + lane % 4 * kUnitBytes;
+        columns[c].words = ld_shared_words(columns[c].from);
+        if constexpr (kFormat == CacheFormat::fp8_656) {
+          columns[c].scale = __uint_as_float(scales);
+        } else {
+          columns[c].scale = ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (chunk % 4)));
+        }
+      }
+      // What nearly always counts stands among the products, whether it counts or not.
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        const int chunk = 2 * warp + group + c;
+        columns[c].turn(to[c], values[c]);
+        plain = plain && (chunk * 64 >= Rows::kQuantised || columns[c].plain());
+      }
+      if (!plain) {
+#pragma unroll
+        for (int c = 0; c < kTogether; ++c) columns[c].turn_any(to[c], values[c]);
+      }
+      if constexpr (Rows::kQuantised < kValueColumns) {
+        if (warp == 3 && group + kTogether == 2) {  // the last chunk is in bf16
+          const std::uint32_t rope = from + Rows::kRopeOffset + lane % 4 * 2 * kUnitBytes;
+#pragma unroll
+          for (int unit = 0; unit < 2; ++unit) {
+            values[kTogether - 1][unit] = ld_shared_words(rope + unit * kUnitBytes);
+            st_shared(to[kTogether - 1] ^ unit * kUnitBytes, values[kTogether - 1][unit]);
+          }
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int m = 0; m < P::kBlocks; ++m) {
+            const int step = 4 * (group + c) + 2 * i;
+            mma_m16n8k16<P::kType>(s[(2 * c + i) % kSums][m], q[m][step], values[c][i].x,
+                                   values[c][i].y);
+            mma_m16n8k16<P::kType>(s[(2 * c + i) % kSums][m], q[m][step + 1], values[c][i].z,
+                                   values[c][i].w);
+          }
+        }
+      }
+    }
+    if constexpr (P::kDim > kValueColumns) {
+      const auto four =
+          ld_shared<std::uint64_t>(from + Rows::kRopeOffset + warp * 32 + lane % 4 * 8);
+#pragma unroll
+      for (int m = 0; m < P::kBlocks; ++m) {
+        mma_m16n8k16<P::kType>(s[0][m], q[m][8], static_cast<std::uint32_t>(four),
+                               static_cast<std::uint32_t>(four >> 32));
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < P::kBlocks; ++m) {
+#pragma unroll
+      for (int sum = 1; sum < kSums; ++sum) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[0][m][e] += s[sum][m][e];
+      }
+      give_block<P::kParts>(first, m, n, s[0][m]);
+    }
+  }
 }
 
 // --- what a block leaves ------------------------------------------------------------------------
@@ -249,17 +430,18 @@ __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint3
   *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
 }
 
-// Writes the output of the first `count` heads as it is to `rows`, [64, 512].
+// Writes the output of the first `count` heads as it is to `rows`, [P::kHeads, 512].
+template <class P>
 __device__ __forceinline__ void store_partial(float* rows, int count, int warp, int lane,
-                                              const Output& o) {
+                                              const Output<P>& o) {
 #pragma unroll
-  for (int m = 0; m < kHeads / 16; ++m) {
+  for (int m = 0; m < P::kHeads / 16; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = 16 * m + lane / 4 + 8 * r;
-      float* const to = rows + head * kValueColumns + warp * kWarpColumns + lane % 4 * 2;
+      float* const to = rows + head * kValueColumns + warp * P::kWarpColumns + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kWarpColumns / 8; ++n) {
+      for (int n = 0; n < P::kWarpColumns / 8; ++n) {
         if (head < count) {
           *reinterpret_cast<float2*>(to + 8 * n) = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
         }
@@ -270,19 +452,28 @@ __device__ __forceinline__ void store_partial(float* rows, int count, int warp, 
 
 // --- kernels ------------------------------------------------------------------------------------
 
-template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined>
+// Blocks of 64 heads have eight warps, smaller ones four.
+template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined, int kHeads_>
 struct DecodePlan {
-  static constexpr bool kRaw = kFormat != CacheFormat::bf16;
+  static constexpr int kHeads = kHeads_;
+  static constexpr bool kRaw = kFormat != CacheFormat::bf16, kFew = kHeads < 64;
+  static_assert(!kFew || !kPipelined);
   using Attention = AttendPlan<DType::bf16, kDim_, kParts, kPipelined,
                                kPipelined ? 4
                                : kRaw     ? 1
-                                          : 2>;
+                                          : 2,
+                               kFew ? 4 : 8, kHeads, kRaw && kFew ? kValueColumns : kDim_>;
   static constexpr CacheFormat kCacheFormat = kFormat;
   static constexpr int kDim = kDim_;
-  // Rows in f8 stand behind what attend_cuda.cuh has.
+  // The blocks of a multiprocessor that there are registers and shared memory for, on Hopper.
+  static constexpr int kResident = kHeads == 64 ? 1 : kHeads == 32 ? 2 : 3;
+  // Rows in f8 stand behind what attend_cuda.cuh has. Two tiles of them where they are multiplied
+  // as they are turned, and two blocks fit; where three are to fit, one tile, which is copied when
+  // the one before has been multiplied.
+  static constexpr int kRawTiles = kHeads == 32 ? 2 : 1;
   static constexpr int kRawOffset = Attention::kBytes;
   static_assert(kRawOffset % kUnitBytes == 0);
-  static constexpr int kBytes = kRawOffset + (kRaw ? kRows * RawRow<kFormat>::kPlace : 0);
+  static constexpr int kBytes = kRawOffset + kRawTiles * RawRows<kFormat>::kBytes;
 };
 
 // What a block works on. Blocks count the blocks of heads first, which read the same rows, then
@@ -291,62 +482,73 @@ struct Item {
   std::uint32_t i, s, segment;
   int first, heads;  // the first head, and how many there are
 };
+template <class P>
 __device__ __forceinline__ Item item_of(const KernelParams& params, std::uint32_t block) {
-  const int first = static_cast<int>(block % params.head_blocks) * kHeads;
+  const int first = static_cast<int>(block % params.head_blocks) * P::kHeads;
   const std::uint32_t query = block / params.head_blocks / params.segments;
   return {query / params.s_q, query % params.s_q, block / params.head_blocks % params.segments,
-          first, min(params.h_q - first, kHeads)};
+          first, min(params.h_q - first, P::kHeads)};
 }
 
 template <class D>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(D::Attention::kThreads, D::kResident)
     decode_kernel(const __grid_constant__ KernelParams params) {
   using P = typename D::Attention;
   constexpr CacheFormat kFormat = D::kCacheFormat;
   const P shared{shared_address(dynamic_shared<128>())};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const Item item = item_of(params, blockIdx.x);
+  const Item item = item_of<P>(params, blockIdx.x);
   if (thread == 0) find_bounds(params, item.i, item.s, item.segment, shared.bounds());
   __syncthreads();  // the bounds are there
   const SegmentTiles tiles(params, shared.bounds());
   const int count = tiles.count();
-  // What copies the lane's row of a tile. Behind the last tile the products have zeros copied to a
+  const auto raw_of = [&](int tile) {
+    return shared.base + D::kRawOffset + tile % D::kRawTiles * RawRows<kFormat>::kBytes;
+  };
+  // What copies the lane's rows of a tile. Behind the last tile the products have zeros copied to a
   // free place: no branch is among them.
   const auto start = [&](int tile, int warp, int lane) {
-    const auto copy_of = [&](const void* row, const void* scales, bool visible) {
+    const auto copy_of = [&](int to, const void* row, const void* scales, bool visible) {
       const auto *bytes = static_cast<const char*>(row), *apart = static_cast<const char*>(scales);
       if constexpr (D::kRaw) {
-        return RawRowCopy<kFormat>(shared.base + D::kRawOffset, bytes, apart, visible, warp, lane);
+        return RawRowCopy<kFormat>(raw_of(tile), to, bytes, apart, visible, lane);
       } else {
-        return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], bytes, visible, warp, lane);
+        return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], to, bytes, visible, lane);
       }
     };
-    if (tile >= count) return copy_of(params.q.data, params.q.data, false);
-    return start_tile(shared, tiles, tile, warp, lane, [&](std::int32_t slot, bool visible) {
-      const ChosenView& chosen = tiles.chosen(tile);
-      const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
-      const void* const row = chosen.cache.row(place.quotient, place.remainder);
-      if constexpr (kFormat == CacheFormat::fp8_584) {
-        return copy_of(row, chosen.cache.scales_584(place.quotient, place.remainder), visible);
-      } else {
-        return copy_of(row, row, visible);
-      }
-    });
-  };
-  // Rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that of this one,
-  // and copied for the tile behind it.
-  constexpr int kAhead = D::kRaw && !P::kPipelined ? 0 : 1;
-  const auto advance = [&](int tile, int warp, int lane) {
-    tile += kAhead;
-    if constexpr (D::kRaw) {
-      if (tile < count) {
-        turn_rows<kFormat, D::kDim>(shared.base + D::kRawOffset, shared.rows()[slot_of<P>(tile)],
-                                    warp, lane);
-      }
-      __syncwarp();  // the warp's raw rows may be replaced
-      ++tile;
+    if (tile >= count) {
+      return copies_of<P>(warp, lane,
+                          [&](int to) { return copy_of(to, params.q.data, params.q.data, false); });
     }
-    return start(tile, warp, lane);
+    return start_tile(
+        shared, tiles, tile, warp, lane, [&](int to, std::int32_t slot, bool visible) {
+          const ChosenView& chosen = tiles.chosen(tile);
+          const auto place = chosen.of_block.divide(visible ? static_cast<std::uint32_t>(slot) : 0);
+          const void* const row = chosen.cache.row(place.quotient, place.remainder);
+          if constexpr (kFormat == CacheFormat::fp8_584) {
+            return copy_of(to, row, chosen.cache.scales_584(place.quotient, place.remainder),
+                           visible);
+          } else {
+            return copy_of(to, row, row, visible);
+          }
+        });
+  };
+  // Of 64 heads rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that
+  // of this one, and copied for the tile behind it.
+  constexpr bool kTurns = D::kRaw && !D::kFew;
+  const auto advance = [&](int tile, int warp, int lane) {
+    if constexpr (kTurns) {
+      if constexpr (P::kPipelined) ++tile;
+      if (tile < count) {
+        turn_rows<kFormat, D::kDim>(raw_of(tile), shared.rows()[slot_of<P>(tile)], warp, lane);
+      }
+      if constexpr (P::kPipelined) {
+        __syncwarp();  // the warp's raw rows may be replaced
+      } else {
+        __syncthreads();  // all rows are turned
+      }
+    }
+    return start(tile + 1, warp, lane);
   };
   const auto copy_now = [&](const auto& copy) {
     copy_all(copy);
@@ -354,33 +556,43 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   bring_first_entries(shared, tiles, warp, lane);
   copy_now(start(0, warp, lane));
-  if constexpr (D::kRaw && P::kPipelined) {
+  if constexpr (kTurns && P::kPipelined) {
     cp_async_wait<0>();
     __syncthreads();  // the entries of the second tile are there
     copy_now(advance(-1, warp, lane));
   }
 
   Queries<P> q;
-  load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
-                  lane, q);
-  Output o = {};
-  attend(shared, count, params.scale, thread, q, o, advance);
+  const char* const queries = params.q.at(item.i, item.s, item.first);
+  Output<P> o = {};
+  if constexpr (D::kRaw && D::kFew) {
+    load_queries_of_raw<P>(queries, params.q.stride_h, item.heads, warp, lane, q);
+    constexpr int kTogether = P::kHeads == 16 ? 2 : 1;
+    attend_by<D::kRawTiles == 2>(
+        shared, count, params.scale, thread, o, advance, [&](int tile, int warp, int lane, NoCopy) {
+          give_logits_of_raw<kFormat, kTogether>(shared, raw_of(tile), warp, lane, q);
+        });
+  } else {
+    load_queries<P>(queries, params.q.stride_h, item.heads, warp, lane, q);
+    attend(shared, count, params.scale, thread, q, o, advance);
+  }
 
   // Computed anew: registers are scarce until here.
-  const auto [i, s, segment, first, heads] = item_of(params, forget(blockIdx.x));
+  const auto [i, s, segment, first, heads] = item_of<P>(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4, head = first + row;
   const bool tells = lane % 4 == 0 && row < heads;
-  RowState state = load_state(shared, thread);
+  RowState state;
+  if (row < P::kHeads) state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
   if (params.segments > 1) {
-    const std::int64_t partial = blockIdx.x;
-    if (tells) params.partial_sums[partial * kHeads + row] = {state.reference, state.sum};
+    const std::int64_t partial = std::int64_t{blockIdx.x} * P::kHeads;
+    if (tells) params.partial_sums[partial + row] = {state.reference, state.sum};
     if (count > 0) {
-      store_partial(params.partial_out + partial * kHeads * kValueColumns, heads, warp, lane, o);
+      store_partial<P>(params.partial_out + partial * kValueColumns, heads, warp, lane, o);
     }
     return;
   }
-  if (lane % 4 == 0) {
+  if (lane % 4 == 0 && row < P::kHeads) {
     const float sink = tells ? sink_of(params, head) : negative_infinity();
     shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
     if (tells) store_lse(params, i, s, head, state.reference, state.sum);
@@ -397,9 +609,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const auto heads = static_cast<std::uint32_t>(params.h_q);
   const std::uint32_t head = blockIdx.x % heads, query = blockIdx.x / heads;
   const auto row_of = [&](std::uint32_t segment) {
-    const std::int64_t part =
-        (std::int64_t{query} * params.segments + segment) * params.head_blocks;
-    return (part + head / kHeads) * kHeads + head % kHeads;
+    return (std::int64_t{query} * params.segments + segment) * params.padded_heads + head;
   };
   float reference = kNoReference;
   for (std::uint32_t n = 0; n < params.segments; ++n) {

@@ -24,7 +24,7 @@ constexpr Split batch_invariant_split(std::int64_t tiles) {
 }
 
 // As many segments as there are multiprocessors for. `items`: queries times blocks of 64 heads.
-inline constexpr std::int64_t kLeastCutTiles = 4;
+inline constexpr std::int64_t kLeastCutTiles = 2;
 constexpr Split fastest_split(std::int64_t tiles, std::int64_t items,
                               std::int64_t multiprocessors) {
   const std::int64_t segments = std::max<std::int64_t>(multiprocessors / items, 1);

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, P::kResident)
     load_queries<P>(params.q + query * params.q_stride0 + first * params.q_stride1,
                     params.q_stride1, heads, warp, lane, q);
     for (int tile = 0; tile < tiles; ++tile) {
-      const ThreadPlace at = thread_anew(thread);
+      const ThreadPlace at = thread_anew<P>(thread);
       const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // the thread's copies are there
       __syncthreads();     // the tile is there, and the one before is done with

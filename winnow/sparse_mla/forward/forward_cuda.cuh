@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Queries<P> q;
   load_queries<P>(params.q + item.query * params.q_stride0 + item.first * params.q_stride1,
                   params.q_stride1, item.heads, warp, lane, q);
-  Output o = {};
+  Output<P> o = {};
   attend(shared, tiles, params.scale, thread, q, o, advance);
 
   // Computed anew: registers are scarce until here.
