@@ -144,9 +144,10 @@ Backend backend_of(const testing::Target& target) {
 }
 
 ordered_json run_one(const testing::Operation& operation, const testing::Benchmark& one,
-                     const testing::Target& target, Backend backend, const BenchOptions& options) {
-  const testing::Prepared prepared = one.prepare(target);
+                     testing::Target target, Backend backend, const BenchOptions& options) {
   const bool gpu = one.device == DeviceType::cuda;
+  if (gpu) target.stream = timed_stream(one);
+  const testing::Prepared prepared = one.prepare(target);
   const Runnable ceiling = gpu ? nullptr : prepare_ceiling(one.ceiling);
   const Measured measured = gpu ? measure_on_gpu(prepared.run, one, backend, options)
                                 : measure(prepared.run, ceiling, options);
@@ -169,6 +170,11 @@ ordered_json run_one(const testing::Operation& operation, const testing::Benchma
         work / measured.ceiling * 1e-9;
     result["ratio"] = rate / (work / measured.ceiling);
   }
+  if (measured.product > 0) {
+    result["beside_product_seconds"] = measured.beside;
+    result["product_seconds"] = measured.product;
+    result["product_beside_seconds"] = measured.product_beside;
+  }
   judge(operation, one, gpu ? gpus().gpus.front().name : "", backend, result);
   return result;
 }
@@ -185,6 +191,17 @@ std::string rate_text(const ordered_json& result, const std::string& prefix) {
 std::string memory_text(const ordered_json& result) {
   if (!result.contains("memory_bytes")) return "";
   return format_text("%.2f MiB", result["memory_bytes"].get<double>() / (1 << 20));
+}
+
+// What the operation and a product lose when they run at the same time.
+std::string beside_text(const ordered_json& result) {
+  if (!result.contains("product_seconds")) return "";
+  const auto lost = [&](const char* alone, const char* beside) {
+    return 100 * (result[beside].get<double>() / result[alone].get<double>() - 1);
+  };
+  return format_text("%.4f ms", result["beside_product_seconds"].get<double>() * 1e3) +
+         format_text(", %+.0f %%", lost("seconds", "beside_product_seconds")) +
+         format_text("; product %+.0f %%", lost("product_seconds", "product_beside_seconds"));
 }
 
 std::vector<std::string> row_of(const ordered_json& result) {
@@ -207,16 +224,21 @@ Table table_of(const ordered_json& results) {
                                         {"ceiling", Table::Align::right},
                                         {"of ceiling", Table::Align::right},
                                         {"target"}};
-  // Beside the time, where some operation counts it.
-  constexpr std::ptrdiff_t kMemory = 3;
-  const bool memory = std::any_of(results.begin(), results.end(), [](const ordered_json& result) {
-    return result.contains("memory_bytes");
-  });
-  if (memory) columns.insert(columns.begin() + kMemory, {"memory", Table::Align::right});
+  // Beside the time, where some operation has them.
+  constexpr std::ptrdiff_t kBehindTime = 3;
+  const auto some_has = [&](const char* field) {
+    return std::any_of(results.begin(), results.end(),
+                       [&](const ordered_json& result) { return result.contains(field); });
+  };
+  const bool memory = some_has("memory_bytes"), beside = some_has("product_seconds");
+  const auto insert = [](auto& to, auto what) { to.insert(to.begin() + kBehindTime, what); };
+  if (beside) insert(columns, Table::Column{"beside a product", Table::Align::right});
+  if (memory) insert(columns, Table::Column{"memory", Table::Align::right});
   Table table(std::move(columns));
   for (const ordered_json& result : results) {
     std::vector<std::string> row = row_of(result);
-    if (memory) row.insert(row.begin() + kMemory, memory_text(result));
+    if (beside) insert(row, beside_text(result));
+    if (memory) insert(row, memory_text(result));
     table.add(std::move(row));
   }
   return table;

@@ -42,22 +42,27 @@ class Event {
 
 constexpr Device kDevice{DeviceType::cuda, 0};
 
+Device device_of_rank() {
+  const auto launch = expert_parallel::launch_environment();
+  return {DeviceType::cuda, launch ? launch->local_rank : 0};
+}
+
 Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
   Tensor matrix(DType::bf16, {rows, columns});
   testing::Random random(static_cast<std::uint64_t>(rows + columns));
   testing::fill_normal_rows(matrix, random);
-  return matrix.to(kDevice);
+  return matrix.to(device_of_rank());
 }
 
 // c[m, n] = a[m, k] * b[k, n] in bf16 with f32 sums. cuBLAS is looked up at run time, so that only
 // those who measure on a GPU need it.
 class CublasMatmul {
  public:
-  explicit CublasMatmul(const testing::Ceiling& size)
+  explicit CublasMatmul(const testing::Ceiling& size, cudaStream_t stream = nullptr)
       : size_(size),
         a_(random_matrix(size.m, size.k)),
         b_(random_matrix(size.k, size.n)),
-        c_(DType::bf16, {size.m, size.n}, kDevice) {
+        c_(DType::bf16, {size.m, size.n}, device_of_rank()) {
     void* library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) library = dlopen("libcublas.so.12", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
@@ -67,7 +72,10 @@ class CublasMatmul {
     }
     const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
     gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmEx"));
-    if (create == nullptr || gemm_ == nullptr || create(&handle_) != 0) {
+    const auto set_stream =
+        reinterpret_cast<int (*)(void*, cudaStream_t)>(dlsym(library, "cublasSetStream_v2"));
+    if (create == nullptr || gemm_ == nullptr || set_stream == nullptr || create(&handle_) != 0 ||
+        set_stream(handle_, stream) != 0) {
       throw Error(ErrorCode::unsupported, "bench", "cuBLAS did not start");
     }
   }
@@ -156,16 +164,23 @@ class L2Flush {
   Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
+double seconds_between(const Event& begin, const Event& end) {
+  check(cudaEventSynchronize(end));
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, begin, end));
+  return milliseconds * 1e-3;
+}
+
 // Of the work between two events.
 class Span {
  public:
-  void begin() { check(cudaEventRecord(begin_)); }
-  void end() { check(cudaEventRecord(end_)); }
-  double await() const {  // seconds
-    check(cudaEventSynchronize(end_));
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin_, end_));
-    return milliseconds * 1e-3;
+  void begin(cudaStream_t stream) { check(cudaEventRecord(begin_, stream)); }
+  void end(cudaStream_t stream) { check(cudaEventRecord(end_, stream)); }
+  double await() const { return seconds_between(begin_, end_); }
+  // Whether all of it happened while `others` happened, one after the other.
+  bool within(const std::vector<Span>& others) const {
+    return seconds_between(others.front().begin_, begin_) >= 0 &&
+           seconds_between(end_, others.back().end_) >= 0;
   }
 
  private:
@@ -174,15 +189,15 @@ class Span {
 
 // The host queues each run and awaits it; with `queued` it queues all runs first.
 std::vector<double> seconds_of(const std::function<void()>& run, int launches, L2Flush* flush,
-                               bool queued) {
+                               bool queued, cudaStream_t stream) {
   std::vector<Span> spans(queued ? static_cast<std::size_t>(launches) : 1);
   std::vector<double> seconds;
   for (int i = 0; i < launches; ++i) {
     Span& span = spans[queued ? static_cast<std::size_t>(i) : 0];
     if (flush != nullptr) flush->queue();
-    span.begin();
+    span.begin(stream);
     run();
-    span.end();
+    span.end(stream);
     if (!queued) seconds.push_back(span.await());
   }
   for (const Span& span : spans) {
@@ -191,12 +206,85 @@ std::vector<double> seconds_of(const std::function<void()>& run, int launches, L
   return seconds;
 }
 
+// Products on a stream of their own, one after the other.
+class Products {
+ public:
+  Products() {
+    run();
+    seconds_ = median(seconds_of([this] { run(); }, kAlone, nullptr, true, stream_));
+  }
+  ~Products() { cudaStreamDestroy(stream_); }
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+
+  double seconds() const { return seconds_; }  // of one alone
+
+  // Adds to the lists what runs of the operation and products took while both were running all the
+  // time. `once`: the operation's seconds alone.
+  void run_beside(const std::function<void()>& operation, cudaStream_t stream, double once,
+                  std::vector<double>& of_operation, std::vector<double>& of_product) {
+    // As many runs on every rank, and products to outlast them.
+    constexpr int kRuns = 60, kMostProducts = 500;
+    std::vector<Span> runs(kRuns);
+    std::vector<Span> products(
+        std::size_t(std::clamp(int(2 * kRuns * once / seconds_), kAlone, kMostProducts)));
+    queue([this] { run(); }, products, stream_);
+    queue(operation, runs, stream);
+    take_within(runs, products, of_operation);
+    take_within(products, runs, of_product);
+  }
+
+ private:
+  static constexpr int kAlone = 10;
+
+  static cudaStream_t make_stream() {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+  }
+  void run() { product_.run(); }
+  static void queue(const std::function<void()>& run, std::vector<Span>& spans,
+                    cudaStream_t stream) {
+    for (Span& span : spans) {
+      span.begin(stream);
+      run();
+      span.end(stream);
+    }
+  }
+  static void take_within(const std::vector<Span>& spans, const std::vector<Span>& others,
+                          std::vector<double>& seconds) {
+    for (const Span& span : spans) {
+      if (span.within(others)) seconds.push_back(span.await());
+    }
+  }
+
+  cudaStream_t stream_ = make_stream();
+  CublasMatmul product_{{testing::Ceiling::Kind::matmul, 8192, 8192, 8192}, stream_};
+  double seconds_ = 0;
+};
+
 }  // namespace
+
+Stream timed_stream(const testing::Benchmark& benchmark) {
+  if (!benchmark.beside_product) return {};
+  static cudaStream_t stream = [] {
+    check(cudaSetDevice(device_of_rank().index));
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaStream_t made = nullptr;
+    // Not the greatest, which streams of memory have: kernels that wait for other ranks must not be
+    // in their hardware queues.
+    check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, least - 1));
+    return made;
+  }();
+  return {stream};
+}
 
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
                         Backend backend, const BenchOptions& options) {
   const auto launch = expert_parallel::launch_environment();
-  check(cudaSetDevice(launch ? launch->local_rank : 0));
+  check(cudaSetDevice(device_of_rank().index));
+  const auto stream = static_cast<cudaStream_t>(timed_stream(benchmark).handle);
   const std::function<void()> ceiling = prepare_ceiling(benchmark.ceiling, backend);
   std::unique_ptr<L2Flush> flush;
   if (benchmark.cold) flush = std::make_unique<L2Flush>();
@@ -209,23 +297,37 @@ Measured measure_on_gpu(const std::function<void()>& operation, const testing::B
     list.insert(list.end(), turn.begin(), turn.end());
   };
   const auto time = [&](int runs) {
-    return seconds_of(operation, runs, flush.get(), benchmark.queued);
+    return seconds_of(operation, runs, flush.get(), benchmark.queued, stream);
   };
   const auto time_ceiling = [&](int runs) {
-    return seconds_of(ceiling, runs, nullptr, benchmark.queued);
+    return seconds_of(ceiling, runs, nullptr, benchmark.queued, nullptr);
   };
   const double first = time(1).front();
   const double once = median(time(launches(first)));
   const double ceiling_once = ceiling ? time_ceiling(1).front() : 0;
-  std::vector<double> operation_seconds, ceiling_seconds;
+  std::unique_ptr<Products> products;
+  if (benchmark.beside_product) products = std::make_unique<Products>();
+  std::vector<double> operation_seconds, ceiling_seconds, beside, product_beside;
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
     take(time(launches(once)), operation_seconds);
     if (ceiling) take(time_ceiling(launches(ceiling_once)), ceiling_seconds);
+    if (products) products->run_beside(operation, stream, once, beside, product_beside);
   }
-  return {median(operation_seconds), ceiling ? median(ceiling_seconds) : 0};
+  if (products && (beside.empty() || product_beside.empty())) {
+    throw Error(ErrorCode::internal, "bench", "no run was beside products all the time");
+  }
+  Measured measured{median(operation_seconds), median(ceiling_seconds)};
+  if (products) {
+    measured.product = products->seconds();
+    measured.beside = median(beside);
+    measured.product_beside = median(product_beside);
+  }
+  return measured;
 }
 
 #else
+
+Stream timed_stream(const testing::Benchmark&) { return {}; }
 
 Measured measure_on_gpu(const std::function<void()>&, const testing::Benchmark&, Backend,
                         const BenchOptions&) {

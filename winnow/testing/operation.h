@@ -13,6 +13,7 @@
 #include "winnow/core/backend.h"
 #include "winnow/core/device.h"
 #include "winnow/core/dtype.h"
+#include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow::testing {
@@ -21,6 +22,7 @@ namespace winnow::testing {
 struct Target {
   DeviceType device = DeviceType::cpu;
   RunOptions options;  // may force a backend
+  Stream stream{};     // of a GPU: where a benchmark queues its work
 };
 
 // One tensor (or property) of one case against the oracle.
@@ -98,9 +100,10 @@ struct Benchmark {
   std::optional<double> target_seconds;  // most that one run may take
   bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
   bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
+  bool beside_product = false;           // on a GPU: timed alone and while products run beside it
   bool slow = false;                     // left out unless asked for by name or with --all
   // Allocates the tensors of a call. On a GPU what it returns queues its work on the default
-  // stream.
+  // stream, or if it runs beside products on the target's.
   std::function<Prepared(const Target&)> prepare;
 };
 

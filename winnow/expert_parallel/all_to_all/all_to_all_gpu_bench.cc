@@ -29,6 +29,8 @@ struct Shape {
   RowOrder order = RowOrder::token_major;
   int sms = 24;
   bool copy_out = false, local_combine = false;
+  bool beside_product = false;
+  Stream stream{};  // of the rank, if it has a GPU for itself
 };
 
 Tensor choose(int rank) {
@@ -85,15 +87,14 @@ Config config_of(const Shape& shape, int world, Device device) {
   return config;
 }
 
-// One rank with its layer and inputs; enqueue() is what is timed. A rank that has a GPU for itself
-// uses the default stream.
+// One rank with its layer and inputs; enqueue() is what is timed.
 class Rank {
  public:
   Rank(const std::shared_ptr<Transport>& transport, const std::shared_ptr<Store>& store,
        Device device, bool alone, const Shape& shape)
       : shape_(shape),
         place_(device),
-        stream_(alone ? Stream{} : place_.stream()),
+        stream_(alone ? shape.stream : place_.stream()),
         layer_(transport, store, config_of(shape, transport->world_size(), device)) {
     Tensor rows(DType::bf16, {kTokens, kHidden});
     testing::Random random(3);
@@ -160,7 +161,9 @@ std::string name_of(const Shape& shape) {
   name += shape.order == RowOrder::token_major ? "-token-major" : "-expert-major";
   if (shape.local_combine) name += "-local";
   if (shape.copy_out) name += "-copied";
-  return name + "-" + std::to_string(shape.sms) + "-sms";
+  name += "-" + std::to_string(shape.sms) + "-sms";
+  if (shape.beside_product) name += "-beside-product";
+  return name;
 }
 
 testing::Benchmark make_benchmark(const Shape& shape, const BenchWorld& world,
@@ -173,6 +176,7 @@ testing::Benchmark make_benchmark(const Shape& shape, const BenchWorld& world,
                     " of " + testing::numbered("", kExperts) + " experts";
   benchmark.device = DeviceType::cuda;
   benchmark.queued = true;
+  benchmark.beside_product = shape.beside_product;
   if (!world.one_gpu() || world.launched) {
     benchmark.bytes = double(routing.leaving * kRowBytes);
   } else {
@@ -186,7 +190,7 @@ testing::Benchmark make_benchmark(const Shape& shape, const BenchWorld& world,
   }
   // What one run may take on four GPUs with 24 SMs.
   const bool four = world.launched && world.ranks == 4 && world.nodes == 1 && shape.sms == 24;
-  if (four && !shape.copy_out) {
+  if (four && !shape.copy_out && !shape.beside_product) {
     if (shape.work == Work::counted && token_major) benchmark.target_seconds = 540e-6;
     if (shape.work == Work::cached) benchmark.target_seconds = token_major ? 500e-6 : 700e-6;
     if (shape.work == Work::combine && token_major) benchmark.target_seconds = 500e-6;
@@ -196,7 +200,11 @@ testing::Benchmark make_benchmark(const Shape& shape, const BenchWorld& world,
   // arena.
   const bool two = world.launched && world.ranks == 2 && world.nodes == 1 && shape.sms == 24;
   if (two && shape.copy_out && token_major) benchmark.target_seconds = 193e-6;
-  benchmark.prepare = [shape](const testing::Target&) { return prepare_ranks<Rank>(shape); };
+  benchmark.prepare = [shape](const testing::Target& target) {
+    Shape here = shape;
+    here.stream = target.stream;
+    return prepare_ranks<Rank>(here);
+  };
   return benchmark;
 }
 
@@ -212,7 +220,7 @@ std::vector<testing::Benchmark> all_to_all_gpu_benchmarks() {
   if (world.launched) {
     list.push_back(peer_copy_benchmark("cuda-peer-copy", world, routing.leaving * kRowBytes));
   }
-  for (const int sms : {8, 16, 24, 48}) {
+  for (const int sms : {4, 6, 8, 16, 24, 48}) {
     for (const RowOrder order : {RowOrder::token_major, RowOrder::expert_major}) {
       add({.work = Work::cached, .order = order, .sms = sms});
       add({.work = Work::counted, .order = order, .sms = sms});
@@ -221,6 +229,10 @@ std::vector<testing::Benchmark> all_to_all_gpu_benchmarks() {
       if (order == RowOrder::expert_major) {
         add({.work = Work::combine, .order = order, .sms = sms, .local_combine = true});
       }
+    }
+    // A product beside them: a training step has them at the same time.
+    for (const Work work : {Work::cached, Work::combine}) {
+      if (world.launched) add({.work = work, .sms = sms, .beside_product = true});
     }
   }
   return list;
