@@ -15,7 +15,7 @@ help:
 	@echo "                   other Python packages come into .venv (5 GB)"
 	@echo "make try OP=sparse_mla::forward  build and run the tests of one operation, its GPU kernels on the CPU too"
 	@echo "make kernels       after make test, on a machine without a GPU: compile the CUDA kernels, test their code"
-	@echo "make simulate      the GPU kernels on the CPU: every case, schedule and planted bug"
+	@echo "make simulate      the GPU kernels on the CPU: every case and planted bug"
 	@echo "make wheel         the Python package as a wheel in build/dist"
 	@echo "make portable-wheels  wheels for other machines in build/wheels; make test-bare tries them"
 	@echo "make docs          the documentation as a site in build/site, its links checked"

@@ -39,7 +39,9 @@ function(winnow_kernels target architectures)
     POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
                              ${PROJECT_BINARY_DIR}/generated)
-  # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma.
-  target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo -Xcompiler=-Wall,-Wextra
+  # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma. Code for one
+  # architecture is not compressed unless that is asked for; with -lineinfo it is five times as large.
+  target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo --compress-mode=size
+    -Xcompiler=-Wall,-Wextra
     $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
 endfunction()

@@ -261,16 +261,14 @@ def comparisons(records):
 
 
 def _pairs(records):
-    """(record, what, Winnow's result, sdpa's) of `python -m winnow bench transformers`."""
+    """(record, what, Winnow's result, transformers') of `python -m winnow bench transformers`."""
     for record in records:
         found = {one["benchmark"]: one for one in record["results"]}
         for name, ours in found.items():
-            if (
-                theirs := found.get(name.replace("winnow, ", "sdpa, ", 1))
-                if "winnow, " in name
-                else None
-            ):
-                yield record, name.removeprefix("winnow, "), ours, theirs
+            what = name.removeprefix("winnow, ")
+            for beside in ("sdpa", "eager"):
+                if what != name and (theirs := found.get(f"{beside}, {what}")):
+                    yield record, what, ours, theirs
 
 
 def layers(records):
@@ -283,7 +281,20 @@ def layers(records):
         ]
         times = "" if pair[1]["error"] else f"{pair[1]['seconds'] / pair[0]['seconds']:.1f}"
         rows.append([_short(record["where"]), what, *cells, times, _source(record)])
-    return _table(["GPU", "", "Winnow", "sdpa", "times as fast", "measured"], rows)
+    return _table(["GPU", "", "Winnow", "transformers", "times as fast", "measured"], rows)
+
+
+def shared(records):
+    """The table of `winnow bench context_parallel`."""
+    rows = [
+        [_short(record["where"]), one["benchmark"], _times([[one]]),
+         f"{one['peak_bytes'] / 2**30:.1f} GiB", f"{one['ratio']:.2f}", _source(record)]
+        for record in records
+        for one in record["results"]
+        if one["operation"] == "context_parallel"
+    ]  # fmt: skip
+    head = "GPUs,,slowest rank,peak memory,of the time without communication,measured"
+    return _table(head.split(","), rows)
 
 
 def _rate(members):
@@ -451,6 +462,7 @@ def blocks():
         "headlines": headlines(records),
         "comparisons": comparisons(records),
         "layers": layers(records),
+        "shared": shared(records),
         "benches": benches(records),
         "verifications": verifications(entries),
     }

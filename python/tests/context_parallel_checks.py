@@ -1,8 +1,14 @@
 """What the ranks of test_context_parallel.py run. Each has all tensors, made from a seed, computes
 what one rank computes of them, and compares its part of what the ranks compute together."""
 
+import json
+import os
+import sys
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
+from processes import run
 from winnow.torch import (
     compressor_forward,
     context_parallel,
@@ -12,11 +18,24 @@ from winnow.torch import (
     sparse_mla_attention,
 )
 
-HEADS, TOPK, TOLERANCE = 2, 6, 2e-5  # of the largest value of a tensor, in f32
+HEADS, TOPK = 2, 6
 PLACEMENTS, KEYS = ("contiguous", "balanced"), ("gathered", "sharded")
 
 
-def near(got, want, name, tolerance=TOLERANCE):
+class On(NamedTuple):
+    """Where the checks run."""
+
+    device: str
+    dtype: torch.dtype
+    tolerance: float  # of the largest value of a tensor
+    index: tuple  # heads and columns of the indexer
+
+
+on = On("cpu", torch.float32, 2e-5, (8, 64))
+
+
+def near(got, want, name, times=1):
+    tolerance = times * on.tolerance
     assert got.shape == want.shape, f"{name}: {list(got.shape)}, want {list(want.shape)}"
     assert torch.equal(got.isinf(), want.isinf()), name
     finite = want.isfinite()
@@ -38,15 +57,21 @@ class Whole:
         self.alone = {name: leaf.clone().requires_grad_() for name, leaf in self.leaves.items()}
         self.own = {name: self.part(leaf).requires_grad_() for name, leaf in self.leaves.items()}
         starts = list(cu_seqlens or range(0, batch * count + 1, count))
-        number = torch.arange(batch * count)
-        sequence = torch.searchsorted(torch.tensor(starts[1:]), number, right=True)
-        begins = torch.tensor([*starts[:-1], batch * count])[sequence]
+        number = torch.arange(batch * count, device=on.device)
+        limits = torch.tensor([*starts, batch * count], device=on.device)
+        sequence = torch.searchsorted(limits[1:-1], number, right=True)
+        begins = torch.cat((limits[:-2], limits[-1:]))[sequence]
         self.starts = starts
         self.key_start = begins.int()
         self.key_end = torch.where(number < starts[-1], number + 1, begins).int()
 
-    def normal(self, *shape):
-        return torch.randn(*shape, generator=self.generator)
+    def normal(self, *shape, dtype=None):
+        drawn = torch.randn(*shape, generator=self.generator)
+        return drawn.to(on.device, dtype or on.dtype)
+
+    def integers(self, low, high, *shape):
+        drawn = torch.randint(low, high, shape, generator=self.generator)
+        return drawn.to(on.device, torch.int32)
 
     def part(self, whole):
         of_rows = whole.unflatten(0, (self.batch, self.count))
@@ -69,14 +94,14 @@ class Whole:
             got = self.own[leaf].grad
             want = torch.zeros_like(value) if value.grad is None else value.grad
             got = torch.zeros_like(self.own[leaf]) if got is None else got
-            near(got, self.part(want), f"{name}: gradient of {leaf}", 5 * TOLERANCE)
+            near(got, self.part(want), f"{name}: gradient of {leaf}", 5)
             self.own[leaf].grad = value.grad = None
 
 
 def summed(group, gradient, want, name):
     """The gradient of a weight, which every rank has for its own tokens."""
     dist.all_reduce(gradient, group=group)
-    near(gradient, want, f"gradient of {name}", 5 * TOLERANCE)
+    near(gradient, want, f"gradient of {name}", 5)
 
 
 # What is tried: rows of a batch, packed sequences and padding behind them.
@@ -91,10 +116,10 @@ def attention(context, layout):
     shapes = {"q": (HEADS, 576), "kv": (1, 576), "sink": ()}
     whole = Whole(context, **layout, **{n: s for n, s in shapes.items() if n != "sink"})
     tokens, total = whole.tokens, whole.batch * whole.count
-    indices = torch.randint(-1, total, (total, TOPK), generator=whole.generator).int()
+    indices = whole.integers(-1, total, total, TOPK)
     indices[3] = -1  # a query that sees nothing
-    length = torch.randint(0, TOPK + 1, (total,), generator=whole.generator).int()
-    sink = whole.normal(HEADS)
+    length = whole.integers(0, TOPK + 1, total)
+    sink = whole.normal(HEADS, dtype=torch.float32)
     q, kv = whole.alone["q"], whole.alone["kv"]
     choices = {
         "list": {"indices": indices},
@@ -125,13 +150,14 @@ def two_sources(context, layout):
         shapes = {"q": (HEADS, 512), "kv": (1, 512), "c_kv": (columns,), "c_gate": (columns,)}
         whole = Whole(context, **layout, **shapes, seed=ratio)
         tokens, total = whole.tokens, whole.batch * whole.count
-        weights = {"bias": whole.normal(ratio, columns), "norm": whole.normal(512)}
-        angles = whole.normal(whole.count, 32)
+        weights = {"bias": (ratio, columns), "norm": (512,)}
+        weights = {n: whole.normal(*s, dtype=torch.float32) for n, s in weights.items()}
+        angles = whole.normal(whole.count, 32, dtype=torch.float32)
         given = {"cos": angles.cos(), "sin": angles.sin(), "eps": 1e-5, "overlap": overlap}
         of_one, of_rank = (
             {n: w.clone().requires_grad_() for n, w in weights.items()} for _ in range(2)
         )
-        starts = torch.tensor(whole.starts)
+        starts = torch.tensor(whole.starts, device=on.device)
         counts = starts.diff() // ratio
         firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
         compressed = compressor_forward(
@@ -142,14 +168,15 @@ def two_sources(context, layout):
             whole.own["c_kv"], whole.own["c_gate"], of_rank["bias"], norm_weight=of_rank["norm"],
             **given,
         )  # fmt: skip
-        windows = tokens.windows(ratio, "cpu", overlap)
+        windows = tokens.windows(ratio, on.device, overlap)
         rows = tokens.gather(own[:, None], windows)
         assert rows.shape == (int(firsts[-1]), 1, 512)
         got = torch.cat([part for _, part in rows.parts()])
         if not context.sharded:
             assert torch.equal(got[:, 0], compressed)
         # The windows that are complete at each query.
-        sequence = torch.searchsorted(starts[1:], torch.arange(total), right=True)
+        number = torch.arange(total, device=on.device)
+        sequence = torch.searchsorted(starts[1:], number, right=True)
         start = torch.cat((firsts[:-1], firsts[-1:]))[sequence]
         seen = (whole.key_end - whole.key_start) // ratio
         assert torch.equal(windows.key_start, whole.part(start))
@@ -157,7 +184,7 @@ def two_sources(context, layout):
         if every:
             extra = {"extra_key_start": start, "extra_key_end": start + seen}
         else:
-            drawn = torch.randint(-1, 4, (total, 3), generator=whole.generator).int()
+            drawn = whole.integers(-1, 4, total, 3)
             drawn = torch.where((drawn >= 0) & (drawn < seen[:, None]), start[:, None] + drawn, -1)
             extra = {"extra_indices": drawn}
         near_start = torch.maximum(whole.key_start, whole.key_end - 7)
@@ -167,7 +194,7 @@ def two_sources(context, layout):
         )  # fmt: skip
         neighbours = tokens.history(whole.own["kv"], 6).flatten(0, 2)
         out = tokens.sparse_mla_attention(
-            whole.own["q"], neighbours, **tokens.window(7, "cpu"), extra_kv=rows,
+            whole.own["q"], neighbours, **tokens.window(7, whole.own["q"].device), extra_kv=rows,
             **{n: whole.part(t) for n, t in extra.items()},
         )  # fmt: skip
         whole.compare(alone, out, f"ratio {ratio}")
@@ -200,7 +227,8 @@ def histories(context, layout):
 
 
 def choices_and_losses(context, layout):
-    shapes = {"q": (8, 64), "k": (64,), "weights": (8,)}
+    heads, d = on.index
+    shapes = {"q": (heads, d), "k": (d,), "weights": (heads,)}
     whole = Whole(context, **layout, **shapes)
     tokens, total = whole.tokens, whole.batch * whole.count
     with torch.no_grad():  # many rows tie at 0, some with a sign
@@ -223,8 +251,8 @@ def choices_and_losses(context, layout):
                 assert torch.equal(value, whole.part(of_one)), f"topk {topk}, {ties}"
     chosen = indexer_topk(one["q"], one["k"], one["weights"], TOPK, **whole.ranges)[0]
     f8, scale = indexer_quantize(torch.cat((one["q"].flatten(0, 1), one["k"])).detach())
-    of_q, of_k = total * 8, slice(total * 8, None)
-    f8_q, q_scale = f8[:of_q].view(total, 8, 64), scale[:of_q].view(total, 8)
+    of_q, of_k = total * heads, slice(total * heads, None)
+    f8_q, q_scale = f8[:of_q].view(total, heads, d), scale[:of_q].view(total, heads)
     weighted = (one["weights"] * q_scale).detach()
     want = indexer_topk(f8_q, f8[of_k], weighted, TOPK, k_scale=scale[of_k], **whole.ranges)[0]
     got, _ = tokens.indexer_topk(
@@ -234,7 +262,7 @@ def choices_and_losses(context, layout):
     assert torch.equal(got, whole.part(want)), "f8"
 
     teacher = whole.normal(total, HEADS, 576), whole.normal(total, 1, 576)
-    sink = whole.normal(HEADS)
+    sink = whole.normal(HEADS, dtype=torch.float32)
     for indices, columns in ((chosen, TOPK), (None, total)):
         limits = {} if indices is not None else whole.ranges
         _, lse = sparse_mla_attention(*teacher, indices, **limits, attn_sink=sink, return_lse=True)
@@ -283,3 +311,27 @@ def operations(group, name):
             for layout in range(number, number + 2):
                 CHECKS[name](context, LAYOUTS[layout % len(LAYOUTS)])
             number += 1
+
+
+def on_gpus(rank, ranks, names, folder):
+    """A process of test_context_parallel_gpu.py."""
+    global on
+    on = On("cuda", torch.bfloat16, 2e-2, (64, 128))
+    torch.cuda.set_device(rank)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=ranks)
+    for name in names:
+        operations(dist.group.WORLD, name)
+    dist.destroy_process_group()
+
+
+def bench(ranks, *options):
+    """The row of `winnow bench context_parallel` for one length."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += [ranks, "-m", "winnow", "bench", "context_parallel", "--json", *options]
+    result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(result.stdout)
+    assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0
+    assert row["peak_bytes"] > 0
+    return row

@@ -137,6 +137,38 @@ def step(group, family, variant, placement, keys, by_caller, path):
             near(mine[name] / group.size(), want, name)
 
 
+def on_gpus(rank, ranks, placement, keys, folder):
+    """A process of test_context_parallel_gpu.py: a step in bfloat16 of models whose indexers choose
+    all rows, beside that of one rank."""
+    torch.cuda.set_device(rank)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=ranks)
+    for family in ("deepseek_v32", "deepseek_v4"):
+        found = []
+        for shared in (False, True):
+            if family == "deepseek_v4":
+                model = v4_models.make("short", "winnow", index_topk=128)
+            else:
+                model = dsa_models.make(family, "winnow", index_topk=128)
+            model.to("cuda", torch.bfloat16).train()
+            if shared:
+                enable_context_parallel(model, dist.group.WORLD, placement=placement, keys=keys)
+            given = {n: v.cuda() for n, v in inputs_of(padding=True).items() if torch.is_tensor(v)}
+            found.append(results(model, {**given, "use_cache": False}))
+        (_, _, want, of_one), (_, _, got, gradients) = found
+        assert got.keys() == want.keys() and gradients.keys() == of_one.keys()
+        for name, loss in want.items():
+            dist.all_reduce(got[name])
+            assert abs(got[name] / ranks - loss) <= 2e-2 * abs(loss), (family, name)
+        for name, gradient in of_one.items():
+            dist.all_reduce(gradients[name])
+            if gradient.numel() > 100:
+                two = [g.float().flatten() for g in (gradients[name], gradient)]
+                distance = 1 - torch.cosine_similarity(*two, 0)
+                assert distance < 2e-2, f"{family}, {name}: {distance}"
+    dist.destroy_process_group()
+
+
 def refusals(group):
     def refused(text, function, *arguments, **options):
         with pytest.raises(ValueError) as error:

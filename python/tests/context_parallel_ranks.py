@@ -25,23 +25,27 @@ def wait_for(path):
 
 
 def overlaps(group, folder):
-    """Rank 0 goes on where rank 1 has not begun."""
+    """Rank 0 goes on where rank 1 has not begun to send."""
     first = dist.get_rank(group) == 0
     tokens = context_parallel(group).tokens(8)
     x, kv, w_q, w_v = (
         torch.ones(*shape, requires_grad=True)
         for shape in ((4, 6), (4, 1, 576), (6, HEADS * 576), (512, 3))
     )
-    list(tokens.gather(kv).parts())  # for the first time ranks agree on it
-    if not first:
-        wait_for(folder / "gathers")
-    rows = tokens.gather(kv)
+    gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+    def sent_late(*arguments, **options):
+        if not first and options.get("async_op"):  # rows; what ranks agree on is waited for
+            wait_for(folder / "gathers")
+        return gather(*arguments, **options)
+
+    with mock.patch.object(dist, "all_gather_into_tensor", sent_late):
+        rows = tokens.gather(kv)
     (folder / "gathers").touch()
     q = (x @ w_q).view(4, HEADS, 576)
     out = rows.begin_again_with(tokens.sparse_mla_attention(q, rows) @ w_v)
     seen = []
     w_v.register_hook(lambda _: seen.append("product"))
-    gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
     def begin(*arguments, **options):
         seen.append("gather")
@@ -201,6 +205,68 @@ def refusals(group):
     assert torch.equal(torch.cat([part for _, part in rows.parts()]), torch.ones(8, 1, 512))
     assert torch.equal(torch.cat([part for _, part in keys.parts()]), torch.ones(8, 64))
     assert tokens.whole(torch.full((4,), rank)).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def differences(group, keys):
+    """What ranks gave alike before, one of them gives otherwise: an error on all ranks that names
+    it, behind which they go on."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    context = context_parallel(group, keys=keys)
+    tokens, longer = context.tokens(8 * size), context.tokens(16 * size)
+    odd = rank == size - 1
+
+    def ones(rows=8, columns=64, dtype=torch.float32):
+        return torch.ones(rows, columns, dtype=dtype)
+
+    def parts(rows):
+        return torch.cat([part for _, part in rows.parts()])
+
+    def attend(rows):
+        q = torch.ones(8, HEADS, 512, dtype=rows.dtype)
+        return tokens.sparse_mla_attention(q, tokens.gather(rows[:, None].repeat(1, 1, 8)))
+
+    def losses(reduction):
+        q, weights, target = torch.ones(8, 8, 64), torch.ones(8, 8), torch.ones(8, 8 * size)
+        keys = tokens.gather(ones())
+        return tokens.indexer_loss(q, keys, weights, target, reduction=reduction)
+
+    def windows(ratio):
+        at = tokens.windows(ratio, "cpu")
+        return parts(tokens.gather(ones(at.own), at))
+
+    rows, others = tokens.gather(ones()), tokens.gather(ones(8, 128))
+    f32, bf16 = torch.float32, torch.bfloat16
+    # The call, its two arguments, what differs and its values.
+    tried = [
+        (lambda dtype: parts(tokens.gather(ones(dtype=dtype))), f32, bf16, "gather: dtype"),
+        (lambda n: parts(tokens.gather(ones(8, n))), 64, 128, "gather: columns", "[64]", "[128]"),
+        (lambda at: parts(at.gather(ones(8 * at.count // tokens.count))), tokens, longer,
+         "gather: rows_of", f"1 x {8 * size} tokens", f"1 x {16 * size} tokens"),
+        (windows, 2, 4, "gather: rows_of", f"{4 * size} windows, up to 4 of a rank",
+         f"{2 * size} windows, up to 2 of a rank"),
+        (lambda dtype: attend(ones(dtype=dtype)), f32, bf16, "gather: dtype"),
+        (lambda dtype: tokens.history(ones(dtype=dtype), 3), f32, bf16, "history: dtype"),
+        (lambda width: tokens.history(ones(), width), 3, 5, "history: width"),
+        (lambda dtype: tokens.whole(ones(dtype=dtype)), f32, bf16, "whole: dtype"),
+        (lambda n: tokens.whole(ones(8, n)), 64, 128, "whole: columns", "[64]", "[128]"),
+        (losses, "mean", "sum", "indexer_loss: reduction"),
+    ]  # fmt: skip
+    if context.sharded:
+        shapes = "[8, 64]", "[8, 128]"
+        tried.append((parts, rows, others, "use of rows: shape", *shapes))
+    for call, usual, other, name, *texts in tried:
+        want = call(usual), call(other)  # each agreed on before
+        own = (texts or (str(usual), str(other)))[odd]
+        for _ in range(2):
+            with pytest.raises(ValueError) as error:
+                call(other if odd else usual)
+            theirs = 0 if odd else size - 1
+            assert str(error.value) == (
+                f"context_parallel: {name}: want the same on all ranks, got {own} on rank {rank}, "
+                f"another on rank {theirs}"
+            )
+        for given, expected in zip((usual, other), want, strict=True):
+            assert torch.equal(call(given), expected)
 
 
 def backward_of_a_part(group):

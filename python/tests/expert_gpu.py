@@ -86,7 +86,7 @@ def learn(tokens, order, options, by_library):
         ranks.run(body)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def loaded():
     """Runs everything once that the ranks of the tests run on the GPU."""
     for tokens in (8, 0, 3):

@@ -1,9 +1,12 @@
 """One sequence over several ranks gives what one rank gives. The ranks run the functions of
 context_parallel_checks.py, context_parallel_ranks.py and context_parallel_models.py."""
 
+import sys
+
 import context_parallel_checks as checks
 import context_parallel_ranks as ranks_of
 import pytest
+from processes import run
 
 torch = pytest.importorskip("torch")
 
@@ -78,5 +81,21 @@ def test_what_is_refused(deep_ep_pool):
         ranks_of.context_parallel()
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_ranks_that_differ_after_they_agreed(deep_ep_pool, ranks, keys):
+    deep_ep_pool.run(ranks, ranks_of.differences, keys)
+
+
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
     torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
+
+
+@pytest.mark.parametrize("keys", checks.KEYS)
+def test_bench(keys):
+    pytest.importorskip("transformers")
+    row = checks.bench(2, "--device", "cpu", "--tokens", "64", "--keys", keys)
+    assert row["benchmark"] == f"training step, {keys}, 64 tokens, 2 ranks"
+    assert "reached" not in row
+    alone = run(sys.executable, "-m", "winnow", "bench", "context_parallel")
+    assert alone.returncode == 2 and "start it with torchrun" in alone.stderr

@@ -1,4 +1,5 @@
-"""The all-to-all on GPUs, against the oracles of the CPU tests. Skipped without a GPU.
+"""The all-to-all on GPUs: streams, graphs, memory, errors; test_expert_parallel.py has rows and
+sums on each device. Skipped without a GPU.
 
 The ranks of a world are threads, each with a stream, on one GPU. A kernel must not be loaded, at
 its first use, while another rank's waits for this one: a world of one rank goes first.
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
-from expert_checks import check_float8_rows, check_rows, check_tables
+from expert_checks import check_rows
 from expert_gpu import CONFIG, SLEEP, cuda, loaded, on_host, record  # noqa: F401
-from expert_problems import float8_problem, payload, problem, routing
+from expert_problems import payload, problem, routing
 from kinds import gpu, numbers
 from ranks import Ranks, new_stream, run_all, run_each
 
@@ -22,145 +23,7 @@ import winnow
 from winnow import expert_parallel as ep
 from winnow.expert_parallel import autograd
 
-pytestmark = gpu
-
-# ---- Rows, tables and sums.
-
-
-@pytest.mark.parametrize("local", [4, 2, 1])
-@pytest.mark.parametrize("alignment", [1, 4])
-def test_rows_and_tables(local, alignment):
-    inputs, indices, weights = problem()
-    rows, counts, offsets = oracle.expert_rows(indices, 8, 4, alignment)
-
-    def body(layer, rank):
-        assert layer.device == "cuda:0"
-        got = layer.dispatch(
-            cuda(inputs[rank]), cuda(indices[rank]), weights=cuda(weights[rank]),
-            expert_alignment=alignment,
-        )  # fmt: skip
-        for tensor in (got.output, got.weights, got.descriptor.expert_offsets):
-            assert tensor.device == torch.device("cuda", 0)
-        described = on_host(got.descriptor)
-        check_rows(on_host(got), rows[rank], inputs, weights)
-        check_tables(described, rows, indices, rank, local)
-        assert described.rows == described.wanted_rows == len(rows[rank])
-        assert described.expert_counts.tolist() == counts[rank]
-        assert described.expert_offsets.tolist() == offsets[rank]
-        assert (described.host_expert_counts, described.host_expert_offsets) == (
-            counts[rank], offsets[rank],
-        )  # fmt: skip
-        assert described.num_input_tokens_per_rank.tolist() == [5, 0, 8, 3]
-
-    with Ranks(4, **CONFIG, local_world_size=local) as ranks:
-        ranks.run(body)
-
-
-@pytest.mark.parametrize("local", [4, 2])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("local_combine", [False, True])
-def test_combine_rounds_where_the_contract_says(local, dtype, local_combine):
-    """Bitwise, with outputs that differ between a token's experts."""
-    rng = np.random.default_rng(5)
-    _, indices, weights = problem(seed=2)
-    make, typed = oracle.ROUND[dtype], getattr(torch, dtype)
-    expert_row = {
-        pair[:3]: make(rng.standard_normal(16).astype(np.float32) * 10.0 ** rng.integers(-2, 3))
-        for pair in oracle.kept(indices, 8)
-    }
-    bias = [make(rng.standard_normal((len(table), 16)).astype(np.float32)) for table in indices]
-    rows = oracle.expert_rows(indices, 8, 4)[0]
-
-    def want(**options):
-        return oracle.combine(
-            indices, 8, 4, local, lambda *pair: expert_row[pair], dtype,
-            hidden=16, local_combine=local_combine, **options,
-        )  # fmt: skip
-
-    plain, weighted = want(), want(weights=weights, bias=bias)
-
-    def body(layer, rank):
-        tokens = torch.zeros(len(indices[rank]), 16, dtype=typed).to("cuda")
-        got = layer.dispatch(tokens, cuda(indices[rank]), weights=cuda(weights[rank]))
-        outputs = [expert_row[pair] for pair in rows[rank]] or np.zeros((0, 16), np.float32)
-        outputs = cuda(np.array(outputs, np.float32), typed)
-        out = layer.combine(outputs, got.descriptor)
-        assert (out.dtype, out.device) == (typed, tokens.device)
-        buffer = layer.combine_buffer(got.descriptor)
-        buffer.copy_(outputs)
-        given = torch.empty_like(tokens)
-        back = layer.combine(
-            buffer, got.descriptor, weighted=True, out=given, bias=cuda(bias[rank], typed)
-        )
-        assert back is given
-        np.testing.assert_array_equal(numbers(out), plain[rank])
-        np.testing.assert_array_equal(numbers(given), weighted[rank])
-
-    config = {**CONFIG, "dtype": typed, "local_world_size": local}
-    with Ranks(4, **config, enable_local_combine=local_combine) as ranks:
-        ranks.run(body)
-
-
-def test_token_major_rows_carry_each_token_once():
-    inputs, indices, weights = problem(seed=1)
-    rows = oracle.token_rows(indices, 8, 4)
-
-    def body(layer, rank):
-        got = layer.dispatch(
-            cuda(inputs[rank]), cuda(indices[rank]), weights=cuda(weights[rank]),
-            order="token_major",
-        )  # fmt: skip
-        got = on_host(got)
-        assert got.output.shape[0] == len(rows[rank]) and got.descriptor.order == "token_major"
-        for row, (source, token, here) in enumerate(rows[rank]):
-            np.testing.assert_array_equal(got.output[row], inputs[source][token])
-            assert got.expert_ids[row].tolist() == here
-            kept = np.where(np.array(here) >= 0, weights[source][token], 0)
-            np.testing.assert_array_equal(got.weights[row], kept)
-
-    with Ranks(4, **CONFIG, local_world_size=2) as ranks:
-        ranks.run(body)
-
-
-def test_rows_of_the_callers_choice_and_a_repeated_routing():
-    inputs, indices, weights = problem(seed=3)
-    rng = np.random.default_rng(9)
-    table, rows = oracle.scatter_table(indices, 8, 4, lambda pairs: rng.permutation(pairs).tolist())
-    rows = [[tuple(pair) for pair in mine] for mine in rows]
-    other = [values + 0.5 for values in inputs]
-
-    def body(layer, rank):
-        choice = cuda(indices[rank])
-        got = layer.dispatch(cuda(inputs[rank]), choice, scatter_indices=cuda(table))
-        torch.cuda.current_stream().synchronize()
-        choice.copy_(torch.zeros(choice.shape, dtype=choice.dtype))  # the descriptor has its own
-        again = layer.dispatch(
-            cuda(other[rank]), weights=cuda(weights[rank]), cached=got.descriptor
-        )
-        check_rows(on_host(got), rows[rank], inputs)
-        check_rows(on_host(again), rows[rank], other, weights)
-
-    with Ranks(4, **CONFIG, local_world_size=2) as ranks:
-        ranks.run(body)
-
-
-def test_float8_tokens_travel_with_their_scales():
-    indices, bytes_of, scales = float8_problem()
-    rows = oracle.expert_rows(indices, 8, 4)[0]
-
-    def body(layer, rank):
-        got = layer.dispatch(
-            cuda(bytes_of[rank]).view(torch.float8_e4m3fn), cuda(indices[rank]),
-            scales=cuda(scales[rank]),
-        )  # fmt: skip
-        assert got.output.dtype == torch.float8_e4m3fn
-        octets, factors = numbers(got.output.view(torch.uint8)), numbers(got.scales)
-        check_float8_rows(octets, factors, rows[rank], bytes_of, scales)
-
-    config = {**CONFIG, "hidden": 144, "dtype": "bfloat16"}
-    with Ranks(4, **config, local_world_size=2) as ranks:
-        ranks.run(body)
-
+pytestmark = [*gpu, pytest.mark.usefixtures("loaded")]
 
 # ---- Streams, graphs, memory.
 

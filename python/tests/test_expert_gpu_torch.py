@@ -17,7 +17,7 @@ from winnow.distributed import initialize_distributed
 from winnow import expert_parallel as ep
 from winnow.expert_parallel import autograd
 
-pytestmark = gpu
+pytestmark = [*gpu, pytest.mark.usefixtures("loaded")]
 
 
 @pytest.mark.parametrize("order", ["expert_major", "token_major"])

@@ -1,32 +1,57 @@
 """The all-to-all between threads: rows, tables, sums and options, bit for bit."""
 
+from types import SimpleNamespace
+
 import expert_oracle as oracle
 import numpy as np
 import pytest
 import torch
 from expert_checks import check_float8_rows, check_rows, check_tables
+from expert_gpu import CONFIG, cuda, loaded, on_host  # noqa: F401
 from expert_problems import SMALL, float8_problem, payload, problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds import gpu, numbers
 from layouts import layouts
 from ranks import Ranks
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])
+def at(request):
+    """Where a test runs: what makes an array (of numpy on the CPU) or a tensor there, and ranks."""
+    on_gpu = request.param == "cuda"
+    if on_gpu:
+        request.getfixturevalue("loaded")
+    return SimpleNamespace(
+        device=torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
+        array=cuda if on_gpu else np.array,
+        tensor=cuda if on_gpu else lambda a, dtype=None: torch.from_numpy(np.array(a)).to(dtype),
+        ranks=lambda **options: Ranks(4, **{**(CONFIG if on_gpu else SMALL), **options}),
+    )
+
+
 @pytest.mark.parametrize("local", [4, 2, 1])
 @pytest.mark.parametrize("alignment", [1, 4])
-def test_expert_major_rows_come_in_the_documented_order(local, alignment):
+def test_expert_major_rows_come_in_the_documented_order(local, alignment, at):
     inputs, indices, weights = problem()
     rows, counts, offsets = oracle.expert_rows(indices, 8, 4, alignment)
 
     def body(layer, rank):
+        assert torch.device(layer.device) == at.device
         got = layer.dispatch(
-            inputs[rank], indices[rank], weights=weights[rank], expert_alignment=alignment
-        )
-        check_rows(got, rows[rank], inputs, weights)
-        described = got.descriptor
+            at.array(inputs[rank]), at.array(indices[rank]), weights=at.array(weights[rank]),
+            expert_alignment=alignment,
+        )  # fmt: skip
+        for made in (got.output, got.weights, got.descriptor.expert_offsets):
+            assert type(made) is np.ndarray or made.device == at.device
+        described = on_host(got.descriptor)
+        check_rows(on_host(got), rows[rank], inputs, weights)
         assert described.rows == described.wanted_rows == len(rows[rank])
         assert described.expert_counts.tolist() == counts[rank]
         assert described.expert_offsets.tolist() == offsets[rank]
+        assert (described.host_expert_counts, described.host_expert_offsets) == (
+            counts[rank], offsets[rank],
+        )  # fmt: skip
         assert described.num_dispatch_token_cur_rank == len(inputs[rank])
         assert described.num_input_tokens_per_rank.tolist() == [5, 0, 8, 3]
         assert described.order == "expert_major" and described.has_weights
@@ -34,51 +59,52 @@ def test_expert_major_rows_come_in_the_documented_order(local, alignment):
         assert got.expert_ids is None and got.scales is None and described.source_begins is None
         check_tables(described, rows, indices, rank, local)
 
-    with Ranks(4, **SMALL, local_world_size=local) as ranks:
+    with at.ranks(local_world_size=local) as ranks:
         ranks.run(body)
 
 
-def test_token_major_rows_carry_each_token_once():
+def test_token_major_rows_carry_each_token_once(at):
     inputs, indices, weights = problem(seed=1)
     rows = oracle.token_rows(indices, 8, 4)
     sums = oracle.combine(indices, 8, 4, 2, lambda rank, token, k: inputs[rank][token], hidden=16)
 
     def body(layer, rank):
         got = layer.dispatch(
-            inputs[rank], indices[rank], weights=weights[rank], order="token_major"
-        )
-        assert got.output.shape[0] == len(rows[rank]) and got.descriptor.order == "token_major"
+            at.array(inputs[rank]), at.array(indices[rank]), weights=at.array(weights[rank]),
+            order="token_major",
+        )  # fmt: skip
+        here = on_host(got)
+        assert here.output.shape[0] == len(rows[rank]) and got.descriptor.order == "token_major"
         begins = [sum(source < other for source, _, _ in rows[rank]) for other in range(5)]
-        assert got.descriptor.source_begins.tolist() == begins
-        for row, (source, token, here) in enumerate(rows[rank]):
-            np.testing.assert_array_equal(got.output[row], inputs[source][token])
-            assert got.expert_ids[row].tolist() == here
-            kept = np.where(np.array(here) >= 0, weights[source][token], 0)
-            np.testing.assert_array_equal(got.weights[row], kept)
+        assert on_host(got.descriptor).source_begins.tolist() == begins
+        for row, (source, token, experts) in enumerate(rows[rank]):
+            np.testing.assert_array_equal(here.output[row], inputs[source][token])
+            assert here.expert_ids[row].tolist() == experts
+            kept = np.where(np.array(experts) >= 0, weights[source][token], 0)
+            np.testing.assert_array_equal(here.weights[row], kept)
         # Each rank gives the sum over its experts.
-        pairs = (got.expert_ids >= 0).sum(1, keepdims=True).astype(np.float32)
-        out = layer.combine(got.output * pairs, got.descriptor)
+        pairs = (here.expert_ids >= 0).sum(1, keepdims=True).astype(np.float32)
+        out = numbers(layer.combine(at.array(here.output * pairs), got.descriptor))
         np.testing.assert_allclose(out, sums[rank], rtol=1e-6)
 
-    with Ranks(4, **SMALL, local_world_size=2) as ranks:
+    with at.ranks(local_world_size=2) as ranks:
         ranks.run(body)
 
 
 @pytest.mark.parametrize("local", [4, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("local_combine", [False, True])
-def test_combine_rounds_where_the_contract_says(local, dtype, local_combine):
+def test_combine_rounds_where_the_contract_says(local, dtype, local_combine, at):
     """Bitwise, with outputs that differ between a token's experts."""
     rng = np.random.default_rng(5)
     _, indices, weights = problem(seed=2)
-    make = oracle.ROUND[dtype]
+    make, typed = oracle.ROUND[dtype], getattr(torch, dtype)
     expert_row = {
         pair[:3]: make(rng.standard_normal(16).astype(np.float32) * 10.0 ** rng.integers(-2, 3))
         for pair in oracle.kept(indices, 8)
     }
     bias = [make(rng.standard_normal((len(table), 16)).astype(np.float32)) for table in indices]
     rows = oracle.expert_rows(indices, 8, 4)[0]
-    typed = getattr(torch, dtype)
 
     def want(**options):
         return oracle.combine(
@@ -89,81 +115,85 @@ def test_combine_rounds_where_the_contract_says(local, dtype, local_combine):
     plain, weighted = want(), want(weights=weights, bias=bias)
 
     def body(layer, rank):
-        tokens = torch.zeros(len(indices[rank]), 16, dtype=typed)
-        routing = torch.from_numpy(indices[rank])
-        got = layer.dispatch(tokens, routing, weights=torch.from_numpy(weights[rank]))
+        tokens = at.tensor(np.zeros((len(indices[rank]), 16), np.float32), typed)
+        got = layer.dispatch(tokens, at.tensor(indices[rank]), weights=at.tensor(weights[rank]))
         outputs = [expert_row[pair] for pair in rows[rank]] or np.zeros((0, 16), np.float32)
-        outputs = torch.from_numpy(np.array(outputs, np.float32)).to(typed)
+        outputs = at.tensor(np.array(outputs, np.float32), typed)
         out = layer.combine(outputs, got.descriptor)
-        assert out.dtype == typed and type(out) is torch.Tensor
-        np.testing.assert_array_equal(out.float().numpy(), plain[rank])
+        assert (type(out), out.dtype, out.device) == (torch.Tensor, typed, at.device)
         buffer = layer.combine_buffer(got.descriptor)
         buffer.copy_(outputs)
-        given = torch.full_like(tokens, 7)
+        given = at.tensor(np.full(tokens.shape, 7, np.float32), typed)
         back = layer.combine(
-            buffer, got.descriptor, weighted=True, out=given,
-            bias=torch.from_numpy(bias[rank]).to(typed),
-        )  # fmt: skip
+            buffer, got.descriptor, weighted=True, out=given, bias=at.tensor(bias[rank], typed)
+        )
         assert back is given
-        np.testing.assert_array_equal(given.float().numpy(), weighted[rank])
+        np.testing.assert_array_equal(numbers(out), plain[rank])
+        np.testing.assert_array_equal(numbers(given), weighted[rank])
 
-    config = {**SMALL, "dtype": typed, "local_world_size": local}
-    with Ranks(4, **config, enable_local_combine=local_combine) as ranks:
+    config = {"dtype": typed, "local_world_size": local}
+    with at.ranks(**config, enable_local_combine=local_combine) as ranks:
         ranks.run(body)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_scatter_indices_place_the_rows(whole):
+def test_scatter_indices_place_the_rows(whole, at):
     inputs, indices, weights = problem(seed=3)
     rng = np.random.default_rng(9)
     table, rows = oracle.scatter_table(indices, 8, 4, lambda pairs: rng.permutation(pairs).tolist())
+    rows = [[tuple(pair) for pair in mine] for mine in rows]
     ends = np.cumsum([0, 5, 0, 8, 3])
 
     def body(layer, rank):
         mine = table if whole else table[ends[rank] : ends[rank + 1]]
         got = layer.dispatch(
-            inputs[rank], indices[rank], weights=weights[rank], scatter_indices=mine
-        )
-        check_rows(got, [tuple(pair) for pair in rows[rank]], inputs, weights)
+            at.array(inputs[rank]), at.array(indices[rank]), weights=at.array(weights[rank]),
+            scatter_indices=at.array(mine),
+        )  # fmt: skip
+        check_rows(on_host(got), rows[rank], inputs, weights)
+        again = layer.dispatch(at.array(inputs[rank]), cached=got.descriptor)
+        check_rows(on_host(again), rows[rank], inputs)
 
-    with Ranks(4, **SMALL, local_world_size=2) as ranks:
+    with at.ranks(local_world_size=2) as ranks:
         ranks.run(body)
 
 
-def test_float8_tokens_travel_with_their_scales():
+def test_float8_tokens_travel_with_their_scales(at):
     indices, bytes_of, scales = float8_problem()
     rows = oracle.expert_rows(indices, 8, 4)[0]
 
     def body(layer, rank):
         got = layer.dispatch(
-            torch.from_numpy(bytes_of[rank]).view(torch.float8_e4m3fn),
-            torch.from_numpy(indices[rank]),
-            scales=torch.from_numpy(scales[rank]),
-        )
+            at.tensor(bytes_of[rank]).view(torch.float8_e4m3fn), at.tensor(indices[rank]),
+            scales=at.tensor(scales[rank]),
+        )  # fmt: skip
         assert got.output.dtype == torch.float8_e4m3fn
-        octets, factors = got.output.view(torch.uint8).numpy(), got.scales.numpy()
+        octets, factors = numbers(got.output.view(torch.uint8)), numbers(got.scales)
         check_float8_rows(octets, factors, rows[rank], bytes_of, scales)
 
-    config = {**SMALL, "hidden": 144, "dtype": "bfloat16"}
-    with Ranks(4, **config, local_world_size=2) as ranks:
+    with at.ranks(hidden=144, dtype="bfloat16", local_world_size=2) as ranks:
         ranks.run(body)
 
 
-def test_a_cached_dispatch_repeats_the_routing():
+def test_a_cached_dispatch_repeats_the_routing(at):
     inputs, indices, weights = problem()
     rows = oracle.expert_rows(indices, 8, 4)[0]
+    other = [values + 0.5 for values in inputs]
 
     def body(layer, rank):
-        routing = indices[rank].copy()
-        first = layer.dispatch(inputs[rank], routing)
-        routing[:] = 0  # the descriptor has its own
-        other = [values + 0.5 for values in inputs]
-        again = layer.dispatch(other[rank], weights=weights[rank], cached=first.descriptor)
-        check_rows(first, rows[rank], inputs)
-        check_rows(again, rows[rank], other, weights)
+        routing = at.tensor(indices[rank])
+        first = layer.dispatch(at.tensor(inputs[rank]), routing)
+        if routing.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        routing.copy_(torch.zeros(routing.shape, dtype=routing.dtype))  # the descriptor has its own
+        again = layer.dispatch(
+            at.tensor(other[rank]), weights=at.tensor(weights[rank]), cached=first.descriptor
+        )
+        check_rows(on_host(first), rows[rank], inputs)
+        check_rows(on_host(again), rows[rank], other, weights)
         assert first.weights is None and again.descriptor.has_weights
 
-    with Ranks(4, **SMALL, local_world_size=2) as ranks:
+    with at.ranks(local_world_size=2) as ranks:
         ranks.run(body)
 
 

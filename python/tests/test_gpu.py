@@ -12,6 +12,7 @@ import pytest
 import torch
 import winnow.torch as ops
 from compare import assert_close
+from compiled import assert_compiles, assert_replays
 from kinds import gpu, numbers
 
 import winnow
@@ -265,18 +266,7 @@ def test_a_training_step_in_a_graph():
         )
         return torch.autograd.grad(out.float().square().sum(), leaves)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        q.mul_(1.5)
-    graph.replay()
-    _assert_equal(captured, step())
+    assert_replays(step, lambda: q.mul_(1.5))
 
 
 @pytest.mark.parametrize("h_q", [1, 64, 128])
@@ -324,14 +314,7 @@ def test_compiled_in_one_graph():
         fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
         return out.float().square().sum(), teacher.sum() + decoded.sum() + fused.sum()
 
-    results = []
-    for run in (model, torch.compile(model, fullgraph=True)):
-        leaves = [t.clone().requires_grad_() for t in (q, kv, sink)]
-        loss, other = run(*leaves)
-        loss.backward()
-        results.append([loss, other, *(leaf.grad for leaf in leaves)])
-    for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+    assert_compiles(model, (q, kv, sink), rtol=1e-2, atol=1e-2)
 
 
 def test_supports_knows_the_kernels():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
+from compiled import assert_compiles, assert_replays
 from kinds import gpu
 
 import winnow
@@ -157,14 +158,7 @@ def test_compiled_with_gradients_in_one_graph(device):
         loss = loss + ops.indexer_loss(q, k, weights, scores.new_ones(5, 40), key_end=end)
         return loss + scores.square().sum() + out.float().sum(), rows.float().sum() + scale.sum()
 
-    results = []
-    for run in (model, torch.compile(model, fullgraph=True)):
-        leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
-        loss, other = run(*leaves)
-        loss.backward()
-        results.append([loss, other, *(leaf.grad for leaf in leaves)])
-    for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+    assert_compiles(model, (q, k, weights), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.gpu
@@ -186,19 +180,7 @@ def test_a_training_step_in_a_graph():
 
     torch.use_deterministic_algorithms(True)
     try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-        with torch.no_grad():
-            q.mul_(1.5)
-        graph.replay()
-        for got, want in zip(captured, step(), strict=True):
-            assert torch.equal(got, want)
+        assert_replays(step, lambda: q.mul_(1.5))
     finally:
         torch.use_deterministic_algorithms(False)
 

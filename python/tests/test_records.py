@@ -84,17 +84,23 @@ def _listed():
     return {(one["operation"], one["case"]) for one in json.loads(made.stdout)["cases"]}
 
 
-def _options(verb):
+# What `python -m winnow bench` has beside the operations.
+_OF_PYTHON = ("python", "transformers", "context_parallel")
+
+
+def _options(*words):
     made = subprocess.run(
-        [sys.executable, "-m", "winnow", verb, "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "winnow", *words, "--help"], capture_output=True, text=True
     )
     return set(re.findall(r"--[a-z-]+", made.stdout))
 
 
 def unknown(command, cases, options):
     """What the project does not have of a command: a program, an option, an operation, a case."""
-    around = r"(\w+=\S+|compute-sanitizer --tool \w+|mpirun -n \d+) "
-    words = re.sub(rf"^({around})+", "", command.replace("python -m winnow", "winnow")).split()
+    ranks = r"mpirun -n \d+|torchrun (--standalone )?--nproc-per-node \d+"
+    around = rf"(\w+=\S+|compute-sanitizer --tool \w+|{ranks}) "
+    command = re.sub(rf"^({around})+", "", command)
+    words = re.sub(r"^(python )?-m winnow", "winnow", command).split()
     name, arguments = words[0], words[1:]
     if name == "make":
         return (
@@ -106,8 +112,9 @@ def unknown(command, cases, options):
     if name == "winnow":
         verb, *rest = arguments
         known = {operation for operation, _ in cases}
-        known |= {operation.split("::")[0] for operation in known} | {"transformers", "python"}
-        wrong = [word for word in rest if word.startswith("--") and word not in options[verb]]
+        known |= {operation.split("::")[0] for operation in known} | {*_OF_PYTHON}
+        offered = options[rest[0]] if rest and rest[0] in _OF_PYTHON else options[verb]
+        wrong = [word for word in rest if word.startswith("--") and word not in offered]
         if rest and not rest[0].startswith("--") and rest[0] not in known:
             wrong.append(rest[0])
         if "--case" in rest:
@@ -126,7 +133,8 @@ def unknown(command, cases, options):
 
 @pytest.fixture(scope="module")
 def program():
-    return _listed(), {verb: _options(verb) for verb in ("bench", "verify", "demo")}
+    options = {verb: _options(verb) for verb in ("bench", "verify", "demo")}
+    return _listed(), options | {name: _options("bench", name) for name in _OF_PYTHON}
 
 
 def test_every_command_is_one_that_the_project_has(program):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import winnow.torch as ops
 from compare import assert_close
+from compiled import assert_compiles
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -475,12 +476,6 @@ def test_compiled_with_gradients_in_one_graph(dtype, backend):
         fused = ops.paged_xl_attention_fused(*step, p["pos_bias_v"], p["r"], None, *tables)
         return out.square().sum(), teacher.sum() + decoded.sum() + fused.sum()
 
-    results = []
-    for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
-        leaves = [t.clone().requires_grad_() for t in (q, kv, options["attn_sink"])]
-        loss, other = run(*leaves)
-        loss.backward()
-        results.append([loss, other, *(leaf.grad for leaf in leaves)])
-    for eager, compiled in zip(*results, strict=True):
-        assert compiled.dtype == q.dtype
-        torch.testing.assert_close(compiled, eager)
+    leaves = q, kv, options["attn_sink"]
+    assert {result.dtype for result in model(*leaves)} == {q.dtype}
+    assert_compiles(model, leaves, backend=backend)

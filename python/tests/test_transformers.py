@@ -240,12 +240,8 @@ def test_queries_in_pieces(model, monkeypatch):
     same(got, want)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_dtypes(family, dtype):
+def check_other_dtypes(model, ids, dtype):
     """Against "eager" in float32 where the choice of rows takes no part: every row is chosen."""
-    ids = tokens()
-    model = make(family, index_topk=64)
     with torch.no_grad():
         want = model(input_ids=ids).logits
         model.to(dtype).set_attn_implementation("winnow")
@@ -253,6 +249,12 @@ def test_other_dtypes(family, dtype):
     assert got.dtype == dtype
     distance = 1 - torch.cosine_similarity(got.float().flatten(), want.flatten(), 0)
     assert float(distance) < (5e-3 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_dtypes(family, dtype):
+    check_other_dtypes(make(family, index_topk=64), tokens(), dtype)
 
 
 def check_autocast(model, ids):

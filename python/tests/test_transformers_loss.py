@@ -174,20 +174,18 @@ def test_the_loss_beside_that_of_the_language_model(model):
     model.activation_checkpointing_disable()
 
 
-def test_a_frozen_model_learns_where_to_look():
-    """Both stages: the loss falls, and the share of the attention that the chosen rows have
-    grows."""
-    model = make("glm_moe_dsa", "winnow").train()
+def check_learning(model, ids, dense_steps):
+    """The indexers of a frozen model, in both stages: the loss falls, and the chosen rows have more
+    of the attention."""
     model.requires_grad_(False)
     trained = [p for name, p in model.named_parameters() if "indexer" in name]
     for parameter in trained:
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW(trained, lr=3e-3)
-    ids = tokens()
     losses, shares = {}, {}
     for dense in (True, False):
         attend_densely(model, dense)
-        for _ in range(25 if dense else 8):
+        for _ in range(dense_steps if dense else 8):
             model(input_ids=ids, use_cache=False)
             loss = indexer_loss(model)
             losses.setdefault(dense, []).append(loss.item())
@@ -200,6 +198,10 @@ def test_a_frozen_model_learns_where_to_look():
     assert shares[True][-1] > shares[True][0]
     assert shares[False][-1] > shares[True][0]
     assert all(0 < share < 1 for found in shares.values() for share in found)
+
+
+def test_a_frozen_model_learns_where_to_look():
+    check_learning(make("glm_moe_dsa", "winnow").train(), tokens(), 25)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])

@@ -12,11 +12,13 @@ from test_transformers import (  # noqa: F401
     RIGHT,
     both,
     check_autocast,
+    check_other_dtypes,
     one_thread,
     padding,
     same,
     step,
 )
+from test_transformers_loss import check_learning
 from transformers import DynamicCache
 from v4_models import PATTERNS, make, tokens
 
@@ -216,16 +218,7 @@ def test_gradient_checkpointing(flash):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_other_dtypes(dtype):
-    """Against "eager" in float32 where the choice of rows takes no part: every row is chosen."""
-    ids = tokens()
-    model = make("pro", index_topk=75)
-    with torch.no_grad():
-        want = model(input_ids=ids).logits
-        model.to(dtype).set_attn_implementation("winnow")
-        got = model(input_ids=ids).logits
-    assert got.dtype == dtype
-    distance = 1 - torch.cosine_similarity(got.float().flatten(), want.flatten(), 0)
-    assert float(distance) < (5e-3 if dtype == torch.bfloat16 else 1e-4)
+    check_other_dtypes(make("pro", index_topk=75), tokens(), dtype)
 
 
 def test_autocast():
@@ -429,28 +422,7 @@ def test_dense_attention_is_that_of_all_rows(flash):
 
 def test_indexers_learn_where_the_attention_looks():
     model = make("short", "winnow", compress_ratios=[4], initializer_range=0.2).train()
-    model.requires_grad_(False)
-    trained = [p for name, p in model.named_parameters() if "indexer" in name]
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=3e-3)
-    ids = tokens(length=120)
-    losses, shares = {}, {}
-    for dense in (True, False):
-        dsa.attend_densely(model, dense)
-        for _ in range(20 if dense else 8):
-            model(input_ids=ids, use_cache=False)
-            loss = dsa.indexer_loss(model)
-            losses.setdefault(dense, []).append(loss.item())
-            shares.setdefault(dense, []).append(dsa.attention_share(model).item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert losses[True][-1] < 0.8 * losses[True][0]
-    assert losses[False][-1] < losses[False][0]
-    assert shares[True][-1] > shares[True][0]
-    assert shares[False][-1] > shares[True][0]
-    assert all(0 < share < 1 for found in shares.values() for share in found)
+    check_learning(model, tokens(length=120), 20)
 
 
 def test_the_share_is_that_of_the_choice_of_all_compressed_rows(flash):

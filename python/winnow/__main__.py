@@ -1,7 +1,8 @@
 """``python -m winnow``: the command line program that the wheel brings.
 
-``bench`` shows two things more: after the operations, and alone with ``bench python``, what a call
-from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model.
+``bench`` shows more: after the operations, and alone with ``bench python``, what a call
+from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model, with
+``bench context_parallel`` one whose sequence several ranks share.
 ``compat-path`` prints the folder for PYTHONPATH with the package that stands for deep_ep.
 """
 
@@ -55,6 +56,8 @@ _HELP = """
 From Python also:
   python -m winnow bench python         what a call from Python costs
   python -m winnow bench transformers   a layer of a model of Hugging Face transformers
+  torchrun --nproc-per-node N -m winnow bench context_parallel
+                                        the same layer, its sequence on N ranks
   python -m winnow compat-path          the folder for PYTHONPATH that stands for deep_ep
   python -m winnow.compat --help        such folders by name, and which calls of a package they take
 """
@@ -104,6 +107,10 @@ def main() -> None:
         from winnow.transformers import bench
 
         sys.exit(_printing(bench.main, sys.argv[3:]))
+    if sys.argv[1:3] == ["bench", "context_parallel"]:
+        from winnow.transformers import bench_ranks
+
+        sys.exit(_printing(bench_ranks.main, sys.argv[3:]))
     if sys.argv[1:2] == ["compat-path"]:
         from winnow import compat
 

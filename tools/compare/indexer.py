@@ -110,8 +110,8 @@ def _pages(b: int, s_q: int, rows: int, device: torch.device) -> Tuple:
 def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tuple:
     deep_gemm, cudnn = find("deep_gemm"), find("cudnn")
     q, pages, weights, tables, lengths = _pages(b, s_q, rows, device)
-    plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
-    ends = (lengths[:, None] - s_q + 1 + torch.arange(s_q, device=device)).int().flatten()
+    ends = (lengths[:, None] - s_q + 1 + torch.arange(s_q, device=device)).int()
+    plan = deep_gemm.get_paged_mqa_logits_metadata(ends, 64, deep_gemm.get_num_sms())
 
     def ours() -> Any:
         return indexer.topk_paged(
@@ -119,11 +119,11 @@ def _paged(b: int, s_q: int, rows: int, count: int, device: torch.device) -> Tup
         )[0]
 
     def theirs() -> Any:
+        # It cleans none where lengths are by query: torch may choose the row behind a query's last.
         scores = deep_gemm.fp8_paged_mqa_logits(
-            q, pages.view(-1, 64, 1, D + 4), weights, lengths, tables, plan, rows,
-            clean_logits=cudnn is None,
-        )  # fmt: skip
-        return _choose(cudnn, scores, ends, count)
+            q, pages.view(-1, 64, 1, D + 4), weights, ends, tables, plan, rows, clean_logits=False
+        )
+        return _choose(cudnn, scores, ends.flatten(), count)
 
     return ours, {f"deep_gemm + {_chooser()}": theirs}
 
@@ -143,7 +143,8 @@ def scores_paged(device: torch.device) -> Iterator[Problem]:
     deep_gemm = find("deep_gemm")
     for b, rows in ((2, 32768), (64, 32768), (128, 8192)) if device.type == "cuda" else ((2, 256),):
         q, pages, weights, tables, lengths = _pages(b, 1, rows, device)
-        plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
+        ends = lengths[:, None]
+        plan = deep_gemm.get_paged_mqa_logits_metadata(ends, 64, deep_gemm.get_num_sms())
         keys = pages.view(-1, 64, 1, D + 4)
         yield Problem(
             "indexer::scores_paged",
@@ -154,7 +155,7 @@ def scores_paged(device: torch.device) -> Iterator[Problem]:
             ).view(len(q), rows),  # noqa: B023
             {
                 "deep_gemm": lambda: deep_gemm.fp8_paged_mqa_logits(
-                    q, keys, weights, lengths, tables, plan, rows, clean_logits=False  # noqa: B023
+                    q, keys, weights, ends, tables, plan, rows, clean_logits=False  # noqa: B023
                 )
             },
             cosine,

@@ -9,6 +9,7 @@
 #include "winnow/cache/key_page.h"
 #include "winnow/core/host_device.h"
 #include "winnow/core/rows.h"
+#include "winnow/core/slots.h"
 #include "winnow/core/tensor.h"
 
 namespace winnow {
@@ -59,6 +60,12 @@ Cache<std::uint8_t> check_cache_output(const Check& check, std::string_view argu
 // bytes.
 void check_cache_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view,
                          CacheFormat format);
+
+// The slots of a cache. Without rows it has none either, whatever its block_size is.
+inline SlotSpace slot_space(const Cache<std::uint8_t>& cache, std::string_view row_noun) {
+  const bool none = cache.block_size == 0;
+  return {none ? 0 : cache.blocks, none ? 1 : cache.block_size, "blocks", row_noun};
+}
 
 }  // namespace winnow::sparse_mla
 

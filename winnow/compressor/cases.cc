@@ -65,6 +65,24 @@ std::vector<CaseShape> make_shapes() {
        .pairs = 32});
   add({.name = "overlap-128", .lengths = {400}, .ratio = 128});
   add({.name = "largest", .lengths = {300, 129}, .ratio = 128, .d = 512, .norm = true});
+  // Of many slots, but not of the most, and columns that fill no block.
+  add({.name = "large-overlap",
+       .lengths = {260, 49, 100},
+       .ratio = 50,
+       .d = 104,
+       .norm = true,
+       .positions = true,
+       .pairs = 10});
+  add({.name = "large-strided",
+       .lengths = {230, 99},
+       .ratio = 100,
+       .d = 72,
+       .overlap = false,
+       .norm = true,
+       .positions = true,
+       .pairs = 3,
+       .layout = Layout::wide});
+  add({.name = "many-large", .lengths = {67 * 65}, .ratio = 65, .d = 40, .overlap = false});
   for (const bool overlap : {false, true}) {
     const std::string kind = overlap ? "-overlap" : "-plain";
     for (const std::int64_t ratio : {1, 2, 3, 7, 31}) {

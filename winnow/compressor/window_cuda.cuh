@@ -207,6 +207,18 @@ struct Pack<float> {
   }
 };
 
+// One element.
+template <class T>
+__device__ __forceinline__ float number_at(const T* from) {
+  if constexpr (std::is_same_v<T, float>) {
+    return *from;
+  } else {
+    float both[kColumns];
+    Pack<T>{{*reinterpret_cast<const unsigned short*>(from), 0}}.to_floats(both);
+    return both[0];
+  }
+}
+
 // Stores the columns of a row as kv's type T, or as floats.
 template <class T, bool kAligned>
 __device__ __forceinline__ void store_columns(void* data, std::int64_t at, bool wide,

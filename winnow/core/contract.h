@@ -174,6 +174,18 @@ class Contract<Table, std::tuple<Entries...>> {
     return sizes;
   }
 
+  // The device of the first tensor, on which check() has found all others.
+  Device device(const Args& args) const {
+    Device device;
+    bool first = true;
+    visit(args, [&]<class T>(const Spec&, const T& value) {
+      if constexpr (kIsTensor<T>) {
+        if (std::exchange(first, false)) device = value.device();
+      }
+    });
+    return device;
+  }
+
   // The dtype of a new tensor for that argument.
   DType dtype(const Spec& spec, const Args& args) const {
     DType leader = spec.dtypes.list[0];

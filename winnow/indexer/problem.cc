@@ -32,10 +32,6 @@ void check_topk(const Check& check, const TensorView& indices) {
              "topk from 1 to 2^31 - 1", std::to_string(topk));
 }
 
-std::span<const Backend> backends_for(DType dtype, std::span<const Backend> implemented) {
-  return dtype == DType::f16 ? implemented.subspan(1) : implemented;
-}
-
 void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
                    const ConstTensorView& k) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
@@ -55,6 +51,13 @@ void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q
     check.unsupported(std::string(to_string(backend)) + ": want s_q and s_k up to 2^30, got s_q " +
                       std::to_string(s_q) + ", s_k " + std::to_string(s_k));
   }
+}
+
+void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 30;
+  if (topk <= kLimit) return;
+  check.unsupported(std::string(to_string(backend)) + ": want topk up to 2^30, got " +
+                    std::to_string(topk));
 }
 
 }  // namespace winnow::indexer

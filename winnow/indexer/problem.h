@@ -55,10 +55,10 @@ Problem problem_of(const Args& args) {
   return problem;
 }
 
-// Those of an operation's backends, sm90 first, that take the dtype: sm90 has no f16.
-std::span<const Backend> backends_for(DType dtype, std::span<const Backend> implemented);
 // What the kernels of a GPU backend require beyond the contract.
 void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
                    const ConstTensorView& k);
+// Of lists of rows.
+void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk);
 
 }  // namespace winnow::indexer

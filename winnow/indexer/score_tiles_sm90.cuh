@@ -287,7 +287,7 @@ __device__ __forceinline__ void load_scales(const ScoreParams& p, Plan shared) {
   }
 }
 
-// The scores of one query and rows 4 lane + {0, 1, 2, 3} of a tile, for a sink.
+// The scores of one query and rows 4 lane + {0, 1, 2, 3} of a tile, for a sink; never -0.
 template <class Shape, class Plan>
 __device__ __forceinline__ void read_scores(Plan shared, int stage, int query, float (&scores)[4]) {
   const int lane = threadIdx.x % 32;
@@ -296,7 +296,11 @@ __device__ __forceinline__ void read_scores(Plan shared, int stage, int query, f
   scores[0] = four.x, scores[1] = four.y, scores[2] = four.z, scores[3] = four.w;
   if constexpr (Shape::kElement == Element::f8) {
     const float4 scale = reinterpret_cast<const float4*>(shared.scales(stage))[lane];
-    scores[0] *= scale.x, scores[1] *= scale.y, scores[2] *= scale.z, scores[3] *= scale.w;
+    scores[0] = fmaf(scores[0], scale.x, 0.0f), scores[1] = fmaf(scores[1], scale.y, 0.0f);
+    scores[2] = fmaf(scores[2], scale.z, 0.0f), scores[3] = fmaf(scores[3], scale.w, 0.0f);
+  } else {
+#pragma unroll
+    for (float& score : scores) score += 0.0f;
   }
 }
 
@@ -390,20 +394,25 @@ struct WeightedSum {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
   }
 
-  // Adds up what four neighbouring lanes have, and calls take(query, r, total) for this lane's
-  // share of the totals, those of row(r).
-  template <class Take>
-  __device__ __forceinline__ static void total(const float (&sum)[kSums], const Take& take) {
-    const int lane = threadIdx.x % 32;
-    // Lanes two apart share the sums between them, then neighbours do.
-    const bool upper = lane & 2, odd = lane & 1;
-    float half[kSums / 2];
+  // Adds up what lanes two apart have: each of them keeps half of the sums.
+  __device__ __forceinline__ static void halve(const float (&sum)[kSums],
+                                               float (&half)[kSums / 2]) {
+    const bool upper = threadIdx.x % 32 & 2;
 #pragma unroll
     for (int s = 0; s < kSums / 2; ++s) {
       const float give = upper ? sum[s] : sum[s + kSums / 2];
       const float keep = upper ? sum[s + kSums / 2] : sum[s];
       half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
     }
+  }
+
+  // Adds up what neighbours have of that, and calls take(query, r, total) for this lane's share of
+  // the totals, those of row(r).
+  template <class Take>
+  __device__ __forceinline__ static void total_of_halves(const float (&half)[kSums / 2],
+                                                         const Take& take) {
+    const int lane = threadIdx.x % 32;
+    const bool upper = lane & 2, odd = lane & 1;
     if constexpr (kSums == 2) {
       const float both = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
       if (!odd) take(0, upper ? 1 : 0, both);
@@ -420,14 +429,11 @@ struct WeightedSum {
     }
   }
 
-  // `scores`: [queries of this side][kScoreStride].
-  __device__ __forceinline__ void store(int heads,
-                                        const float (&product)[Shape::kProductColumns / 2],
-                                        float* scores) const {
-    float sum[kSums];
-    sums(heads, product, sum);
-    total(sum,
-          [&](int query, int r, float total) { scores[query * kScoreStride + row(r)] = total; });
+  template <class Take>
+  __device__ __forceinline__ static void total(const float (&sum)[kSums], const Take& take) {
+    float half[kSums / 2];
+    halve(sum, half);
+    total_of_halves(half, take);
   }
 };
 
@@ -451,36 +457,66 @@ struct Multiplier {
     begin_product<Shape>(device::descriptor_offset(keys, at), heads, product[half]);
   }
 
+  using Halves = float[WeightedSum<Shape>::kSums / 2];
+
+  // The sums of a half of a tile whose product is finished.
+  __device__ __forceinline__ void weigh(float (&finished)[Shape::kProductColumns / 2],
+                                        Halves& halves) {
+    device::wgmma_pin(finished);
+    float sum[WeightedSum<Shape>::kSums];
+    weighted_sum.sums(p.h, finished, sum);
+    WeightedSum<Shape>::halve(sum, halves);
+  }
+
+  // Stores the scores of a half of a tile.
+  __device__ __forceinline__ void store(const Halves& halves, int slot, int half) {
+    float* const scores =
+        shared.memory->scores[slot] + side * Shape::kSideQueries * kScoreStride + half * kUnitRows;
+    WeightedSum<Shape>::total_of_halves(halves, [&](int query, int r, float total) {
+      scores[query * kScoreStride + WeightedSum<Shape>::row(r)] = total;
+    });
+  }
+
   // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
-  // sequence written out: nothing may be in flight where a loop closes.
+  // sequence written out: nothing may be in flight where a loop closes. A product begins before the
+  // shuffles behind it end, and barriers are asked before it begins: behind it they answer late.
   template <int kTiles>
   __device__ __forceinline__ void score_tiles() {
     shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     begin_half(0);
+    Halves halves;
+    int slot = 0;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
+      const bool next = tile + 1 < kTiles;
       const int stage = ring.stage;
-      begin_half(1);
       shared.free()[out.stage].wait(out.parity ^ 1, "scores", out.stage);
-      float* const scores =
-          shared.memory->scores[out.stage] + side * Shape::kSideQueries * kScoreStride;
-      device::wgmma_wait<1>();
-      device::wgmma_pin(product[0]);
-      weighted_sum.store(p.h, product[0], scores);
+      begin_half(1);
+      if (tile > 0) finish_tile(halves, slot);
+      slot = out.stage;
+      out.advance();
       ring.advance();
-      if (tile + 1 < kTiles) {
+      device::wgmma_wait<1>();
+      weigh(product[0], halves);
+      if (next) {
         shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
         begin_half(0);
+      }
+      store(halves, slot, 0);
+      if (next) {
         device::wgmma_wait<1>();
       } else {
         device::wgmma_wait<0>();
       }
-      device::wgmma_pin(product[1]);
       shared.empty()[stage].arrive_warp();
-      weighted_sum.store(p.h, product[1], scores + kUnitRows);
-      shared.ready()[out.stage].arrive_warp();
-      out.advance();
+      weigh(product[1], halves);
     }
+    finish_tile(halves, slot);
+  }
+
+  __device__ __forceinline__ void finish_tile(const Halves& halves, int slot) {
+    store(halves, slot, 1);
+    shared.ready()[slot].arrive_warp();
   }
 };
 
@@ -532,7 +568,8 @@ __device__ __forceinline__ void run_roles(const ScoreParams& p, const typename S
     device::fence_mbarrier_init();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+  const int warpgroup = __shfl_sync(device::kFullWarp, threadIdx.x / 128, 0);
+  const int warp = threadIdx.x % 128 / 32;
   if (warpgroup < kMultiplyWarpgroups) {
     device::setmaxnreg_inc<kMultiplyRegisters>();
     multiply<Shape>(p, shared, warpgroup);

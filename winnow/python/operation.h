@@ -128,6 +128,19 @@ class Arguments {
                                 std::span(shape).first(rank));
   }
 
+  // Runs the operation. `workspace_bytes`: of one with a workspace, which is the caller's or new.
+  using Bytes = std::int64_t (*)(const Args&, const RunOptions&);
+  void run(Call& call, Args& args, Backend (*operation)(const Args&, const RunOptions&),
+           Bytes workspace_bytes = nullptr) const {
+    nb::object workspace;  // as long as the operation runs
+    if constexpr (kDeclaration.place("workspace") < kCount) {
+      workspace = get<"workspace">();
+      args.workspace = call.workspace(
+          workspace, [&](const RunOptions& options) { return workspace_bytes(args, options); });
+    }
+    call.run([&](const RunOptions& options) { operation(args, options); });
+  }
+
   static const Signature& signature() {
     static const Signature signature(kDeclaration.signature);
     return signature;

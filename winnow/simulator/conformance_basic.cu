@@ -71,8 +71,10 @@ __global__ void memory_kernel(const std::uint32_t* in, std::uint32_t* out) {
   std::uint32_t* const to = out + 20 * t;
   to[0] = once.x, to[1] = once.y, to[2] = once.z, to[3] = once.w;
   to[4] = again.x, to[5] = again.y, to[6] = again.z, to[7] = again.w;
+  const auto* word = reinterpret_cast<const std::int32_t*>(in) + 4 * t;
+  // Even threads load by load_if(); odd ones pass it the word, which load_now() has loaded.
   to[8] = static_cast<std::uint32_t>(
-      device::load_now(reinterpret_cast<const std::int32_t*>(in) + 4 * t));
+      device::load_if(t % 2 == 0, word, t % 2 == 0 ? 0 : device::load_now(word)));
   to[9] = __float_as_uint(device::load_now(reinterpret_cast<const float*>(in) + 4 * t + 1));
   const float2 two = device::load_now(reinterpret_cast<const float2*>(in) + 2 * t + 1);
   to[10] = __float_as_uint(two.x), to[11] = __float_as_uint(two.y);

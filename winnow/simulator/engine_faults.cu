@@ -478,6 +478,18 @@ std::vector<Fault> handover_faults() {
           },
           kTwoBlocks),
       fault(
+          "SumOfAnotherBehindItsOwn", "race", unordered,
+          [](Address, Words words) {
+            hand_over(
+                words, [&] { reduce_add<1>(words + kData); }, [&] { reduce_add<1>(words + kFlag); },
+                [&] {
+                  if (ld_acquire_gpu(words + kFlag) == 0) return false;
+                  reduce_add<1>(words + kData);
+                  return true;
+                });
+          },
+          kTwoBlocks),
+      fault(
           "CountWithoutAFenceBehindIt", "race", "is not ordered behind a",
           [](Address, Words words) {
             hand_over(

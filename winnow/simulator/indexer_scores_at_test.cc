@@ -23,6 +23,7 @@ const BugsOf f8{"scores_at_sm90.cuh", "f8_e4m3-k512"};
 const std::vector<PlantedBug> kQuickBugs = {
     rows("NoWaitForRows", "shared.full()[ring.stage].wait", Action::drop),
     rows("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
+    in_one_schedule(rows("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     rows("SwappedPhaseOfRows", "shared.full()[ring.stage].wait", Action::add, 1),
@@ -42,7 +43,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     rows("DescriptorOfTheNextColumns", "wgmma_m64n64k16<Major::K, Major::K>(d", Action::add, 2),
     f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(d", Action::add, std::int64_t{3} << 62),
     rows("CountOfFullTooSmall", "shared.full()[i].init", Action::add, -1),
-    rows("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1),
     many("CountOfHeadsEmptyTooSmall", "shared.heads_empty()[i].init", Action::add, -1),
     rows("NoInitFence", "fence_mbarrier_init();", Action::drop),
     rows("NoBarrierAfterInit", "  __syncthreads();", Action::drop),

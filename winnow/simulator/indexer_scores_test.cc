@@ -51,6 +51,7 @@ const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 const std::vector<PlantedBug> kQuickBugs = {
     sink("NoWaitForScores", "shared.ready()[ring.stage].wait", Action::drop),
     tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
+    in_one_schedule(long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     sink("SwappedPhaseOfScores", "shared.ready()[ring.stage].wait", Action::add, 1),
@@ -61,7 +62,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("TooFewBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, -16),
     tiles("NoSyncOfWeights", "__syncwarp();", Action::drop),
     tiles("NoWaitForLastProduct", "device::wgmma_wait<0>();", Action::drop),
-    long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1),
     tiles("CountOfReadyTooSmall", "shared.ready()[i].init", Action::add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),
     tiles("NoBarrierAfterInit", "  __syncthreads();", Action::drop),

@@ -1,9 +1,7 @@
 // What the simulated tests of the indexer's kernels share.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -11,6 +9,7 @@
 
 namespace winnow::indexer {
 
+using simulator::all_cases;
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::in_one_schedule;
@@ -32,19 +31,6 @@ inline bool simulate_any_gpu() {
   simulator::settings().compute_capability = 86;
   simulator::settings().shared_bytes = 99 * 1024;
   return true;
-}
-
-// All cases that GPUs of the operation take, but for those whose names hold one of `large`.
-inline std::vector<PassingCase> all_cases(const testing::Operation& operation,
-                                          std::initializer_list<const char*> large) {
-  std::vector<PassingCase> list;
-  for (const testing::Case& one : operation.cases) {
-    const bool small = std::none_of(large.begin(), large.end(), [&](const char* part) {
-      return one.name.find(part) != std::string::npos;
-    });
-    if (one.on_gpu && small) list.push_back({one.name, simulator::schedules(1, {})});
-  }
-  return list;
 }
 
 }  // namespace winnow::indexer

@@ -90,6 +90,7 @@ const std::vector<PlantedBug> kQuickBugs = {
         choice_of_eight("WordsOfTwoBlocks", "return device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(saying("race: ", batches("ChoiceBeforeTheScores",
                                              "device::wait_for_kernel_before();", Action::drop))),
+    in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
@@ -108,7 +109,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoArrivalOfEmpty", "shared.empty()[ring.stage].arrive_warp", Action::drop),
     tiles("CountOfFullTooLarge", "shared.full()[i].init", Action::add, 1),
     tiles("CountOfFullOfOnePage", "shared.full()[i].init", Action::add, -1),
-    tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1),
     groups("CountOfHeadsEmptyOfTwoWarpgroups", "shared.heads_empty()[i].init", Action::add, -4),
     groups("CountOfHeadsFullTooSmall", "shared.heads_full()[i].init", Action::add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", Action::drop),

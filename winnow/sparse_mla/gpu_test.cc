@@ -52,6 +52,27 @@ void expect_same(const Results& gpu, const Results& cpu, const CaseShape& shape)
   expect_close("extra_attn_sum", gpu.extra_attn_sum, cpu.extra_attn_sum, Quantity::attn_sum, shape);
 }
 
+// The GPU gives these bits again and again.
+void expect_repeats(const Results& first, const CaseInputs& inputs, const CaseShape& shape) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    Results next(shape, kGpu);
+    next.run(inputs);
+    for (Tensor Results::* result : {&Results::out, &Results::lse, &Results::max_logits,
+                                     &Results::attn_sum, &Results::extra_attn_sum}) {
+      ASSERT_TRUE(same_bytes(next.*result, first.*result)) << "repeat " << repeat;
+    }
+  }
+}
+
+void expect_same_as_cpu(const CaseInputs& inputs, const CaseShape& shape, bool repeats = false) {
+  Results cpu(shape, {}), gpu(shape, kGpu);
+  cpu.run(inputs);
+  const CaseInputs there = inputs.on(kGpu);
+  gpu.run(there);
+  expect_same(gpu, cpu, shape);
+  if (repeats) expect_repeats(gpu, there, shape);
+}
+
 class SparseMlaGpu : public GpuTest {};
 
 TEST_F(SparseMlaGpu, MixedLengthsInOneLaunch) {
@@ -64,10 +85,7 @@ TEST_F(SparseMlaGpu, MixedLengthsInOneLaunch) {
     for (std::int64_t i = 0; i < shape.s_q; ++i) {
       inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i * 7) % 10];
     }
-    Results cpu(shape, {}), gpu(shape, kGpu);
-    cpu.run(inputs);
-    gpu.run(inputs.on(kGpu));
-    expect_same(gpu, cpu, shape);
+    expect_same_as_cpu(inputs, shape);
   }
 }
 
@@ -80,14 +98,7 @@ TEST_F(SparseMlaGpu, TwentyRepeatsAreBitwiseEqual) {
     const CaseInputs inputs = make_inputs(shape).on(kGpu);
     Results first(shape, kGpu);
     first.run(inputs);
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      Results next(shape, kGpu);
-      next.run(inputs);
-      ASSERT_TRUE(same_bytes(next.out, first.out)) << "repeat " << repeat;
-      ASSERT_TRUE(same_bytes(next.lse, first.lse)) << "repeat " << repeat;
-      ASSERT_TRUE(same_bytes(next.max_logits, first.max_logits)) << "repeat " << repeat;
-      ASSERT_TRUE(same_bytes(next.attn_sum, first.attn_sum)) << "repeat " << repeat;
-    }
+    expect_repeats(first, inputs, shape);
   }
 }
 
@@ -132,10 +143,7 @@ TEST_F(SparseMlaGpu, MoreQueriesThanAGridDimension) {
   shape.h_q = 2;
   shape.topk = 70;
   const CaseInputs inputs = make_inputs(shape);
-  Results cpu(shape, {}), gpu(shape, kGpu);
-  cpu.run(inputs);
-  gpu.run(inputs.on(kGpu));
-  expect_same(gpu, cpu, shape);
+  expect_same_as_cpu(inputs, shape);
 }
 
 // 64 rows of a cache that spans 6 GB: their offsets pass 2^31 elements.
@@ -188,18 +196,7 @@ TEST_F(SparseMlaGpu, DenseRangesOfEveryPlace) {
     }
     testing::Random random(1);
     testing::fill_normal(inputs.kv.view, random);  // all rows are seen now
-    Results cpu(shape, {}), gpu(shape, kGpu);
-    cpu.run(inputs);
-    const CaseInputs there = inputs.on(kGpu);
-    gpu.run(there);
-    expect_same(gpu, cpu, shape);
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      Results next(shape, kGpu);
-      next.run(there);
-      ASSERT_TRUE(same_bytes(next.out, gpu.out)) << "repeat " << repeat;
-      ASSERT_TRUE(same_bytes(next.lse, gpu.lse)) << "repeat " << repeat;
-      ASSERT_TRUE(same_bytes(next.attn_sum, gpu.attn_sum)) << "repeat " << repeat;
-    }
+    expect_same_as_cpu(inputs, shape, true);
   }
 }
 
@@ -225,19 +222,7 @@ TEST_F(SparseMlaGpu, TwoSourcesOfEveryPlace) {
         ranged.key_start.view.at<std::int32_t>(i) = places[i % 10];
         ranged.key_end.view.at<std::int32_t>(i) = places[i / 10 % 10];
       }
-      Results cpu(shape, {}), gpu(shape, kGpu);
-      cpu.run(inputs);
-      const CaseInputs there = inputs.on(kGpu);
-      gpu.run(there);
-      expect_same(gpu, cpu, shape);
-      for (int repeat = 0; repeat < 20; ++repeat) {
-        Results next(shape, kGpu);
-        next.run(there);
-        ASSERT_TRUE(same_bytes(next.out, gpu.out)) << "repeat " << repeat;
-        ASSERT_TRUE(same_bytes(next.lse, gpu.lse)) << "repeat " << repeat;
-        ASSERT_TRUE(same_bytes(next.attn_sum, gpu.attn_sum)) << "repeat " << repeat;
-        ASSERT_TRUE(same_bytes(next.extra_attn_sum, gpu.extra_attn_sum)) << "repeat " << repeat;
-      }
+      expect_same_as_cpu(inputs, shape, true);
     }
   }
 }
@@ -283,10 +268,7 @@ TEST_F(SparseMlaGpu, EmptyProblemsSucceed) {
     shape.topk = topk;
     shape.choice = Choice::nothing;
     const CaseInputs inputs = make_inputs(shape);
-    Results cpu(shape, {}), gpu(shape, kGpu);
-    cpu.run(inputs);
-    gpu.run(inputs.on(kGpu));
-    expect_same(gpu, cpu, shape);
+    expect_same_as_cpu(inputs, shape);
   }
 }
 

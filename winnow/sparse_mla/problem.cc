@@ -107,11 +107,6 @@ void check_beside_extra(const Check& check, std::string_view name, const ConstTe
   }
 }
 
-std::span<const Backend> backends_for(DType dtype) {
-  static constexpr Backend kAll[] = {Backend::sm90, Backend::cuda, Backend::cpu};
-  return std::span(kAll).subspan(dtype == DType::f16 ? 1 : 0);
-}
-
 void check_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view) {
   constexpr std::int64_t kAlignment = 16;  // of the kernels' copies
   check.aligned(argument, view, kAlignment);

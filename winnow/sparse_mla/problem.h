@@ -103,9 +103,6 @@ void check_extra(const Check& check, const SourceArgs& args);
 void check_beside_extra(const Check& check, std::string_view name, const ConstTensorView& output,
                         const ConstTensorView& extra_kv);
 
-// The backends that take queries of the dtype: sm90 has bf16 alone.
-std::span<const Backend> backends_for(DType dtype);
-
 // What the kernels of GPUs require beyond the contract: the rows of q, kv and what is shaped like
 // them begin at multiples of 16 bytes, and the sizes fit into 32 bits.
 void check_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view);

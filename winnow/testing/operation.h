@@ -100,6 +100,7 @@ struct Benchmark {
   std::optional<double> target_seconds;  // most that one run may take
   bool cold = false;                     // on a GPU: nothing is in the L2 cache when a run begins
   bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
+  bool beside_product = false;           // on a GPU: timed alone and while products run beside it
   bool slow = false;                     // left out unless asked for by name or with --all
   bool beside_product = false;           // on a GPU: timed alone and while products run beside it
   // Allocates the tensors of a call. On a GPU what it returns queues its work on the default

@@ -1,7 +1,7 @@
 """The ranks that share sequences, and what they agree on."""
 
 import zlib
-from typing import TYPE_CHECKING, Any, NoReturn, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PLACEMENTS = ("contiguous", "balanced")
 KEYS = ("gathered", "sharded")
-_VALUES = 4  # that the message of an agreement has room for, beside what it is about
+_VALUES = 5  # that the message of an agreement has room for, beside what it is about
 
 
 def _short(text: str) -> str:
@@ -90,7 +90,6 @@ class ContextParallel:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sharded = keys == "sharded" and self.size > 1
         self.chunks = 2 if placement == "balanced" else 1  # of a rank
-        self._agreed: Set[Tuple[str, ...]] = set()
         cpu = "cpu" in dist.get_backend_config(group)
         self._device = "cpu" if cpu else f"cuda:{torch.cuda.current_device()}"
 
@@ -123,7 +122,12 @@ class ContextParallel:
         return Tokens(self, count, batch, *checked_lengths(self, count, batch, starts))
 
     def agree(self, call: str, **values: str) -> None:
-        """An error on all ranks where they do not give the same values in the same call."""
+        """An error on all ranks where they do not give the same values in the same call.
+
+        It comes before every call that moves tensors: a collective in which ranks differ would end
+        the process (gloo) or never end (NCCL). That a rank has given the same values before says
+        nothing of what the others give now.
+        """
         texts = [" ".join((call, *values)), *values.values()]
         own = [zlib.crc32(text.encode()) for text in texts]
         own += [0] * (_VALUES + 1 - len(own))
@@ -140,14 +144,25 @@ class ContextParallel:
                 got = f"{_short(text)} on rank {self.rank}, another on rank {rank}"
                 refuse(f"{call}: {list(values)[at - 1]}", "the same on all ranks", got)
 
-    def agree_once(self, call: str, **values: str) -> None:
-        """agree(), the first time that a call has these values."""
-        key = (call, *values.values())
-        if key not in self._agreed:
-            self.agree(call, **values)
-            self._agreed.add(key)
-
     def sum(self, value: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
         dist.all_reduce(value, group=self.group)
         return value
+
+    # ---- what moves rows and gradients: each begins, and returns what waits for the end
+
+    def begin_all_gather(self, whole: Tensor, local: Tensor) -> dist.Work:
+        """[ranks * n] of [n] on each rank."""
+        return dist.all_gather_into_tensor(whole, local, group=self.group, async_op=True)
+
+    def begin_reduce_scatter(self, local: Tensor, whole: Tensor) -> dist.Work:
+        """[n] on each rank: its part of the sum of [ranks * n]."""
+        return dist.reduce_scatter_tensor(local, whole, group=self.group, async_op=True)
+
+    def begin_broadcast(self, rows: Tensor, source: int) -> dist.Work:
+        """In place, from rank `source` of the group."""
+        return dist.broadcast(rows, group_src=source, group=self.group, async_op=True)
+
+    def begin_reduce(self, gradient: Tensor, target: int) -> dist.Work:
+        """The sum over the ranks, in place on rank `target` of the group."""
+        return dist.reduce(gradient, group_dst=target, group=self.group, async_op=True)

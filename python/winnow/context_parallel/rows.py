@@ -3,7 +3,6 @@
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -55,9 +54,7 @@ def gathered(
     contiguous."""
     shape = context.size * local.shape[0], *local.shape[1:]
     whole = torch.empty(shape, dtype=local.dtype, device=local.device)
-    work = dist.all_gather_into_tensor(
-        bytes_of(whole), bytes_of(local), group=context.group, async_op=True
-    )
+    work = context.begin_all_gather(bytes_of(whole), bytes_of(local))
     return Arriving(work, whole, local, then)
 
 
@@ -66,9 +63,7 @@ def scattered(context: ContextParallel, whole: Tensor) -> Arriving:
     whole = whole.contiguous()
     shape = whole.shape[0] // context.size, *whole.shape[1:]
     local = torch.empty(shape, dtype=whole.dtype, device=whole.device)
-    work = dist.reduce_scatter_tensor(
-        local.flatten(), whole.flatten(), group=context.group, async_op=True
-    )
+    work = context.begin_reduce_scatter(local.flatten(), whole.flatten())
     return Arriving(work, local, whole)
 
 
@@ -94,6 +89,7 @@ class Source:
             arriving = self.begin(local) if arriving is None else arriving
             yield None, arriving.wait()
             return
+        self.context.agree("use of rows", shape=str(list(local.shape)), dtype=str(local.dtype))
         coming = self._send(0, local)
         for rank in range(self.context.size):
             rows = coming.wait()
@@ -103,9 +99,7 @@ class Source:
 
     def _send(self, rank: int, local: Tensor) -> Arriving:
         rows = local if rank == self.context.rank else torch.empty_like(local)
-        work = dist.broadcast(
-            bytes_of(rows), group_src=rank, group=self.context.group, async_op=True
-        )
+        work = self.context.begin_broadcast(bytes_of(rows), rank)
         return Arriving(work, rows, local)
 
     # ---- in the backward pass
@@ -142,9 +136,7 @@ class Source:
         if len(self._sums) > 1:
             self._take(self._sums.pop(0))
         gradient = gradient.contiguous()
-        work = dist.reduce(
-            gradient.flatten(), group_dst=part, group=self.context.group, async_op=True
-        )
+        work = self.context.begin_reduce(gradient.flatten(), part)
         own = gradient if part == self.context.rank else gradient[:0]
         self._sums.append(Arriving(work, own, gradient))
 

@@ -131,11 +131,13 @@ class Tokens:
     def whole(self, x: Tensor) -> Tensor:
         """[batch * count, ...] of [batch * own, ...] on each rank; without a gradient. A collective
         call."""
+        self._agree_on("whole", "x", x)
         x = x.detach().contiguous()
         return gathered(self.context, x, self.numbers(x.device).placement.in_order).wait()
 
     def gather(self, rows: Tensor, of: Optional[Windows] = None) -> Rows:
-        """Begins to gather the rows of all ranks. A collective call.
+        """Begins to gather the rows of all ranks. A collective call, which returns when all ranks
+        have made it.
 
         Args:
             rows: this rank's, contiguous in the last dimension: [batch * own, ...], one for each of
@@ -149,17 +151,23 @@ class Tokens:
             a function, release()) when the layer has run: it holds the rows of all ranks.
         """
         rows = cast(rows)
+        self._agree_on("gather", "rows", rows, of)
         placement = self.numbers(rows.device).placement if of is None else of.placement
-        own = self.batch * self.own if of is None else of.own
-        self._agree_on("gather", "rows", rows, own)
         return Rows(self.context, placement, rows)
 
-    def _agree_on(self, call: str, argument: str, rows: Tensor, own: int, **others: str) -> None:
-        """Refuses other than `own` rows, on all ranks alike when they are first given."""
+    def _agree_on(
+        self, call: str, argument: str, rows: Tensor, of: Optional[Windows] = None, **others: str
+    ) -> None:
+        """Refuses, on all ranks alike, rows that are not one for each of this rank's tokens or
+        windows, or that differ from those of other ranks."""
+        if of is None:
+            own, every = self.batch * self.own, f"{self.batch} x {self.count} tokens"
+        else:
+            own, every = of.own, f"{of.total} windows, up to {of.placement.capacity} of a rank"
         shape, dtype = list(rows.shape), str(rows.dtype)
         surplus = str(shape[0] - own) if shape else "none"
-        self.context.agree_once(
-            call, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype, **others
+        self.context.agree(
+            call, rows_of=every, surplus_rows=surplus, columns=str(shape[1:]), dtype=dtype, **others
         )
         if surplus != "0":
             refuse(f"{call}: {argument}", f"{own} rows", f"shape {shape}")
@@ -175,7 +183,7 @@ class Tokens:
             own, in the chunk's place; before the first token of all there are zeros. It takes what
             attends to a window of neighbours, without gathering all rows.
         """
-        self._agree_on("history", "x", x, self.batch * self.own, width=str(width))
+        self._agree_on("history", "x", x, width=str(width))
         if not isinstance(width, int) or width < 0:
             refuse("width", "0 or more", width)
         return history(self, x, width)
@@ -318,6 +326,7 @@ class Tokens:
         Returns:
             The loss, float32, differentiable in q, weights and the rows of k.
         """
+        self.context.agree("indexer_loss", reduction=str(reduction))
         if (target is None) == (attention is None):
             got = "neither" if target is None else "both"
             refuse("target", "it or attention", got)

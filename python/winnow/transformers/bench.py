@@ -77,6 +77,10 @@ class _Layer:
     def embeddings(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
         return self.rotary(hidden, positions)
 
+    def positions(self, tokens: int) -> torch.Tensor:
+        """Of the tokens that this process has, [1, n]."""
+        return torch.arange(tokens, device=self.device)[None]
+
     def mask(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
         return create_causal_mask(
             self.config, hidden, None, None, positions, allow_is_causal_skip=False
@@ -86,9 +90,9 @@ class _Layer:
         """What is measured: forward, or with the backward pass."""
         self.config._attn_implementation = implementation
         generator = torch.Generator(self.device).manual_seed(tokens)
-        shape = (1, tokens, self.config.hidden_size)
+        positions = self.positions(tokens)
+        shape = (*positions.shape, self.config.hidden_size)
         hidden = torch.randn(shape, generator=generator, device=self.device).to(self.dtype)
-        positions = torch.arange(tokens, device=self.device)[None]
         training = operation == "training step"
         hidden.requires_grad_(training)
         embeddings = self.embeddings(hidden, positions)

@@ -58,10 +58,11 @@ class Tensors {
  public:
   explicit Tensors(Bytes& bytes) : bytes_(bytes) {}
 
-  // A tensor of this dtype and shape, often altered, or an absent one. A tensor of more than 1 MiB
-  // becomes absent: it would need real memory, since the library trusts the size in a view.
-  TensorView operator()(DType dtype, std::vector<std::int64_t> shape) {
-    const auto choice = bytes_.take<std::uint8_t>();
+  // A tensor of this dtype and shape, or if it may be `altered` often another or an absent one. A
+  // tensor of more than 1 MiB becomes absent: it would need real memory, since the library trusts
+  // the size in a view.
+  TensorView operator()(DType dtype, std::vector<std::int64_t> shape, bool altered) {
+    const auto choice = altered ? bytes_.take<std::uint8_t>() : std::uint8_t{0};
     if (choice == 254) return {};
     if (choice > 0 && choice < 40) dtype = static_cast<DType>(choice % 8);
     if (choice % 16 == 1 && !shape.empty()) shape.pop_back();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "tools/winnow/mma_product.h"
@@ -10,6 +11,7 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
+#include "winnow/testing/operation.h"
 
 namespace winnow::cli {
 
@@ -19,7 +21,8 @@ struct ProductSize {
 
 // Compares every `each`-th row of a product, twice: the second one begins with the memory for
 // shared sums as the first has left it.
-inline void expect_product(MmaProduct::Plan plan, const ProductSize& size, std::int64_t each = 1) {
+inline testing::CaseOutcome compare_product(MmaProduct::Plan plan, const ProductSize& size,
+                                            std::int64_t each = 1) {
   constexpr Device kGpu{DeviceType::cuda, 0};
   // Half a unit in the last place of bf16, and little for the order of the sums.
   constexpr testing::Tolerance kTolerance{.error = 0.004};
@@ -43,12 +46,22 @@ inline void expect_product(MmaProduct::Plan plan, const ProductSize& size, std::
     }
   }
   MmaProduct product(a_there, b_there, c_there, plan);
+  testing::CaseOutcome outcome{.backend = Backend::cuda, .comparisons = {}};
   for (int i = 0; i < 2; ++i) {
     copy_between(c_there.data(), kGpu, c.data(), {}, static_cast<std::size_t>(c.numel()) * 2);
     product.queue();
     const Tensor here = c_there.to({});
-    EXPECT_EQ(testing::count_unwritten(here), 0);
-    const testing::Comparison compared = testing::compare("c", here, expected, kTolerance, rows);
+    outcome.comparisons.push_back(testing::compare("c", here, expected, kTolerance, rows));
+    if (const std::int64_t unwritten = testing::count_unwritten(here); unwritten != 0) {
+      outcome.comparisons.push_back(
+          {"c", 1, 0, false, std::to_string(unwritten) + " elements are not written"});
+    }
+  }
+  return outcome;
+}
+
+inline void expect_product(MmaProduct::Plan plan, const ProductSize& size, std::int64_t each = 1) {
+  for (const testing::Comparison& compared : compare_product(plan, size, each).comparisons) {
     EXPECT_TRUE(compared.passed) << compared.error << " " << compared.detail;
   }
 }

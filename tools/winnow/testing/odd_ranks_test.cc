@@ -111,13 +111,13 @@ class RankTensors {
     return odd;
   }
   TensorView make(DType dtype, const std::vector<std::int64_t>& shape) {
-    return is_odd() ? odd_(dtype, shape) : right_(dtype, shape);
+    return is_odd() ? odd_(dtype, shape, true) : right_(dtype, shape, false);
   }
   ConstTensorView experts() {
     const bool odd = is_odd();
     const DType dtype = is_odd() ? DType::i64 : DType::i32;
-    if (odd) return odd_(dtype, {tokens_, 2});
-    const TensorView indices = right_(dtype, {tokens_, 2});
+    if (odd) return odd_(dtype, {tokens_, 2}, true);
+    const TensorView indices = right_(dtype, {tokens_, 2}, false);
     for (std::int64_t token = 0; token < tokens_; ++token) {
       for (std::int64_t k = 0; k < 2; ++k) {
         const int expert = int((token + 3 * k) % (2 * kWorld));

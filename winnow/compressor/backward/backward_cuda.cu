@@ -138,6 +138,9 @@ __device__ __forceinline__ void load_columns(const void* data, std::int64_t at, 
 struct Held {
   int begin, count, own;
 
+  // Of one slot.
+  __device__ __forceinline__ Held(const KernelProblem& p, int slot)
+      : begin(slot), count(1), own(p.slots() - p.ratio - slot) {}
   __device__ __forceinline__ Held(const KernelProblem& p, const Range& range)
       : begin(range.begin), count(range.end - range.begin), own(p.slots() - p.ratio - begin) {}
 };
@@ -649,6 +652,368 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
   put_part(params, shared.gradients, memory.norm_sums);
 }
 
+// ---- large windows
+
+// Windows of more than half of kLargeSlots slots, by clusters whose blocks have kLargeColumns
+// columns each. A warp has kColumnsOfWarp columns of all slots, so that no other warp has a part in
+// their sums; each of its lanes has four columns of every 16th slot. Slots come to shared memory
+// and gradients leave it in whole lines, by a thread for each piece of 16 bytes: a gradient takes
+// the place of what it is the gradient of, and the thread that stores it copies what comes next
+// there. That is done while the two sums of the window are exchanged.
+constexpr int kLargeSlots = 128, kLargeColumns = 64, kColumnsOfWarp = kLargeColumns / kWarps;
+constexpr int kGroupsOfWarp = kLargeSlots / kSlotsAtOnce;  // of lanes, with every 16th slot
+constexpr int kCourse = 64;                                // windows that a block finds at a time
+
+struct LargeMemory {
+  // Rows of 128 bytes: kLargeColumns columns of each slot, in pieces of 16 bytes.
+  uint4 kv[kStages][kLargeSlots][8], gate[kStages][kLargeSlots][8];
+  float4 biases[kSlotsAtOnce][kThreads];  // of the gates of each thread
+  float2 warps[2][kWarps];                // sums over the columns of each warp, by turns
+  float2 sums[2][kPortableBlocks];        // the same of each block of the cluster; 0 beyond it
+  Spot spots[kCourse];
+  std::uint64_t full[kStages],
+      there[2];  // barriers: slots of a stage are there, sums of all blocks
+};
+
+// A piece has eight columns of two bytes.
+template <bool kAligned, class T>
+__device__ __forceinline__ void copy_piece(uint4& to, const T* from) {
+  if constexpr (kAligned) {
+    device::cp_async(device::shared_address(&to), from);
+  } else {
+    const uint2 low = Pack<T>::template load<false>(from).words,
+                high = Pack<T>::template load<false>(from + kColumns).words;
+    to = {low.x, low.y, high.x, high.y};
+  }
+}
+template <bool kAligned, class T>
+__device__ __forceinline__ void store_piece(T* to, const uint4& from) {
+  if constexpr (kAligned) {
+    *reinterpret_cast<uint4*>(to) = from;
+  } else {
+    Pack<T>{{from.x, from.y}}.template store<false>(to);
+    Pack<T>{{from.z, from.w}}.template store<false>(to + kColumns);
+  }
+}
+
+// The place of piece `piece` of a row: warps have neighbouring pieces and eight rows have different
+// banks.
+__device__ __forceinline__ int place_of_piece(int piece, int row) { return piece ^ (row & 7); }
+
+__device__ __forceinline__ float2 sum_of(const float2 (&sums)[8]) {
+  float2 sum = sums[0];
+#pragma unroll
+  for (int i = 1; i < 8; ++i) sum = {sum.x + sums[i].x, sum.y + sums[i].y};
+  return sum;
+}
+
+// Four columns in each of the 16 lanes of the same parity.
+struct Folding {
+  int lane;
+
+  // Which of the four columns fold() gives.
+  __device__ __forceinline__ int column() const { return (lane & 2) + (lane >> 2 & 1); }
+  // op over all lanes, of one column.
+  template <class Op>
+  __device__ __forceinline__ float fold(const float (&x)[kColumns], const Op& op) const {
+    const bool high = lane & 2, odd = lane & 4;
+    const auto meet = [&](float mine, float others, int distance) {
+      return op(mine, __shfl_xor_sync(device::kFullWarp, others, distance));
+    };
+    const float even_column = meet(high ? x[2] : x[0], high ? x[0] : x[2], 2),
+                odd_column = meet(high ? x[3] : x[1], high ? x[1] : x[3], 2);
+    float all = meet(odd ? odd_column : even_column, odd ? even_column : odd_column, 4);
+    all = meet(all, all, 8);
+    return meet(all, all, 16);
+  }
+  // What the lanes have of one column each, of all four.
+  __device__ __forceinline__ void spread(float own, float (&x)[kColumns]) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      x[c] = __shfl_sync(device::kFullWarp, own, (lane & 1) | (c & 2) | (c & 1) << 2);
+    }
+  }
+};
+
+// One column of the gradient of a row, turned back.
+struct RowColumn {
+  float even, odd, cos, sin;  // of the pair of columns
+
+  template <class T>
+  __device__ __forceinline__ void load(const KernelParams& params, const Spot& spot, int row,
+                                       int column, bool found) {
+    const KernelProblem& p = params.problem;
+    even = odd = sin = 0;
+    cos = 1;
+    if (!found) return;
+    const int first = column & ~1, pair = (first - (p.d - 2 * p.pairs)) / 2;
+    const std::int64_t at = row * params.d_rows.stride0 + first;
+    const auto load_pair = [&](const auto* rows) {
+      even = number_at(rows + at);
+      odd = number_at(rows + at + 1);
+    };
+    if (params.wide_rows) {
+      load_pair(static_cast<const float*>(params.d_rows.data));
+    } else {
+      load_pair(static_cast<const T*>(params.d_rows.data));
+    }
+    if (p.positions > 0 && first >= p.d - 2 * p.pairs) {
+      const std::int64_t place = min(max(spot.position, std::int64_t{0}), p.positions - 1);
+      cos = p.cos.data[place * p.cos.stride0 + pair];
+      sin = p.sin.data[place * p.sin.stride0 + pair];
+    }
+  }
+  __device__ __forceinline__ float turned_back(int column) const {
+    return column % 2 == 0 ? fmaf(even, cos, odd * sin) : fmaf(odd, cos, -(even * sin));
+  }
+};
+
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads, 2)
+    large_windows_kernel(const __grid_constant__ KernelParams params) {
+  static_assert(sizeof(T) == 2);
+  auto& shared = *reinterpret_cast<LargeMemory*>(device::dynamic_shared<16>());
+  const KernelProblem& p = params.problem;
+  const Shares& shares = params.shares;
+  const int block = static_cast<int>(blockIdx.x), cluster = block / shares.blocks;
+  const int own_thread = static_cast<int>(threadIdx.x), warp = own_thread / 32;
+  const Folding folding{own_thread % 32};
+  const int lane = folding.lane, group = lane / 2;
+  const int begin = block % shares.blocks * kLargeColumns;  // the block's first column
+  const int column = begin + warp * kColumnsOfWarp + lane % 2 * kColumns;
+  const int own_column = column + folding.column();
+  const bool has_column = column < p.d;
+  const int stride = shares.clusters;
+
+  // The pieces that the thread copies: piece `piece` of every 32nd row.
+  constexpr int kRowsAtOnce = kThreads / 8, kPieces = kLargeSlots / kRowsAtOnce;
+  const int piece = own_thread % 8, first_slot = own_thread / 8;
+  const int piece_column = begin + piece * 8;
+  const int slots = p.slots(), own = slots - p.ratio;
+  const Held copied(p, first_slot);
+  using Stride = StrideOf<kAligned>;
+  const Slots<const T, Stride> kv_slots(static_cast<const T*>(p.kv.data), p.kv.stride0, p, copied,
+                                        piece_column),
+      gate_slots(static_cast<const T*>(p.gate.data), p.gate.stride0, p, copied, piece_column);
+  const Slots<T, Stride> d_kv_slots(static_cast<T*>(params.d_kv.data), params.d_kv.stride0, p,
+                                    copied, piece_column),
+      d_gate_slots(static_cast<T*>(params.d_gate.data), params.d_gate.stride0, p, copied,
+                   piece_column);
+  // The slots of a window that count: [first, slots), none where there is no window.
+  const auto first_of = [&](const Spot& spot) {
+    return spot.kind == Spot::other ? 0 : spot.kind == Spot::first ? own : kLargeSlots;
+  };
+  const int place = place_of_piece(piece, first_slot);
+  // Stores the gradients of a window, and begins to copy the slots of another one to their place.
+  const auto move = [&](const Spot& before, const Spot& next, int stage) {
+    const auto d_kv_walk = d_kv_slots.of(before), d_gate_walk = d_gate_slots.of(before);
+    const auto kv_walk = kv_slots.of(next), gate_walk = gate_slots.of(next);
+    const auto move_piece = [&](int k, bool stores, bool copies) {
+      const int row = k * kRowsAtOnce;
+      uint4 &kv = shared.kv[stage][row + first_slot][place],
+            &gate = shared.gate[stage][row + first_slot][place];
+      if (stores) {
+        store_piece<kAligned>(d_kv_walk.at(0, row, copied.own), kv);
+        store_piece<kAligned>(d_gate_walk.at(0, row, copied.own), gate);
+      }
+      if (copies) {
+        copy_piece<kAligned>(kv, kv_walk.at(0, row, copied.own));
+        copy_piece<kAligned>(gate, gate_walk.at(0, row, copied.own));
+      }
+    };
+    const bool inside = piece_column < p.d;
+    const int from = inside ? first_of(before) : kLargeSlots,
+              to = inside ? first_of(next) : kLargeSlots;
+    if (from == 0 && to == 0 && slots == kLargeSlots) {
+#pragma unroll
+      for (int k = 0; k < kPieces; ++k) move_piece(k, true, true);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kPieces; ++k) {
+        const int row = k * kRowsAtOnce + first_slot;
+        move_piece(k, row >= from && row < slots, row >= to && row < slots);
+      }
+    }
+    const std::uint32_t full = device::shared_address(&shared.full[stage]);
+    if constexpr (kAligned) {
+      device::mbarrier_arrive_cp_async(full);
+    } else {
+      device::mbarrier_arrive(full);
+    }
+  };
+  const auto find = [&](int first_row) {
+    if (own_thread >= kCourse) return;
+    const std::int64_t row = first_row + std::int64_t{own_thread} * stride;
+    const Place place =
+        row < params.num_rows ? Windows().of_row(p, static_cast<int>(row)) : Place();
+    shared.spots[own_thread] = {place.token,
+                                !place.found        ? Spot::none
+                                : place.window == 0 ? Spot::first
+                                                    : Spot::other,
+                                place.position};
+  };
+
+  find(cluster);
+  if (own_thread < 2) {
+    device::mbarrier_init(device::shared_address(&shared.full[own_thread]), kThreads);
+    device::mbarrier_init(device::shared_address(&shared.there[own_thread]), 1);
+    device::fence_mbarrier_init();
+  }
+  if (own_thread < 2 * kPortableBlocks) (&shared.sums[0][0])[own_thread] = {0, 0};
+  __syncthreads();  // the first course is there
+  Spot spot = shared.spots[0], before = {0, Spot::none, 0};
+  move(before, spot, 0);
+  for (int j = 0; j < kSlotsAtOnce; ++j) {
+    const int slot = j * kGroupsOfWarp + group;
+    if (!has_column || slot >= slots) break;
+    shared.biases[j][own_thread] =
+        Pack<float>::load<kAligned>(p.position_bias.data +
+                                    (slot < own ? slot : slot - own) * p.position_bias.stride0 +
+                                    (slot < own ? 0 : (p.series - 1) * p.d) + column)
+            .words;
+  }
+  const float norm = p.norm_weight != nullptr && own_column < p.d ? p.norm_weight[own_column] : 1;
+  device::cluster_sync();  // all blocks run before one sends
+
+  float bias_sums[kSlotsAtOnce][kColumns] = {}, norm_sum = 0;
+  // The thread's columns of its first slot in a stage.
+  const int inside = (group * 8 + place_of_piece(warp, group)) * 16 + lane % 2 * 8;
+  const auto pack_of = [&](uint4(&rows)[kLargeSlots][8], int j) -> Pack<T>& {
+    return *reinterpret_cast<Pack<T>*>(reinterpret_cast<std::byte*>(&rows) + inside +
+                                       j * (kGroupsOfWarp * 128));
+  };
+  int window = 0;  // of the cluster's
+  for (int row = cluster; row < params.num_rows; row += stride, ++window) {
+    const int stage = window % kStages, turn = stage;
+    const unsigned parity = window / kStages % 2;
+    const int next_spot = (window + 1) % kCourse;
+    if (next_spot == 0) {
+      __syncthreads();  // the course has been gone
+      find(row + stride);
+      __syncthreads();  // the next course is there
+    }
+    const bool found = spot.kind != Spot::none && own_column < p.d;
+    RowColumn row_column;
+    row_column.load<T>(params, spot, row, own_column, found);
+    // function(j) for the thread's slots that count.
+    const int first = has_column ? first_of(spot) : kLargeSlots;
+    const auto for_slots = [&](const auto& function) {
+      if (first == 0 && slots == kLargeSlots) {
+#pragma unroll
+        for (int j = 0; j < kSlotsAtOnce; ++j) function(j);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kSlotsAtOnce; ++j) {
+          const int slot = j * kGroupsOfWarp + group;
+          if (slot >= first && slot < slots) function(j);
+        }
+      }
+    };
+    device::mbarrier_wait(device::shared_address(&shared.full[stage]), parity, "slots", stage);
+
+    float weights[kSlotsAtOnce][kColumns], reference[kColumns];
+    Sums sums = Sums::of_none();
+    for_slots([&](int j) {
+      float bias[kColumns];
+      Pack<float>{shared.biases[j][own_thread]}.to_floats(bias);
+      pack_of(shared.gate[stage], j).to_floats(weights[j]);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        weights[j][c] += bias[c];
+        sums.largest[c] = fmaxf(sums.largest[c], weights[j][c]);
+      }
+    });
+    folding.spread(folding.fold(sums.largest, [](float a, float b) { return fmaxf(a, b); }),
+                   sums.largest);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) reference[c] = Sums::reference(sums.largest[c]);
+    for_slots([&](int j) {
+      float kv[kColumns];
+      pack_of(shared.kv[stage], j).to_floats(kv);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        weights[j][c] = Sums::weight(weights[j][c], reference[c]);
+        sums.total[c] += weights[j][c];
+        sums.sum[c] = fmaf(weights[j][c], kv[c], sums.sum[c]);
+      }
+    });
+    // From here on a lane has one column, until it has what its four columns are multiplied with.
+    const auto add = [](float a, float b) { return a + b; };
+    const float scale = __fdividef(1, folding.fold(sums.total, add));
+    const float sum = folding.fold(sums.sum, add) * scale;
+    float gradient = row_column.turned_back(own_column);
+    const float weighed = gradient * norm;
+    if (p.norm_weight != nullptr) {
+      float2 both = {0, 0};  // of sum^2, and of the weighed gradient with sum
+      if (found) both = {sum * sum, weighed * sum};
+#pragma unroll
+      for (int distance = 1; distance < kColumnsOfWarp; distance *= 2) {
+        both.x += __shfl_xor_sync(device::kFullWarp, both.x, distance);
+        both.y += __shfl_xor_sync(device::kFullWarp, both.y, distance);
+      }
+      if (lane == 0) shared.warps[turn][warp] = both;
+    }
+    __syncthreads();  // the sums of all warps are there, and the gradients of the window before
+    if (p.norm_weight != nullptr) {
+      const std::uint32_t there = device::shared_address(&shared.there[turn]);
+      if (own_thread == 0) {
+        device::mbarrier_arrive_expect(there,
+                                       static_cast<unsigned>(shares.blocks * sizeof(float2)));
+      }
+      if (own_thread < shares.blocks) {
+        const std::uint32_t sums_of_block =
+            device::shared_address(&shared.sums[turn][device::cluster_rank()]);
+        device::st_async_cluster(device::map_shared(sums_of_block, own_thread),
+                                 sum_of(shared.warps[turn]), device::map_shared(there, own_thread));
+      }
+    }
+    // Meanwhile the gradients of the window before go, and the slots of the next one come.
+    const Spot next = shared.spots[next_spot];
+    move(before, next, 1 - stage);
+    if (p.norm_weight != nullptr) {
+      device::mbarrier_wait(device::shared_address(&shared.there[turn]), parity, "columns", turn);
+      const float2 both = sum_of(shared.sums[turn]);
+      const float inverse = norm_of(p, both.x);
+      const float part = inverse * inverse * both.y * p.inverse_d;
+      if (found) norm_sum += gradient * sum * inverse;
+      gradient = inverse * (weighed - sum * part);
+    }
+    float factors[kColumns], means[kColumns];
+    folding.spread(gradient * scale, factors);
+    folding.spread(sum, means);
+    for_slots([&](int j) {
+      Pack<T>& place = pack_of(shared.kv[stage], j);
+      float kv[kColumns], of_kv[kColumns], of_gate[kColumns];
+      place.to_floats(kv);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        of_kv[c] = weights[j][c] * factors[c];
+        of_gate[c] = of_kv[c] * (kv[c] - means[c]);
+        bias_sums[j][c] += of_gate[c];
+      }
+      place = Pack<T>::of(of_kv);
+      pack_of(shared.gate[stage], j) = Pack<T>::of(of_gate);
+    });
+    before = spot;
+    spot = next;
+  }
+  device::allow_next_kernel();
+  for (int sequence = block; sequence < p.n; sequence += static_cast<int>(gridDim.x)) {
+    clear_sequence<T, kAligned>(params, sequence);
+  }
+  __syncthreads();  // the gradients of the last window are there
+  move(before, {0, Spot::none, 0}, (window + 1) % kStages);
+  for (int j = 0; has_column && j < kSlotsAtOnce; ++j) {
+    const int slot = j * kGroupsOfWarp + group;
+    if (slot >= slots) break;
+    *reinterpret_cast<float4*>(params.bias_parts + (std::int64_t{cluster} * slots + slot) * p.d +
+                               column) = Pack<float>::of(bias_sums[j]).words;
+  }
+  if (p.norm_weight != nullptr && lane < kColumnsOfWarp && own_column < p.d) {
+    params.norm_parts[std::int64_t{cluster} * p.d + own_column] = norm_sum;
+  }
+}
+
 // Adds the parts of the clusters. A block has 32 * kColumns sums, of which each of its warps adds a
 // range of the parts.
 template <int kWarpsOfSums>
@@ -795,8 +1160,15 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
                        aligned_rows(params.d_rows, size_of(params.d_rows_dtype)) &&
                        aligned_rows(params.d_kv, size_of(params.d_kv_dtype)) &&
                        aligned_rows(params.d_gate, size_of(params.d_gate_dtype));
-  const int bytes = shared_bytes<T>(problem, shares.team);
-  auto* const function = kernel_of<T>(aligned, shares.team);
+  int bytes = shared_bytes<T>(problem, shares.team);
+  auto* function = kernel_of<T>(aligned, shares.team);
+  if constexpr (sizeof(T) == 2) {
+    if (!kernel.wide_kv && !kernel.wide_gate && !problem.hadamard &&
+        shares.team.groups() == kGroupsOfWarp && shares.team.lanes() * kColumns == kLargeColumns) {
+      function = aligned ? large_windows_kernel<T, true> : large_windows_kernel<T, false>;
+      bytes = sizeof(LargeMemory);
+    }
+  }
   kRuntime.allow_shared_memory(function, bytes);
   kRuntime.check(device::launch_clusters(function, static_cast<unsigned>(shares.blocks),
                                          static_cast<unsigned>(shares.clusters * shares.blocks),

@@ -31,11 +31,7 @@ nb::object backward(const Arguments<kBackward>& given) {
     args.d_norm_weight =
         call.output("d_norm_weight", d_norm, real, {columns / (args.overlap ? 2 : 1)});
   }
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return compressor::backward_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { compressor::backward(args, options); });
+  given.run(call, args, compressor::backward, compressor::backward_workspace_bytes);
   return norm ? nb::make_tuple(d_kv, d_gate, d_bias, d_norm) : nb::make_tuple(d_kv, d_gate, d_bias);
 }
 

@@ -28,7 +28,7 @@ nb::object forward(const Arguments<kForward>& given) {
   nb::object out = given.get<"out">();
   args.rows = call.output("out", out, args.kv.dtype(),
                           {rows, size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
-  call.run([&](const RunOptions& options) { compressor::forward(args, options); });
+  given.run(call, args, compressor::forward);
   return out;
 }
 

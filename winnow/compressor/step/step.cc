@@ -99,13 +99,9 @@ void check_stored_slots(const StepArgs& args, const StepParams& params, const Ru
     }
   }
   const std::int64_t shape[] = {tokens}, strides[] = {1};
-  const sparse_mla::Cache<std::uint8_t>& cache = params.cache;
-  // A cache without rows has no slots either, whatever its block_size is.
-  const bool empty = cache.block_size == 0;
-  const SlotSpace space =
-      params.pages.present()
-          ? SlotSpace{params.pages.count, indexer::kPageRows, "pages", "token"}
-          : SlotSpace{empty ? 0 : cache.blocks, empty ? 1 : cache.block_size, "blocks", "token"};
+  const SlotSpace space = params.pages.present()
+                              ? SlotSpace{params.pages.count, indexer::kPageRows, "pages", "token"}
+                              : sparse_mla::slot_space(params.cache, "token");
   check_slots(kOperation, "slots",
               ConstTensorView(looked_at.data(), DType::i64, shape, strides, Device{}), space,
               options);

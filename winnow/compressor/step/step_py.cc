@@ -29,7 +29,7 @@ nb::object step(const Arguments<kStep>& given) {
                     {size_of_dim(args.kv, 0), size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)},
                     Call::Fill::zero);
   }
-  call.run([&](const RunOptions& options) { compressor::step(args, options); });
+  given.run(call, args, compressor::step);
   return stored ? nb::none() : out;
 }
 

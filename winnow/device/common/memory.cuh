@@ -30,6 +30,18 @@ __device__ __forceinline__ uint4 load_again(const void* address) {
   return word;
 }
 
+// The word at `address` if `condition`, else `otherwise`. No branch stands around the load and
+// nothing is chosen behind it, so that several of them are under way together.
+__device__ __forceinline__ std::int32_t load_if(bool condition, const std::int32_t* address,
+                                                std::int32_t otherwise) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n"
+      "@p ld.global.nc.s32 %0, [%1];\n}"
+      : "+r"(otherwise)
+      : "l"(address), "r"(static_cast<std::uint32_t>(condition)));
+  return otherwise;
+}
+
 // Loads that stay where they stand: before and after the same barriers and other such loads.
 __device__ __forceinline__ std::int32_t load_now(const std::int32_t* address) {
   std::int32_t value;

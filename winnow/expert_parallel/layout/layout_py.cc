@@ -26,7 +26,7 @@ nb::object layout(const Arguments<kLayout>& given) {
   args.is_token_in_rank = call.output_flags(
       "is_token_in_rank", in_rank,
       {size_of_dim(args.expert_indices, 0), std::max<std::int64_t>(args.world_size, 0)});
-  call.run([&](const RunOptions& options) { expert_parallel::layout(args, options); });
+  given.run(call, args, expert_parallel::layout);
   return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
 }
 

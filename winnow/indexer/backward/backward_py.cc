@@ -25,11 +25,7 @@ nb::object backward(const Arguments<kBackward>& given) {
   given.output<&Args::dq>(call, args, dq, dtype);
   given.output<&Args::dk>(call, args, dk);  // a new one has the first dtype of the contract, f32
   given.output<&Args::d_weights>(call, args, d_weights, DType::f32);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return indexer::backward_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { indexer::backward(args, options); });
+  given.run(call, args, indexer::backward, indexer::backward_workspace_bytes);
   return nb::make_tuple(dq, dk, d_weights);
 }
 

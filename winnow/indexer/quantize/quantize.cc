@@ -2,18 +2,12 @@
 
 #include <string>
 
-#include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
-#include "winnow/core/record.h"
-#include "winnow/core/route.h"
-#include "winnow/cpu/kernels.h"
+#include "winnow/cpu/entry.h"
 #include "winnow/indexer/quantize/quantize_contract.h"
 #include "winnow/indexer/quantize/quantize_impl.h"
 
 namespace winnow::indexer {
 namespace {
-
-constexpr std::string_view kOperation = kQuantize.operation;
 
 void check_rows(const Check& check, const QuantizeArgs& args, QuantizeParams& params) {
   const Dim n{"n", params.n}, h{"h", params.h}, d{"d", params.d};
@@ -74,42 +68,41 @@ void check_all(const Check& check, const QuantizeArgs& args, QuantizeParams& par
 
 namespace {
 
-void check_for_cuda(const Check& check, const QuantizeArgs& args, const QuantizeParams& params) {
-  if (args.pages.present()) check_key_pages_for_gpu(check, "pages", args.pages);
-  constexpr std::int64_t kMostRows = std::int64_t{INT32_MAX} * 8;
-  if (params.h == 0 || params.n <= kMostRows / params.h) return;
-  check.unsupported("cuda: want up to 2^34 - 8 rows, got " + std::to_string(params.n) + " * " +
-                    std::to_string(params.h));
-}
+struct Quantize {
+  using Args = QuantizeArgs;
+  using Params = QuantizeParams;
+  static constexpr const auto& kContract = kQuantize;
+  static constexpr auto kCpu = &CpuKernels::indexer_quantize;
 
-Backend run(const QuantizeArgs& args, const RunOptions& options) {
-  const Check check(kOperation);
-  QuantizeParams params;
-  kQuantize.check(args, params);
-  const Device device = args.x.device();
-  constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
-  const Backend backend = choose_backend(kOperation, device, options, kImplemented);
-  if (backend == Backend::cuda) check_for_cuda(check, args, params);
-  if (options.dry_run) return backend;
-  kQuantize.apart(args);
-  if (params.n == 0 || params.h == 0) return backend;
-  if (args.slots.present()) {
-    check_slots(kOperation, "slots", args.slots, {params.pages.count, kPageRows, "pages", "row"},
-                options);
+  static Params check_args(const Args& args) {
+    Params params;
+    kQuantize.check(args, params);
+    return params;
   }
-  if (backend == Backend::cpu) {
-    run_on_cpu(kOperation, cpu_kernels().indexer_quantize, params);
-  } else if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(device);
-    quantize_cuda(params, options.stream.handle);
+  static std::span<const Backend> backends(const Args&) { return kPortable; }
+  static void check_for_gpu(const Check& check, const Args& args, const Params& params, Backend) {
+    if (args.pages.present()) check_key_pages_for_gpu(check, "pages", args.pages);
+    constexpr std::int64_t kMostRows = std::int64_t{INT32_MAX} * 8;
+    if (params.h == 0 || params.n <= kMostRows / params.h) return;
+    check.unsupported("cuda: want up to 2^34 - 8 rows, got " + std::to_string(params.n) + " * " +
+                      std::to_string(params.h));
   }
-  return backend;
-}
+  static bool empty(const Args&, const Params& params) { return params.n == 0 || params.h == 0; }
+  static void check_contents(const Check&, const Args& args, const Params& params,
+                             const RunOptions& options) {
+    if (!args.slots.present()) return;
+    check_slots(kQuantize.operation, "slots", args.slots,
+                {params.pages.count, kPageRows, "pages", "row"}, options);
+  }
+  static void run_on_gpu(const Params& params, Backend, void*, void* stream) {
+    quantize_cuda(params, stream);
+  }
+};
 
 }  // namespace
 
 Backend quantize(const QuantizeArgs& args, const RunOptions& options) {
-  return recorded(kQuantize, args, options, run);
+  return enter<Quantize>(args, options);
 }
 
 }  // namespace winnow::indexer

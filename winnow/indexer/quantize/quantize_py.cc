@@ -33,7 +33,7 @@ nb::object quantize(const Arguments<kQuantize>& given) {
   } else if (!paged) {
     outputs({n, inner}, {n});
   }
-  call.run([&](const RunOptions& options) { indexer::quantize(args, options); });
+  given.run(call, args, indexer::quantize);
   if (paged) return nb::none();
   return nb::make_tuple(rows, scale);
 }

@@ -19,7 +19,7 @@ nb::object scores(const Arguments<kScores>& given) {
   indexer::ScoresArgs args = given.read(call);
   nb::object out = given.get<"out">();
   given.output<&indexer::ScoresArgs::scores>(call, args, out);
-  call.run([&](const RunOptions& options) { indexer::scores(args, options); });
+  given.run(call, args, indexer::scores);
   return out;
 }
 

@@ -31,20 +31,23 @@ struct DenseSink {
       }
       for (int tile = 0; tile < item.tiles; ++tile) {
         shared.ready()[ring.stage].wait(ring.parity, "store", ring.stage);
-        const int row = item.begin + tile * kTileRows + 4 * static_cast<int>(threadIdx.x % 32);
+        const int first = item.begin + tile * kTileRows;
+        const int row = first + 4 * static_cast<int>(threadIdx.x % 32);
 #pragma unroll
         for (int own = 0; own < kOwn; ++own) {
           const int local = warp + own * kSinkWarps, query = item.first_query + local;
           if (local >= Shape::kQueries || query >= p.s_q) continue;
           float score[4];
           read_scores<Shape>(shared, ring.stage, local, score);
+          if (first < visible[own].begin || first + kTileRows > visible[own].end) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const bool seen = row + e >= visible[own].begin && row + e < visible[own].end;
-            score[e] = seen ? score[e] + 0.0f : device::negative_infinity();
+            for (int e = 0; e < 4; ++e) {
+              const bool seen = row + e >= visible[own].begin && row + e < visible[own].end;
+              if (!seen) score[e] = device::negative_infinity();
+            }
           }
           float* const place = dense.scores + query * dense.stride + row;
-          if (dense.aligned && row + 4 <= p.s_k) {
+          if (dense.aligned && first + kTileRows <= p.s_k) {
             *reinterpret_cast<float4*>(place) = make_float4(score[0], score[1], score[2], score[3]);
           } else {
 #pragma unroll

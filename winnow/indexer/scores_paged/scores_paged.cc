@@ -2,11 +2,7 @@
 
 #include <string>
 
-#include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
-#include "winnow/core/record.h"
-#include "winnow/core/route.h"
-#include "winnow/cpu/kernels.h"
+#include "winnow/cpu/entry.h"
 #include "winnow/indexer/scores_paged/scores_paged_contract.h"
 #include "winnow/indexer/scores_paged/scores_paged_impl.h"
 
@@ -20,42 +16,35 @@ void check_columns(const Check& check, const TensorView& scores) {
 
 namespace {
 
-constexpr std::string_view kOperation = kScoresPaged.operation;
+struct ScoresPaged {
+  using Args = ScoresPagedArgs;
+  using Params = ScoresPagedParams;
+  static constexpr const auto& kContract = kScoresPaged;
+  static constexpr auto kCpu = &CpuKernels::indexer_scores_paged;
 
-ScoresPagedParams check_args(const ScoresPagedArgs& args) {
-  kScoresPaged.check(args);
-  ScoresPagedParams params;
-  static_cast<PagedProblem&>(params) = paged_problem_of(args);
-  params.clean = args.clean;
-  params.max_context = args.scores.size(2);
-  params.scores = rows_of<float*>(args.scores, 0, 1);
-  return params;
-}
-
-Backend run(const ScoresPagedArgs& args, const RunOptions& options) {
-  const ScoresPagedParams params = check_args(args);
-  constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend != Backend::cpu) {
-    check_paged_for_gpu(Check(kOperation), backend, args.q, args.pages);
+  static Params check_args(const Args& args) {
+    kScoresPaged.check(args);
+    Params params;
+    static_cast<PagedProblem&>(params) = paged_problem_of(args);
+    params.clean = args.clean;
+    params.max_context = args.scores.size(2);
+    params.scores = rows_of<float*>(args.scores, 0, 1);
+    return params;
   }
-  if (options.dry_run) return backend;
-  kScoresPaged.apart(args);
-  if (args.scores.numel() == 0) return backend;
-  if (backend == Backend::cpu) {
-    run_on_cpu(kOperation, cpu_kernels().indexer_scores_paged, params);
-  } else if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    const auto scores_paged_gpu = backend == Backend::sm90 ? scores_paged_sm90 : scores_paged_cuda;
-    scores_paged_gpu(params, options.stream.handle);
+  static std::span<const Backend> backends(const Args& args) { return with_sm90(args.q.dtype()); }
+  static void check_for_gpu(const Check& check, const Args& args, const Params&, Backend backend) {
+    check_paged_for_gpu(check, backend, args.q, args.pages);
   }
-  return backend;
-}
+  static bool empty(const Args& args, const Params&) { return args.scores.numel() == 0; }
+  static void run_on_gpu(const Params& params, Backend backend, void*, void* stream) {
+    (backend == Backend::sm90 ? scores_paged_sm90 : scores_paged_cuda)(params, stream);
+  }
+};
 
 }  // namespace
 
 Backend scores_paged(const ScoresPagedArgs& args, const RunOptions& options) {
-  return recorded(kScoresPaged, args, options, run);
+  return enter<ScoresPaged>(args, options);
 }
 
 }  // namespace winnow::indexer

@@ -23,7 +23,7 @@ nb::object scores_paged(const Arguments<kScoresPaged>& given) {
   nb::object out = given.get<"out">();
   args.scores = call.output("scores", out, DType::f32,
                             {size_of_dim(args.q, 0), size_of_dim(args.q, 1), columns});
-  call.run([&](const RunOptions& options) { indexer::scores_paged(args, options); });
+  given.run(call, args, indexer::scores_paged);
   return out;
 }
 

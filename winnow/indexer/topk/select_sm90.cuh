@@ -38,66 +38,50 @@ class Selection {
     later_ties_ = later_ties;
     count_ = 0;
     bar_ = 0;
+    bar_score_ = 0.0f;
     lowest_ = 0xffffffffu;
     best_ = device::negative_infinity();
   }
 
   // Takes the scores of rows first_row + 4 lane + {0, 1, 2, 3}, of which those in [begin, end) are
-  // there.
-  __device__ __forceinline__ void offer(const float (&score)[4], int first_row, int begin, int end,
+  // there. No score is -0.
+  __device__ __forceinline__ void offer(float (&score)[4], int first_row, int begin, int end,
                                         std::uint32_t* bins) {
     const bool whole = first_row >= begin && first_row + 128 <= end;
     const int row = first_row + 4 * lane();
-    std::uint32_t key[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) key[e] = key_of(score[e]);
-    best_ = fmaxf(best_, fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3])));
     if (bar_ == 0) {
-      lowest_ = min(lowest_, min(min(key[0], key[1]), min(key[2], key[3])));
-      if (whole && count_ % 2 == 0 && count_ + 128 <= capacity_) {  // all pass
-        uint4* const place = reinterpret_cast<uint4*>(candidates_ + count_ + 4 * lane());
-        const auto first = static_cast<std::uint32_t>(row);
-        place[0] = make_uint4(key[0], first, key[1], first + 1);
-        place[1] = make_uint4(key[2], first + 2, key[3], first + 3);
-        count_ += 128;
-        return;
+      take_all(score, row, whole, begin, end);
+    } else {
+      if (!whole) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (row + e < begin || row + e >= end) score[e] = score_of(0);  // NaN does not pass
+        }
+      }
+      // Compared as numbers, since most rows need no key.
+      bool passes[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) passes[e] = score[e] >= bar_score_;
+      const bool any = passes[0] || passes[1] || passes[2] || passes[3];
+      const unsigned lanes = __ballot_sync(device::kFullWarp, any);
+      if (lanes == 0) return;
+      const bool several = (passes[0] & passes[1]) | (passes[2] & passes[3]) |
+                           ((passes[0] | passes[1]) & (passes[2] | passes[3]));
+      if (!__any_sync(device::kFullWarp, several)) {
+        append_one(score, row, passes, any, lanes);
+      } else {
+        std::uint32_t key[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          key[e] = key_of_number(score[e]);
+          best_ = fmaxf(best_, score[e]);
+        }
+        append(key, row, passes);
       }
     }
-    // Without branches: a warp alone would wait for each of them.
-    bool passes[4];
-    unsigned passing[4];
-    int place = 0;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const auto inside = static_cast<unsigned>(row + e - begin);
-      passes[e] = key[e] >= bar_ && inside < static_cast<unsigned>(end - begin);
-      passing[e] = __ballot_sync(device::kFullWarp, passes[e]);
-      place += rank(passing[e]);
-    }
-    if (count_ + 128 > capacity_) {
-      if ((passing[0] | passing[1] | passing[2] | passing[3]) == 0) return;
-      drop(bins);  // what passes may lie below the new bar
-    }
-    place += count_;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (passes[e]) candidates_[place] = {key[e], row + e};
-      place += passes[e];
-    }
-    count_ = __shfl_sync(device::kFullWarp, place, 31);
+    // Room for the next 128.
+    if (count_ + 128 > capacity_) drop(bins);
   }
-
-  // The least key that a new candidate needs, and a higher one: k rows lie at it or above, here or
-  // elsewhere.
-  __device__ std::uint32_t bar() const { return bar_; }
-  __device__ void raise_bar(std::uint32_t bar) {
-    if (bar <= bar_) return;
-    bar_ = bar;
-    lowest_ = min(lowest_, bar);  // of candidates to come
-  }
-
-  // How many candidates wait in the buffer, in the order of their rows: the k best are among them.
-  __device__ int waiting() const { return count_; }
 
   // Ends the stream: calls store(chosen, place, candidate) for all that are left, `place` being the
   // number of those chosen before in the order they came, and returns how many are chosen.
@@ -119,6 +103,56 @@ class Selection {
   // How many of `lanes` are below this one.
   __device__ static int rank(unsigned lanes) { return __popc(lanes & ((1u << lane()) - 1)); }
 
+  // While every row passes, NaN among them.
+  __device__ __forceinline__ void take_all(const float (&score)[4], int row, bool whole, int begin,
+                                           int end) {
+    std::uint32_t key[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      key[e] = key_of(score[e]);
+      lowest_ = min(lowest_, key[e]);
+      best_ = fmaxf(best_, score[e]);
+    }
+    if (whole && count_ % 2 == 0) {
+      uint4* const place = reinterpret_cast<uint4*>(candidates_ + count_ + 4 * lane());
+      const auto first = static_cast<std::uint32_t>(row);
+      place[0] = make_uint4(key[0], first, key[1], first + 1);
+      place[1] = make_uint4(key[2], first + 2, key[3], first + 3);
+      count_ += 128;
+      return;
+    }
+    bool passes[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) passes[e] = row + e >= begin && row + e < end;
+    append(key, row, passes);
+  }
+
+  // Appends the rows that pass. Without branches: a warp alone would wait for each of them.
+  __device__ __forceinline__ void append(const std::uint32_t (&key)[4], int row,
+                                         const bool (&passes)[4]) {
+    int place = count_;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) place += rank(__ballot_sync(device::kFullWarp, passes[e]));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (passes[e]) candidates_[place] = {key[e], row + e};
+      place += passes[e];
+    }
+    count_ = __shfl_sync(device::kFullWarp, place, 31);
+  }
+
+  // The same where no lane has more than one of them, as in most tiles of many rows.
+  __device__ __forceinline__ void append_one(const float (&score)[4], int row,
+                                             const bool (&passes)[4], bool any, unsigned lanes) {
+    const float lower = passes[1] ? score[1] : score[0], upper = passes[3] ? score[3] : score[2];
+    const bool is_upper = passes[2] || passes[3];
+    const float own = is_upper ? upper : lower;
+    const int which = is_upper ? 2 + passes[3] : passes[1];
+    best_ = fmaxf(best_, own);
+    if (any) candidates_[count_ + rank(lanes)] = {key_of_number(own), row + which};
+    count_ += __popc(lanes);
+  }
+
   // Makes room: keeps the k best, and up to half of the rest where that saves work.
   __device__ void drop(std::uint32_t* bins) {
     __syncwarp();
@@ -132,6 +166,7 @@ class Selection {
     // equal is chosen only if later ones win.
     const std::uint32_t bar = cut.key + (later_ties_ ? 0 : 1);
     bar_ = bar == 0 ? 0 : max(bar, kLowestScoreKey);  // between NaN and -inf are no keys
+    bar_score_ = score_of(bar_);                      // NaN above +inf: then nothing passes
   }
 
   // Where to cut so that k candidates stay, or up to `slack` more.
@@ -252,6 +287,7 @@ class Selection {
   int capacity_, k_, count_;
   bool later_ties_;
   std::uint32_t bar_;     // the least key that a new candidate needs
+  float bar_score_;       // the same as a score, unless all pass
   std::uint32_t lowest_;  // bounds of the candidates, the least and the greatest of all lanes'
   float best_;
 };

@@ -26,11 +26,7 @@ nb::object topk(const Arguments<kTopk>& given) {
   given.output<&indexer::TopkArgs::length>(call, args, length);
   const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
   if (scored) given.output<&indexer::TopkArgs::scores>(call, args, scores);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return indexer::topk_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { indexer::topk(args, options); });
+  given.run(call, args, indexer::topk, indexer::topk_workspace_bytes);
   if (!scored) return nb::make_tuple(indices, length);
   return nb::make_tuple(indices, length, scores);
 }

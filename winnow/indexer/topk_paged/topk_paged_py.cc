@@ -25,11 +25,7 @@ nb::object topk_paged(const Arguments<kTopkPaged>& given) {
   given.output<&indexer::TopkPagedArgs::length>(call, args, length);
   const bool scored = given.get<"return_scores", bool>() || !scores.is_none();
   if (scored) given.output<&indexer::TopkPagedArgs::scores>(call, args, scores);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return indexer::topk_paged_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { indexer::topk_paged(args, options); });
+  given.run(call, args, indexer::topk_paged, indexer::topk_paged_workspace_bytes);
   if (!scored) return nb::make_tuple(indices, length);
   return nb::make_tuple(indices, length, scores);
 }

@@ -31,11 +31,7 @@ nb::object attend(const Arguments<kDeclaration>& given) {
   given.template output<&Args::out>(call, args, result);
   const bool return_lse = given.template get<"return_lse", bool>() || !lse.is_none();
   if (return_lse) given.template output<&Args::lse>(call, args, lse);
-  nb::object workspace = given.template get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return paged_xl::attention_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { paged_xl::attention(args, options); });
+  given.run(call, args, paged_xl::attention, paged_xl::attention_workspace_bytes);
   if (return_lse) return nb::make_tuple(result, lse);
   return result;
 }

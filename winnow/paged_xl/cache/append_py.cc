@@ -12,8 +12,8 @@ constexpr Declaration<paged_xl::kAppend> kAppend(
 
 nb::object append(const Arguments<kAppend>& given) {
   Call call = given.call();
-  const paged_xl::AppendArgs args = given.read(call);
-  call.run([&](const RunOptions& options) { paged_xl::append(args, options); });
+  paged_xl::AppendArgs args = given.read(call);
+  given.run(call, args, paged_xl::append);
   return nb::none();
 }
 

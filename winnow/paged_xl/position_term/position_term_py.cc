@@ -20,7 +20,7 @@ nb::object position_term(const Arguments<kPositionTerm>& given) {
       call.output("matrix_bd", out, args.query.dtype(),
                   {size_of_dim(args.query, 0), size_of_dim(args.query, 1), size_of_dim(args.r, 1)},
                   Call::Fill::zero);
-  call.run([&](const RunOptions& options) { paged_xl::position_term(args, options); });
+  given.run(call, args, paged_xl::position_term);
   return out;
 }
 

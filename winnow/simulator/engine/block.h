@@ -172,7 +172,7 @@ struct Thread {
   int copies_under_way = 0;
   // bulk copies
   std::shared_ptr<BulkGroup> open_group;
-  std::deque<std::shared_ptr<BulkGroup>> copy_groups;  // of cp.async
+  std::vector<std::shared_ptr<BulkGroup>> copy_groups;  // of cp.async
   std::shared_ptr<BulkGroup> open_copies;
   std::vector<std::shared_ptr<BulkGroup>> groups;
   // products

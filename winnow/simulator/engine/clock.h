@@ -77,7 +77,9 @@ class Others {
 
  private:
   using Clocks = std::map<std::uint32_t, Clock>;
-  std::shared_ptr<const Clocks> clocks_;  // null: none. They know of no others themselves.
+  // Those that nobody shares, to be changed.
+  Clocks& change();
+  std::shared_ptr<Clocks> clocks_;  // null: none. They know of no others themselves.
 };
 
 class Clock {
@@ -181,13 +183,19 @@ bool Others::any(const Function& function) const {
   return clocks_ && std::any_of(clocks_->begin(), clocks_->end(),
                                 [&](const auto& one) { return function(one.first, one.second); });
 }
+inline Others::Clocks& Others::change() {
+  if (!clocks_) {
+    clocks_ = std::make_shared<Clocks>();
+  } else if (clocks_.use_count() > 1) {
+    clocks_ = std::make_shared<Clocks>(*clocks_);
+  }
+  return *clocks_;
+}
 inline void Others::join(std::uint32_t cluster, const Clock& clock) {
   const Clock* const known = find(cluster);
   if (known != nullptr && known->includes(clock)) return;
-  auto changed = clocks_ ? std::make_shared<Clocks>(*clocks_) : std::make_shared<Clocks>();
-  const auto [place, is_new] = changed->try_emplace(cluster, clock);
+  const auto [place, is_new] = change().try_emplace(cluster, clock);
   if (!is_new) place->second.join(clock);
-  clocks_ = std::move(changed);
 }
 inline void Others::join(const Others& other) {
   if (clocks_ == other.clocks_ || !other.clocks_) return;
@@ -206,12 +214,11 @@ inline void Others::join(const Others& other) {
     clocks_ = other.clocks_;
     return;
   }
-  auto changed = std::make_shared<Clocks>(*clocks_);
+  Clocks& changed = change();
   for (const auto& [cluster, clock] : *other.clocks_) {
-    const auto [place, is_new] = changed->try_emplace(cluster, clock);
+    const auto [place, is_new] = changed.try_emplace(cluster, clock);
     if (!is_new) place->second.join(clock);
   }
-  clocks_ = std::move(changed);
 }
 
 // What a word tells of clusters: see Knowledge.

@@ -105,7 +105,7 @@ void copies_wait(int pending, const Where& where) {
     for (const std::uint64_t operation : group->operations) {
       cluster->operations[operation].stamp = current->stamp();
     }
-    groups.pop_front();
+    groups.erase(groups.begin());
   }
 }
 

@@ -1,5 +1,6 @@
 // A fiber's first switch is one of ucontext, which sets the stack but costs system calls for the
-// signal mask; the later ones are _setjmp and _longjmp, 20 times as fast.
+// signal mask; the later ones are _setjmp and _longjmp, 20 times as fast. One whose body has
+// returned waits on its stack for the next body.
 #undef _FORTIFY_SOURCE  // it forbids longjmp between stacks
 #include "winnow/simulator/engine/fiber.h"
 
@@ -50,7 +51,8 @@ void Fiber::start(void (*body)(void*), void* argument) {
 #endif
   body_ = body;
   argument_ = argument;
-  begun_ = finished_ = false;
+  begun_ = begun_ && finished_;
+  finished_ = false;
 }
 
 void Fiber::resume() {
@@ -77,9 +79,11 @@ void Fiber::enter(unsigned low, unsigned high) {
 
 void Fiber::run() {
   arrive_on_stack(nullptr, &other_stack_, &other_stack_bytes_);
-  body_(argument_);
-  finished_ = true;
-  suspend();
+  for (;;) {
+    body_(argument_);
+    finished_ = true;
+    suspend();
+  }
 }
 
 void Fiber::suspend() {

@@ -30,7 +30,7 @@ class Fiber {
 
  private:
   static void enter(unsigned low, unsigned high);
-  void run();
+  [[noreturn]] void run();
 
   // AddressSanitizer's frames are several times as large.
 #ifdef __SANITIZE_ADDRESS__

@@ -43,6 +43,9 @@ class Event {
   Strength strength() const { return static_cast<Strength>(bits_ & 3); }
   bool is_strong() const { return strength() != Strength::weak; }
   bool operator==(const Event&) const = default;
+  bool is_by_thread_of(Event other) const {
+    return cluster_number() == other.cluster_number() && actor() == other.actor();
+  }
 
   static constexpr std::uint32_t kUnderWay = (1u << 23) - 1;
 
@@ -52,9 +55,10 @@ class Event {
 };
 
 struct Word {
-  Event stored, strong;  // the last weak write, and the last strong one behind it
-  Event reads[2];        // the last ones of two clusters
-  std::uint16_t stored_site = 0, strong_site = 0, read_sites[2] = {};
+  Event stored;     // the last weak write
+  Event strong[2];  // behind it: the last strong one, and the last one of another cluster before
+  Event reads[2];   // the last ones of two clusters
+  std::uint16_t stored_site = 0, strong_sites[2] = {}, read_sites[2] = {};
   std::uint8_t mask = 0;  // bytes that were stored together
   bool copied = false;    // stored by the asynchronous proxy
 };
@@ -200,14 +204,18 @@ class Search {
   explicit Search(const Made& made) : made_(made) {}
 
   template <class Found>
-  void writes(Word& word, std::uintptr_t at, std::uint8_t mask, const Found& found) {
+  void writes(Word& word, std::uintptr_t at, std::uint8_t mask, bool stores, const Found& found) {
     if ((word.mask & mask) != 0) {
       if (!is_over(word.stored, behind_)) found(at, word.stored, word.stored_site, true);
       check_proxy(word, at);
     }
-    if (!word.strong.none() && !are_atomic(word.strong, made_.event.strength()) &&
-        !is_over(word.strong, behind_strong_)) {
-      found(at, word.strong, word.strong_site, true);
+    // A word that the thread itself has added to is its own to store to: atomic operations on a
+    // word are in order.
+    const bool is_own = made_.event.is_by_thread_of(word.strong[0]);
+    for (int i = 0; i < (stores && is_own ? 1 : 2); ++i) {
+      const Event strong = word.strong[i];
+      if (strong.none() || are_atomic(strong, made_.event.strength())) continue;
+      if (!is_over(strong, behind_strong_[i])) found(at, strong, word.strong_sites[i], true);
     }
   }
   template <class Found>
@@ -245,7 +253,7 @@ class Search {
   }
 
   const Made& made_;
-  Event behind_, behind_strong_, behind_reads_[2], fenced_;
+  Event behind_, behind_strong_[2], behind_reads_[2], fenced_;
 };
 
 // Calls function(word, address, mask of its bytes).
@@ -267,10 +275,11 @@ void read(const void* address, std::size_t bytes, const Made& made) {
   Search search(made);
   const std::uint16_t site = site_of(made);
   for_words(address, bytes, [&](Word& word, std::uintptr_t at, std::uint8_t mask) {
-    search.writes(word, at, mask, [&](std::uintptr_t place, Event earlier, auto its, bool wrote) {
-      fail("race", describe(made, reinterpret_cast<const void*>(place), earlier, its, wrote),
-           made.where);
-    });
+    search.writes(
+        word, at, mask, false, [&](std::uintptr_t place, Event earlier, auto its, bool wrote) {
+          fail("race", describe(made, reinterpret_cast<const void*>(place), earlier, its, wrote),
+               made.where);
+        });
     if (mask != 0xf) return;  // neighbours in a word are told apart for writes only
     // In the place of a read of the same cluster, of none, of one that it comes behind, or of the
     // older one.
@@ -297,15 +306,19 @@ std::string write(const void* address, std::size_t bytes, const Made& made) {
     }
   };
   for_words(address, bytes, [&](Word& word, std::uintptr_t at, std::uint8_t mask) {
-    search.writes(word, at, mask, found);
+    search.writes(word, at, mask, true, found);
     search.reads(word, at, found);
   });
   all.before_held.clear();
   for_words(address, bytes, [&](Word& word, std::uintptr_t at, std::uint8_t mask) {
     if (!text.empty()) all.before_held.emplace_back(at, word);
     if (made.event.is_strong()) {
-      word.strong = made.event;
-      word.strong_site = site;
+      if (!word.strong[0].none() && word.strong[0].cluster_number() != cluster->number) {
+        word.strong[1] = word.strong[0];
+        word.strong_sites[1] = word.strong_sites[0];
+      }
+      word.strong[0] = made.event;
+      word.strong_sites[0] = site;
     } else {
       word = {};
       word.stored = made.event;

@@ -189,7 +189,6 @@ void prepare(Block& next) {
   next.shared = memory.dynamic.get();
   next.fixed = memory.fixed.get();
   std::memset(next.shared, 0xff, kDynamicBase + next.dynamic_bytes);
-  std::memset(next.fixed, 0xff, kStaticBytes);
   const std::size_t warps = (next.threads + 31) / 32;
   next.warps.resize(warps);
   next.warpgroups.resize((warps + 3) / 4);
@@ -201,8 +200,7 @@ void prepare(Block& next) {
   next.end_barrier = next.first_barrier + static_cast<Actor>(kBarriers);
   next.dynamic_shadow.reset("shared memory", kDynamicBase, next.dynamic_bytes, &cluster->operations,
                             all_threads);
-  next.fixed_shadow.reset("shared memory", kStaticBase, kStaticBytes, &cluster->operations,
-                          all_threads);
+  next.fixed_shadow.reset("shared memory", kStaticBase, 0, &cluster->operations, all_threads);
   for (NamedBarrier& barrier : next.named) {
     barrier.arriving.reset(cluster->actors);
     barrier.ended.reset(cluster->actors);

@@ -28,7 +28,9 @@ void* block_shared(const void* key, std::size_t bytes, std::size_t alignment) {
       fail("shared memory", "more than 64 KiB of static shared memory", Where::current());
     }
     place->second = static_cast<std::uint32_t>(at);
+    std::memset(block->fixed + block->fixed_used, 0xff, at + bytes - block->fixed_used);
     block->fixed_used = at + bytes;
+    block->fixed_shadow.extend(block->fixed_used);
   }
   return block->fixed + place->second;
 }
@@ -52,9 +54,7 @@ std::uint32_t place_of_pointer(const void* pointer, const Where& where) {
 Shadow& Block::shadow(std::uint32_t address, std::size_t bytes, const char* what,
                       const Where& where) {
   if (dynamic_shadow.contains(address, bytes)) return dynamic_shadow;
-  if (fixed_shadow.contains(address, bytes) && address - kStaticBase + bytes <= fixed_used) {
-    return fixed_shadow;
-  }
+  if (fixed_shadow.contains(address, bytes)) return fixed_shadow;
   fail("shared memory",
        std::string(what) + " of " + std::to_string(bytes) + " bytes at " + std::to_string(address) +
            " is outside of the block's shared memory, which begins at " +

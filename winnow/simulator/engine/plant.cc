@@ -36,12 +36,12 @@ bool is_of_planted_thread() {
 }
 
 // The lines of the file below `root` whose path ends in `file`; if there are several, of the last
-// one found.
+// one found. Beside `root` it is found by its path.
 const std::vector<std::string>& lines_of(const std::string& root, const std::string& file) {
   static std::map<std::string, std::vector<std::string>> known;
   std::vector<std::string>& lines = known[file];
   if (!lines.empty()) return lines;
-  std::filesystem::path path;
+  std::filesystem::path path = std::filesystem::path(root).parent_path() / file;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
     if (ends_with(entry.path().c_str(), "/" + file)) path = entry.path();
   }

@@ -43,6 +43,11 @@ class Shadow {
   // `memory` names it in reports; `threads`: the number of actors that are threads.
   void reset(const char* memory, std::uint32_t base, std::size_t bytes,
              const std::vector<OperationRecord>* operations, unsigned threads);
+  // It has so many bytes from now on, which are no fewer than before.
+  void extend(std::size_t bytes) {
+    bytes_ = bytes;
+    words_.resize((bytes + 3) / 4);
+  }
   void read(std::uint32_t address, std::size_t bytes, const Access& access);
   void write(std::uint32_t address, std::size_t bytes, const Access& access);
   // What a write() would report, if it is out of order with nothing but earlier writes of threads;

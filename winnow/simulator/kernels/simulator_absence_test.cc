@@ -179,6 +179,21 @@ struct Scenario {
 
 struct Left {};
 
+// Counts a rank once: when it says so, or when it ends, by whatever it ends.
+class Counted {
+ public:
+  explicit Counted(int& ranks) : ranks_(&ranks) {}
+  ~Counted() { now(); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  void now() {
+    if (ranks_ != nullptr) ++*std::exchange(ranks_, nullptr);
+  }
+
+ private:
+  int* ranks_;
+};
+
 CaseOutcome run_scenario(const Scenario& scenario) {
   set_device(kWorld, 1);
   // Kernels look for ranks that have ended at every 4096th look at a word.
@@ -198,14 +213,16 @@ CaseOutcome run_scenario(const Scenario& scenario) {
   };
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
     const auto me = static_cast<std::size_t>(rank);
+    Counted is_prepared(prepared), has_given_up(given_up);
     const auto player = scenario.make(
         {transport, team.world().store(), milliseconds(gone ? 600'000 : 300), scenario.nodes});
     player->prepare();
-    for (++prepared; prepared < kWorld;) simulator::let_others_run();
+    is_prepared.now();
+    while (prepared < kWorld) simulator::let_others_run();
     if (rank == kAbsent && gone) throw Left();
     while (rank == kAbsent && given_up < kWorld - 1) simulator::let_others_run();
     texts[me] = error_of(*player);
-    ++given_up;
+    has_given_up.now();
     again[me] = error_of(*player);
   });
   for (const std::exception_ptr& one : thrown) {

@@ -18,22 +18,16 @@ const bool kSet = [] {  // before the library asks
   return true;
 }();
 
+// Blocks have several queries all the same.
+testing::Operation cut_operation() { return backward_operation(6); }
+
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h16", {"late"}},          {"bf16-d512-h16-k100-deterministic", {"random:3"}},
     {"bf16-h96", {"random:1"}},      {"bf16-sink-mixed-nan-in-dead-deterministic", {"late"}},
     {"bf16-dense-empty", {"eager"}}, {"bf16-extra-k0", {"random:5"}},
 };
-// Of caches with very many rows the kernels behind the products take an hour.
-const std::vector<PassingCase> kThoroughCases = [] {
-  std::vector<PassingCase> list;
-  for (const testing::Case& one : backward_operation(16).cases) {
-    const bool large = one.name.find("skv131072") != std::string::npos ||
-                       one.name.find("skv50000") != std::string::npos ||
-                       one.name.find("skv20000") != std::string::npos;
-    if (one.on_gpu && !large) list.push_back({one.name, {"late", "random:1"}});
-  }
-  return list;
-}();
+const std::vector<PassingCase> kThoroughCases =
+    all_cases(cut_operation(), {"skv131072", "skv50000", "skv25000", "skv20000", "k2048", "k2300"});
 
 // 16 tiles, and 19, of which the last lies where dkv begins; 96 heads are two blocks of them, and
 // six steps.
@@ -58,6 +52,10 @@ const std::vector<PlantedBug> kQuickBugs = {
         saying("race: ",
                fixed("FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)",
                      Action::weaken))),
+    in_one_schedule(saying(
+        "race: ", bug("ItemsTakenByPlainStores", "atomicAdd(params.taken, 1u)", Action::weaken))),
+    in_one_schedule(
+        saying("race: ", fixed("PlainBounds", "atomicMax(bound, largest)", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoBarrierBehindQuery", "the query is named", Action::drop),
@@ -84,7 +82,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", Action::add, 16),
 };
 
-WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, backward_operation(16), kQuickCases, kThoroughCases,
+WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, cut_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
 
 }  // namespace

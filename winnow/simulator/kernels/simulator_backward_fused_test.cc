@@ -22,11 +22,11 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-all-rules-all-options", {"late", "random:4"}},
     // Ranges and two sources, in the deterministic mode with every number of heads.
     {"bf16-dense-ragged", {"random:1"}},
-    {"bf16-dense-h130", {"late", "random:2"}},
-    {"bf16-extra-range-list", kFew},
-    {"bf16-extra-range-range-all-rules", {"late", "random:3"}},
+    {"bf16-dense-h130", {"random:2"}},
+    {"bf16-extra-range-list", {"eager", "starved:5"}},
+    {"bf16-extra-range-range-all-rules", {"random:3"}},
     {"bf16-extra-list-list", {"random:4"}},
-    {"bf16-extra-range-list-all-rules-deterministic", kFew},
+    {"bf16-extra-range-list-all-rules-deterministic", {"late", "random:4"}},
     {"bf16-extra-range-range-h130-deterministic", {"random:5"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
@@ -122,6 +122,10 @@ const std::vector<PlantedBug> kQuickBugs = {
         saying("race: ", drain_bug("FixedPlainSums", "reduce_add(params.fixed", Action::weaken))),
     in_one_schedule(saying("race: ", bounds_bug("BoundsPlainMaximum",
                                                 "atomicMax(p.row_bounds + row", Action::weaken))),
+    in_one_schedule(saying(
+        "race: ",
+        bounds_bug("BoundsPlainCounts", "atomicAdd(p.row_counts + row, 1u)", Action::weaken))),
+    in_one_schedule(bug("CountOfScoresTooSmall", "shared.scores().init(kWarps", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),
@@ -138,7 +142,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("TooFewGroupsBeforeRelease", "    wgmma_wait<1>();", Action::add, 1),
     bug("CountOfRowsTooSmall", "shared.k_full()[chunk].init", Action::add, -1),
     bug("CountOfQueriesTooSmall", "shared.q_full()[chunk].init", Action::add, -1),
-    bug("CountOfScoresTooSmall", "shared.scores().init(kWarps", Action::add, -1),
     bug("CountOfScoresFreeTooSmall", "shared.scores_free().init(kWarps", Action::add, -1),
     bug("NoInitFence", "fence_mbarrier_init();", Action::drop),
     bug("NoBarrierAfterInit", "  __syncthreads();", Action::drop),

@@ -68,6 +68,13 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(
         saying("race: ",
                fixed_drain("PlainCounts", "atomicAdd(p.row_counts + row, 1u);", Action::weaken))),
+    in_one_schedule(saying("race: ", many_items("ItemsTakenByPlainStores",
+                                                "atomicAdd(p_.dkv_taken, 1u)", Action::weaken))),
+    in_one_schedule(
+        saying("race: ",
+               fixed_drain("PlainBounds", "atomicMax(p.row_bounds + row, bits)", Action::weaken))),
+    in_one_schedule(
+        many_items("DkvCountOfFreeHeads", "shared.heads_free()[i][which].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     // The scores.
@@ -111,7 +118,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DkvNoWaitForSums", "if constexpr (kChunks > kSliceChunks) wgmma_pin(sums.last);",
                 Action::drop, 0, -2),
     product_bug("DkvCountOfHeads", "shared.heads_full()[i][which].init", Action::add, -1),
-    many_items("DkvCountOfFreeHeads", "shared.heads_free()[i][which].init", Action::add, -1),
     long_product("DkvCountOfSlotsTooLarge", "shared.empty()[i][slot].init", Action::add, 1),
     product_bug("DkvNoFence", "Adds one block's P^T d_out", Action::drop, 0, 14),
     product_bug("DkvNoInitFence", "shared.item_empty()[i].init", Action::drop, 0, 2),

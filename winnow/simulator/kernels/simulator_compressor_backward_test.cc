@@ -9,6 +9,7 @@ namespace {
 
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
@@ -17,8 +18,12 @@ const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
     {"bf16-hca", {"eager", "random:4"}, 4},  // clusters of eight
     {"f16-largest", {"late"}, 8},            // of sixteen
+    {"bf16-large-overlap", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
+    {"f16-large-strided", {"random:2"}},
+    {"bf16-many-large", {"random:3"}, 1},
+    {"f32-hca", {"late"}, 8},
     {"bf16-hca", {"late", "random:5", "starved:0", "starved:63"}, 8},
     {"f32-overlap-128", {"random:6"}},  // of two, which exchange nothing
     {"bf16-largest", {"random:7"}, 16},
@@ -30,22 +35,45 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f32-nan", {"eager"}},
 };
 constexpr const char* kFile = "compressor/backward/backward_cuda.cu";
-const BugsOf cluster{kFile, "bf16-hca", 4}, warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
-    groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
+const BugsOf large{kFile, "bf16-hca", 4}, cluster{kFile, "f32-hca", 8}, warps{kFile, "bf16-csa"},
+    block{kFile, "f32-norm"}, groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
     turns{kFile, "bf16-many-windows", 1};
+const BugsOf course{kFile, "bf16-many-large", 1};
+constexpr const char* kSent = "device::st_async_cluster(device::map_shared(own, threadIdx.x)";
+constexpr const char* kLargeSent =
+    "device::st_async_cluster(device::map_shared(sums_of_block, own_thread)";
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
             Action::drop),
     cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", Action::drop, 0, -1),
-    beyond_a_pair(cluster("SumsForTwoBlocks", "device::st_async_cluster(", Action::drop)),
+    beyond_a_pair(cluster("SumsForTwoBlocks", kSent, Action::drop)),
+    large("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
+    large("LargeSumsBeforeTheyAreThere", "parity, \"columns\", turn);", Action::drop),
+    large("LargeSlotsBeforeTheyAreThere", "parity, \"slots\", stage);", Action::drop),
     warps("StageBeforeItIsThere", kStageWaited, Action::drop),
+    in_one_schedule(
+        block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    cluster("SumsForTheNextBlock", "device::st_async_cluster(", Action::add, 1 << 24),
-    cluster("SumsElsewhere", "device::st_async_cluster(", Action::add, 8),
+    cluster("SumsForTheNextBlock", kSent, Action::add, 1 << 24),
+    cluster("SumsElsewhere", kSent, Action::add, 8),
+    large("LargeSumsElsewhere", kLargeSent, Action::add, 8),
+    beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, Action::drop)),
+    large("LargeSumsOfOneBlockLess", "unsigned>(shares.blocks * sizeof(float2)));", Action::add, -8,
+          -1),
+    large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", Action::drop),
+    large("LastGradientsBeforeTheyAreThere", "// the gradients of the last window are there",
+          Action::drop),
+    in_one_schedule(large("LaneOfItsOwn", "__shfl_xor_sync(device::kFullWarp, others, distance));",
+                          Action::drop)),
+    in_one_schedule(
+        large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1)),
+    course("CourseBeforeItIsThere", "// the next course is there", Action::drop),
+    course("CourseWrittenBeforeItIsGone", "// the course has been gone", Action::drop),
+    large("FirstCourseBeforeItIsThere", "// the first course is there", Action::drop),
     cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", Action::add, 1),
-    cluster("SumsOfOneBlockLess", "device::mbarrier_arrive_expect(there", Action::add, -8),
+    cluster("SumsOfOneBlockLess", "expect(there, static_cast<unsigned>(blocks) *", Action::add, -8),
     warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, Action::drop, 0, 1),
     turns("StageWrittenWhileItIsRead", "// the stage has been read", Action::drop),
     warps("SpotsBeforeTheyAreThere", "// the windows are there", Action::drop),
@@ -59,7 +87,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", Action::drop, 0, -1),
     groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", Action::drop, 0, 1),
     groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
-    block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop),
     block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", Action::drop, 0, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,

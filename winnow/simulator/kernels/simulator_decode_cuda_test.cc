@@ -26,14 +26,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-some-nothing", {"eager"}},     {"fp8_584-parts-length-zero", {"late"}},
     {"fp8_656-paged-sq3", {"random:2"}},     {"bf16_576-paged-scattered", {"late"}},
 };
-std::vector<PassingCase> thorough_cases() {
-  std::vector<PassingCase> list;
-  for (const testing::Case& one : decode_operation().cases) {
-    if (one.on_gpu) list.push_back({one.name, schedules(1, {})});
-  }
-  return list;
-}
-const std::vector<PassingCase> kThoroughCases = thorough_cases();
+const std::vector<PassingCase> kThoroughCases = all_cases(decode_operation(), {});
 
 const BugsOf tiles{"attend_cuda.cuh", "fp8_656-k100"}, raw{"decode_cuda.cuh", "fp8_656-k100"},
     raw584{"decode_cuda.cuh", "fp8_584-k100"}, paged{"decode_cuda.cuh", "fp8_656-paged-sq3"};

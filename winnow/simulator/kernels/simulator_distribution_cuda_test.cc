@@ -25,17 +25,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-some-nothing", {"starved:5"}}, {"bf16-dense-ragged", {"late"}},
     {"bf16-extra-h0", {"eager"}},         {"f16-extra-range-list", {"random:5"}},
 };
-std::vector<PassingCase> thorough_cases() {
-  std::vector<PassingCase> list;
-  for (const testing::Case& one : distribution_operation().cases) {
-    const bool large = one.name.find("sq4096") != std::string::npos ||
-                       one.name.find("sq300") != std::string::npos ||
-                       one.name.find("skv20000") != std::string::npos;
-    if (one.on_gpu && !large) list.push_back({one.name, schedules(1, {})});
-  }
-  return list;
-}
-const std::vector<PassingCase> kThoroughCases = thorough_cases();
+const std::vector<PassingCase> kThoroughCases =
+    all_cases(distribution_operation(), {"sq4096", "sq300", "skv20000"});
 
 // Eight tiles; and blocks of heads one behind the other.
 const BugsOf bug{"distribution_cuda.cuh", "bf16-k512"}, heads{"distribution_cuda.cuh", "bf16-h128"};

@@ -53,6 +53,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", bug("NoWaitForRows", "ring.parity, \"multiply\", ring.stage);", Action::drop)),
     saying("race: cp.async",
            bug("NoWaitForEmptyStage", "ring.parity ^ 1, \"gather\", ring.stage);", Action::drop)),
+    in_one_schedule(bug("CountOfEmptyTooSmall", "shared.empty()[slot].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForHeads", "ring.parity, \"heads\", ring.stage);", Action::drop),
@@ -65,7 +66,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("WaitForTooFewGroups", "device::wgmma_wait<1>();", Action::add, 1),
     bug("NoWaitForLogits", "device::wgmma_wait<0>();", Action::drop),
     bug("CountOfFullTooSmall", "shared.full()[slot].init", Action::add, -1),
-    bug("CountOfEmptyTooSmall", "shared.empty()[slot].init", Action::add, -1),
     bug("CountOfReadyTooSmall", "shared.ready()[buffer].init", Action::add, -1),
     bug("CountOfPingPongTooSmall", "shared.ping_pong()[warpgroup].init", Action::add, -1),
     saying("mbarrier: no fence.mbarrier_init",

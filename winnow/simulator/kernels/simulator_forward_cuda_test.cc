@@ -25,18 +25,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-some-nothing", {"random:5"}},  {"bf16-later-maxima", {"late"}},
     {"bf16-dense-empty", {"random:1"}},   {"f16-extra-list-list", {"late"}},
 };
-std::vector<PassingCase> thorough_cases() {
-  std::vector<PassingCase> list;
-  for (const testing::Case& one : forward_operation().cases) {
-    if (!one.on_gpu) continue;
-    const bool large = one.name.find("sq4096") != std::string::npos ||
-                       one.name.find("sq300") != std::string::npos ||
-                       one.name.find("skv20000") != std::string::npos;
-    if (!large) list.push_back({one.name, schedules(2, {})});
-  }
-  return list;
-}
-const std::vector<PassingCase> kThoroughCases = thorough_cases();
+const std::vector<PassingCase> kThoroughCases =
+    all_cases(forward_operation(), {"sq4096", "sq300", "skv20000"});
 
 const BugsOf bug{"sparse_mla/attend_cuda.cuh", "bf16-k512"},
     ragged{"sparse_mla/attend_cuda.cuh", "bf16-length-ragged"},

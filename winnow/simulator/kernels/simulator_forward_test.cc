@@ -103,6 +103,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(
         saying("race: ", parts("StateBeforeTheFlagIsKnown", "while (ld_acquire_gpu(flag_) == 0) {",
                                Action::drop, 0, 3))),
+    in_one_schedule(
+        bug("CountOfEmptyTooSmall", "shared.empty()[slot][group].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",
@@ -136,7 +138,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     kernel("WaitForTooFewGroups", "wgmma_wait<kBefore ? 2 : 0>();", Action::add, 1),
     saying("race: wgmma",
            bug("CountOfFullTooSmall", "shared.full()[slot][group].init", Action::add, -1)),
-    bug("CountOfEmptyTooSmall", "shared.empty()[slot][group].init", Action::add, -1),
     bug("CountOfSumReadyTooSmall", "shared.sum_ready().init", Action::add, -1),
     bug("CountOfQFreeTooLarge", "shared.q_free().init", Action::add, 1),
     saying("mbarrier: no fence.mbarrier_init",

@@ -36,6 +36,9 @@ const std::vector<PlantedBug> kQuickBugs = {
            "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;",
            Action::drop, 0, 1),
     layout("LayoutInRankSetBeforeItIsCleared", "__syncwarp();", Action::drop),
+    layout("LayoutPairsCountedByPlainStores",
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);",
+           Action::weaken),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     layout("LayoutPairsNotCounted",
@@ -47,9 +50,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
            "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;",
            Action::drop),
     layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", Action::drop, 0, 1),
-    layout("LayoutPairsCountedByPlainStores",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);",
-           Action::weaken),
     layout("LayoutCountsNotCleared", "array[i] = 0;", Action::undo),
     layout("LayoutCountsClearedOneFurther", "array[i] = 0;", Action::move, 4),
     layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", Action::undo),

@@ -87,6 +87,8 @@ constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(compared("LaterRowsOfTheLane", "return !__any_sync(", Action::drop)),
     narrow.undo("NoPadding", "scales[Row::kGroups] = 0;"),
+    in_one_schedule(saying("race: ", table("RowsRaisedByPlainStores",
+                                           "atomicMax(p.last_rows + slot", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     kernel("SlotOfTheLane", "const std::int64_t slot = __shfl_sync(", Action::drop),
@@ -98,8 +100,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
      {"store_cuda.cu", "atomicMax(p.last_rows + slot", Action::drop},
      {"random:3", "starved:0"}},
     table("RowsRaisedTooFar", "atomicMax(p.last_rows + slot", Action::add, 1),
-    saying("race: ",
-           table("RowsRaisedByPlainStores", "atomicMax(p.last_rows + slot", Action::weaken)),
     wide("LargestOfTheLane", kLargest, Action::drop),
     narrow("LargestOfTheNextLane", kLargest, Action::add, 1),
     wide.undo("F8NotStored", kF8),

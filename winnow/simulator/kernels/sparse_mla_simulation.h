@@ -9,6 +9,7 @@
 
 namespace winnow::sparse_mla {
 
+using simulator::all_cases;
 using simulator::BugsOf;
 using simulator::PassingCase;
 using simulator::PlantedBug;

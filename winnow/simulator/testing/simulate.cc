@@ -81,6 +81,18 @@ std::vector<std::string> schedules(int random, std::initializer_list<int> starve
   return list;
 }
 
+std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
+                                   std::initializer_list<const char*> large) {
+  std::vector<PassingCase> list;
+  for (const winnow::testing::Case& one : operation.cases) {
+    const bool small = std::none_of(large.begin(), large.end(), [&](const char* part) {
+      return one.name.find(part) != std::string::npos;
+    });
+    if (one.on_gpu && small) list.push_back({one.name, schedules(1, {0})});
+  }
+  return list;
+}
+
 PlantedBug BugsOf::operator()(const char* name, const char* text, Plant::Action action,
                               std::int64_t addend, int below) const {
   Plant plant{.file = file, .text = text, .action = action, .addend = addend, .below = below};

@@ -2,60 +2,12 @@
 
 #include <string>
 
-#include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
-#include "winnow/core/record.h"
-#include "winnow/core/route.h"
-#include "winnow/cpu/kernels.h"
+#include "winnow/cpu/entry.h"
 #include "winnow/sparse_mla/backward/backward_contract.h"
 #include "winnow/sparse_mla/backward/backward_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
-
-constexpr std::string_view kOperation = kBackward.operation;
-
-BackwardParams check_args(const BackwardArgs& args) {
-  kBackward.check(args);
-  BackwardParams params;
-  params.problem = problem_of(args);
-  params.out = args.delta.present() ? Rows<const void*>{} : rows_of<const void*>(args.out, 0, 1);
-  params.d_out = rows_of<const void*>(args.d_out, 0, 1);
-  params.lse = rows_of<const void*>(args.lse, 0);
-  params.attn_sink = rows_of<const void*>(args.attn_sink, 0);
-  params.delta = rows_of<const void*>(args.delta, 0);
-  params.deterministic = args.deterministic;
-  params.dq_dtype = args.dq.dtype();
-  params.dkv_dtype = args.dkv.dtype();
-  params.dextra_kv_dtype = args.dextra_kv.dtype();
-  params.dq = rows_of<void*>(args.dq, 0, 1);
-  params.dkv = rows_of<void*>(args.dkv, 0);
-  params.dextra_kv = rows_of<void*>(args.dextra_kv, 0);
-  params.d_sink = rows_of<void*>(args.d_sink, 0);
-  return params;
-}
-
-constexpr Backend kImplemented[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
-
-bool empty(const BackwardArgs& args) {
-  return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.dextra_kv.numel() == 0 &&
-         args.d_sink.numel() == 0;
-}
-
-// Call after check_args_for_gpu().
-std::int64_t workspace_bytes(const BackwardArgs& args, const BackwardParams& params,
-                             Backend backend) {
-  if (backend == Backend::cpu || empty(args)) return 0;
-  if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    if constexpr (kBuiltForSm100) {
-      if (backend == Backend::sm100) return backward_sm100_workspace_bytes(params);
-    }
-    return backend == Backend::sm90 ? backward_sm90_workspace_bytes(params)
-                                    : backward_cuda_workspace_bytes(params);
-  }
-  return 0;
-}
 
 // In kernels rows and entries of both sources share one sequence of 32-bit numbers.
 void check_sizes_of_sources(const Check& check, Backend backend, Problem problem) {
@@ -70,69 +22,85 @@ void check_sizes_of_sources(const Check& check, Backend backend, Problem problem
   check_sizes_for_gpu(check, backend, problem);
 }
 
-// The GPU backends have the same requirements, but sm100 takes no ranges and no second source.
-void check_args_for_gpu(const BackwardArgs& args, const BackwardParams& params, Backend backend) {
-  const Check check(kOperation);
-  if (backend == Backend::sm100) {
-    check_one_source(check, backend, params.problem);
-    if (params.problem.dense) {
-      check.unsupported(std::string(to_string(backend)) +
-                        ": want the rows of each query as indices, got a range");
-    }
-  }
-  check_for_gpu(check, "q", args.q);
-  check_for_gpu(check, "kv", args.kv);
-  if (!args.delta.present()) check_for_gpu(check, "out", args.out);
-  check_for_gpu(check, "d_out", args.d_out);
-  check.aligned("dq", args.dq, 16);
-  check.aligned("dkv", args.dkv, 16);
-  if (args.extra_kv.present()) {
-    check_for_gpu(check, "extra_kv", args.extra_kv);
-    check.aligned("dextra_kv", args.dextra_kv, 16);
-  }
-  check_sizes_of_sources(check, backend, params.problem);
-}
+struct Backward {
+  using Args = BackwardArgs;
+  using Params = BackwardParams;
+  static constexpr const auto& kContract = kBackward;
+  static constexpr auto kCpu = &CpuKernels::sparse_mla_backward;
+  static constexpr bool kNeedsWorkspace = false;
 
-Backend run(const BackwardArgs& args, const RunOptions& options) {
-  const BackwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend != Backend::cpu) {
-    check_args_for_gpu(args, params, backend);
-    if (args.workspace.present()) {
-      Check(kOperation)
-          .workspace(args.workspace, workspace_bytes(args, params, backend), args.q.device());
-    }
+  static Params check_args(const Args& args) {
+    kBackward.check(args);
+    Params params;
+    params.problem = problem_of(args);
+    params.out = args.delta.present() ? Rows<const void*>{} : rows_of<const void*>(args.out, 0, 1);
+    params.d_out = rows_of<const void*>(args.d_out, 0, 1);
+    params.lse = rows_of<const void*>(args.lse, 0);
+    params.attn_sink = rows_of<const void*>(args.attn_sink, 0);
+    params.delta = rows_of<const void*>(args.delta, 0);
+    params.deterministic = args.deterministic;
+    params.dq_dtype = args.dq.dtype();
+    params.dkv_dtype = args.dkv.dtype();
+    params.dextra_kv_dtype = args.dextra_kv.dtype();
+    params.dq = rows_of<void*>(args.dq, 0, 1);
+    params.dkv = rows_of<void*>(args.dkv, 0);
+    params.dextra_kv = rows_of<void*>(args.dextra_kv, 0);
+    params.d_sink = rows_of<void*>(args.d_sink, 0);
+    return params;
   }
-  if (options.dry_run) return backend;
-  kBackward.apart(args, backend == Backend::cpu ? TensorView{} : args.workspace);
-  if (empty(args)) return backend;
-  if (backend == Backend::cpu) {
-    run_on_cpu(kOperation, cpu_kernels().sparse_mla_backward, params);
-  } else if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    if constexpr (kBuiltForSm100) {
-      if (backend == Backend::sm100) {
-        backward_sm100(params, args.workspace.data(), options.stream.handle);
-        return backend;
+  static std::span<const Backend> backends(const Args&) {
+    static constexpr Backend kAll[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
+    return kAll;
+  }
+  // The GPU backends want the same, but sm100 takes no ranges and no second source.
+  static void check_for_gpu(const Check& check, const Args& args, const Params& params,
+                            Backend backend) {
+    if (backend == Backend::sm100) {
+      check_one_source(check, backend, params.problem);
+      if (params.problem.dense) {
+        check.unsupported(std::string(to_string(backend)) +
+                          ": want the rows of each query as indices, got a range");
       }
     }
-    const auto function = backend == Backend::sm90 ? backward_sm90 : backward_cuda;
-    function(params, args.workspace.data(), options.stream.handle);
+    sparse_mla::check_for_gpu(check, "q", args.q);
+    sparse_mla::check_for_gpu(check, "kv", args.kv);
+    if (!args.delta.present()) sparse_mla::check_for_gpu(check, "out", args.out);
+    sparse_mla::check_for_gpu(check, "d_out", args.d_out);
+    check.aligned("dq", args.dq, 16);
+    check.aligned("dkv", args.dkv, 16);
+    if (args.extra_kv.present()) {
+      sparse_mla::check_for_gpu(check, "extra_kv", args.extra_kv);
+      check.aligned("dextra_kv", args.dextra_kv, 16);
+    }
+    check_sizes_of_sources(check, backend, params.problem);
   }
-  return backend;
-}
+  static bool empty(const Args& args, const Params&) {
+    return args.dq.numel() == 0 && args.dkv.numel() == 0 && args.dextra_kv.numel() == 0 &&
+           args.d_sink.numel() == 0;
+  }
+  static std::int64_t workspace_bytes(const Params& params, Backend backend) {
+    if constexpr (kBuiltForSm100) {
+      if (backend == Backend::sm100) return backward_sm100_workspace_bytes(params);
+    }
+    return backend == Backend::sm90 ? backward_sm90_workspace_bytes(params)
+                                    : backward_cuda_workspace_bytes(params);
+  }
+  static void run_on_gpu(const Params& params, Backend backend, void* workspace, void* stream) {
+    if constexpr (kBuiltForSm100) {
+      if (backend == Backend::sm100) return backward_sm100(params, workspace, stream);
+    }
+    (backend == Backend::sm90 ? backward_sm90 : backward_cuda)(params, workspace, stream);
+  }
+};
 
 }  // namespace
 
 Backend backward(const BackwardArgs& args, const RunOptions& options) {
-  return recorded(kBackward, args, options, run);
+  return enter<Backward>(args, options);
 }
 
 std::int64_t backward_workspace_bytes(const BackwardArgs& args, const RunOptions& options) {
-  const BackwardParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend != Backend::cpu) check_args_for_gpu(args, params, backend);
-  return workspace_bytes(args, params, backend);
+  return workspace_bytes_of<Backward>(args, options);
 }
 
 }  // namespace winnow::sparse_mla

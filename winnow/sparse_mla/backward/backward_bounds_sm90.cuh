@@ -93,7 +93,7 @@ __device__ __forceinline__ std::int32_t row_now(const std::int32_t* list, int en
   return load_now(list + entry);
 }
 __device__ __forceinline__ std::int32_t row_now(const RangedEntries& rows, int entry) {
-  return rows(entry);
+  return rows.load(entry, true);
 }
 
 // A warpgroup bounds its tiles, every other one, and counts how often rows are chosen.

@@ -226,7 +226,7 @@ struct ListPlace {
   }
   __device__ __forceinline__ void advance() { list += kTileRows; }
   __device__ __forceinline__ auto entries(const Params&, int) const {
-    return [from = list](int row) { return __ldg(from + row); };
+    return [from = list](int row, bool counts) { return counts ? __ldg(from + row) : -1; };
   }
 };
 // With ranges, which are looked at anew for each tile: registers are scarce.
@@ -240,8 +240,8 @@ struct RangePlace {
   __device__ __forceinline__ auto entries(const Params& params, int left) const {
     const RangedEntries rows(params.query_ranges + query,
                              params.kv.indices + query * params.kv.indices_stride);
-    return [rows, first = query_entries(params.kv, query) - left](int row) {
-      return rows(first + row);
+    return [rows, first = query_entries(params.kv, query) - left](int row, bool counts) {
+      return rows.load(first + row, counts);
     };
   }
 };
@@ -292,7 +292,7 @@ struct Gather {
 #pragma unroll
     for (int pass = 0; pass < kGatherPasses; ++pass) {
       const int row = 16 * pass + thread / 8;
-      next[pass] = row < entries ? entry(row) : -1;
+      next[pass] = entry(row, row < entries);
     }
   }
   // Counts an item that this block begins or has nothing to do for.

@@ -72,7 +72,11 @@ struct Step {
     inputs.pass_to(result);
     return result;
   }
-  void run(const RunOptions& options = {}) { backward(args(), options); }
+  void run(bool deterministic = false) {
+    BackwardArgs all = args();
+    all.deterministic = deterministic;
+    backward(all);
+  }
 };
 
 void expect_close(const Step& gpu, const Step& cpu) {
@@ -84,6 +88,13 @@ void expect_close(const Step& gpu, const Step& cpu) {
   if (cpu.d_sink.numel() > 0) {
     expect_close("d_sink", gpu.d_sink, cpu.d_sink, Quantity::d_sink, cpu.shape);
   }
+}
+
+void expect_same_as_cpu(Step& cpu) {
+  Step gpu(cpu, kGpu);
+  cpu.run();
+  gpu.run();
+  expect_close(gpu, cpu);
 }
 
 class BackwardGpu : public GpuTest {};
@@ -105,10 +116,7 @@ TEST_F(BackwardGpu, MixedLengthsInOneLaunch) {
       cpu.inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i * 7) % 10];
     }
     cpu.redo_forward();
-    Step gpu(cpu, kGpu);
-    cpu.run();
-    gpu.run();
-    expect_close(gpu, cpu);
+    expect_same_as_cpu(cpu);
   }
 }
 
@@ -129,10 +137,7 @@ TEST_F(BackwardGpu, LongQueries) {
       cpu.inputs.topk_length.view.at<std::int32_t>(i) = lengths[(i / 7 + i) % 8];
     }
     cpu.redo_forward();
-    Step gpu(cpu, kGpu);
-    cpu.run();
-    gpu.run();
-    expect_close(gpu, cpu);
+    expect_same_as_cpu(cpu);
   }
 }
 
@@ -148,10 +153,7 @@ TEST_F(BackwardGpu, RowsThatEveryQueryChooses) {
     }
   }
   cpu.redo_forward();
-  Step gpu(cpu, kGpu);
-  cpu.run();
-  gpu.run();
-  expect_close(gpu, cpu);
+  expect_same_as_cpu(cpu);
 }
 
 // Without a sink, dkv summed over the rows is d_out summed over queries and heads in the columns of
@@ -194,16 +196,11 @@ TEST_F(BackwardGpu, DeterministicRepeatsAreBitwiseEqual) {
       shape.h_q = heads;
       shape.choice = choice;
       Step cpu(shape), first(cpu, kGpu), next(cpu, kGpu);
-      const auto run = [](Step& step) {
-        BackwardArgs args = step.args();
-        args.deterministic = true;
-        backward(args);
-      };
       cpu.run();
-      run(first);
+      first.run(true);
       expect_close(first, cpu);
       for (int repeat = 0; repeat < 10; ++repeat) {
-        run(next);
+        next.run(true);
         ASSERT_EQ(numbers(next.dq), numbers(first.dq)) << "repeat " << repeat;
         ASSERT_EQ(numbers(next.dkv), numbers(first.dkv)) << "repeat " << repeat;
         ASSERT_EQ(numbers(next.d_sink), numbers(first.d_sink)) << "repeat " << repeat;
@@ -237,11 +234,7 @@ TEST_F(BackwardGpu, WindowBesideCompressedRows) {
         cpu.run();
         gpu.run();
         expect_close(gpu, cpu);
-        for (Step* step : {&first, &next}) {
-          BackwardArgs args = step->args();
-          args.deterministic = true;
-          backward(args);
-        }
+        for (Step* step : {&first, &next}) step->run(true);
         expect_close(first, cpu);
         EXPECT_TRUE(same_bytes(first.dq, next.dq) && same_bytes(first.dkv, next.dkv) &&
                     same_bytes(first.dextra_kv, next.dextra_kv) &&
@@ -291,9 +284,7 @@ TEST_F(BackwardGpu, DeterministicIsAsExact) {
       Step sums(cpu, kGpu), integers(cpu, kGpu);
       cpu.run();
       sums.run();
-      BackwardArgs args = integers.args();
-      args.deterministic = true;
-      backward(args);
+      integers.run(true);
       const std::vector<double> exact = numbers(cpu.dkv), a = numbers(sums.dkv),
                                 b = numbers(integers.dkv);
       const auto columns = static_cast<std::size_t>(shape.d_qk);
@@ -345,11 +336,7 @@ TEST_F(BackwardGpu, DeterministicInChunks) {
       }
       Step first(cpu, kGpu), next(cpu, kGpu);
       cpu.run();
-      for (Step* step : {&first, &next}) {
-        BackwardArgs args = step->args();
-        args.deterministic = true;
-        backward(args);
-      }
+      for (Step* step : {&first, &next}) step->run(true);
       expect_close(first, cpu);
       EXPECT_TRUE(same_bytes(first.dq, next.dq) && same_bytes(first.dkv, next.dkv))
           << heads << " heads, " << share;
@@ -390,10 +377,8 @@ TEST_F(BackwardGpu, EmptyProblemsSucceed) {
     shape.s_kv = s_kv;
     shape.topk = topk;
     shape.choice = Choice::nothing;
-    Step cpu(shape), gpu(cpu, kGpu);
-    cpu.run();
-    gpu.run();
-    expect_close(gpu, cpu);
+    Step cpu(shape);
+    expect_same_as_cpu(cpu);
   }
 }
 

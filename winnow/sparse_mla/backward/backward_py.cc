@@ -34,11 +34,7 @@ nb::object backward(const Arguments<kBackward>& given) {
   if (with_extra) {
     given.output<&Args::dextra_kv>(call, args, dextra_kv, accumulator_of(args.q.dtype()));
   }
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return sparse_mla::backward_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { sparse_mla::backward(args, options); });
+  given.run(call, args, sparse_mla::backward, sparse_mla::backward_workspace_bytes);
   if (with_sink && with_extra) return nb::make_tuple(dq, dkv, d_sink, dextra_kv);
   if (with_sink || with_extra) return nb::make_tuple(dq, dkv, with_sink ? d_sink : dextra_kv);
   return nb::make_tuple(dq, dkv);

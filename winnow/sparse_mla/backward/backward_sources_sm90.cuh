@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/core/row_limits.h"
+#include "winnow/device/common/memory.cuh"
 #include "winnow/device/common/runtime.h"
 #include "winnow/sparse_mla/gather_sm90.cuh"
 #include "winnow/sparse_mla/problem.h"
@@ -134,12 +135,11 @@ struct RangedEntries {
     const int4 words = __ldg(reinterpret_cast<const int4*>(from));
     ranges = {words.x, words.y, words.z, words.w};
   }
-  // The row of an entry below the query's count.
-  __device__ __forceinline__ std::int32_t operator()(int entry) const {
-    if (entry < ranges.count) return ranges.begin + entry;
-    entry -= ranges.count;
-    if (entry < ranges.extra_count) return ranges.extra_begin + entry;
-    return __ldg(list + (entry - ranges.extra_count));
+  // The row of an entry, which is below the query's count if it counts; else -1.
+  __device__ __forceinline__ std::int32_t load(int entry, bool counts) const {
+    const int extra = entry - ranges.count, listed = entry - ranges.rows();
+    const int row = extra < 0 ? ranges.begin + entry : ranges.extra_begin + extra;
+    return device::load_if(counts && listed >= 0, list + listed, counts ? row : -1);
   }
 };
 
@@ -147,10 +147,7 @@ struct RangedEntries {
 __device__ __forceinline__ TileEntries load_tile(const RangedEntries& rows, int tile, int entries,
                                                  int lane) {
   const int first = tile * kTileRows + lane;
-  TileEntries loaded{-1, -1};
-  if (first < entries) loaded.low = rows(first);
-  if (first + 32 < entries) loaded.high = rows(first + 32);
-  return loaded;
+  return {rows.load(first, first < entries), rows.load(first + 32, first + 32 < entries)};
 }
 
 // Copies rows of 16 * pieces bytes. Strides count bytes.

@@ -6,18 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
-#include "winnow/core/record.h"
-#include "winnow/core/route.h"
-#include "winnow/cpu/kernels.h"
+#include "winnow/cpu/entry.h"
 #include "winnow/sparse_mla/decode/decode_contract.h"
 #include "winnow/sparse_mla/decode/decode_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
-
-constexpr std::string_view kOperation = kDecode.operation;
 
 template <class Pointer, class View>
 Heads<Pointer> heads_of(const View& view) {
@@ -122,101 +116,76 @@ void check_decode_scale(const Check& check, const DecodeArgs& args, DecodeParams
 
 namespace {
 
-DecodeParams check_args(const DecodeArgs& args) {
-  DecodeParams params;
-  params.b = args.q.size(0);
-  params.s_q = args.q.size(1);
-  params.h_q = args.q.size(2);
-  params.format = args.format;
-  params.batch_invariant = args.batch_invariant;
-  params.in_list_order = args.in_list_order;
-  kDecode.check(args, params);
-  params.q = heads_of<const void*>(args.q);
-  params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
-  params.out = heads_of<void*>(args.out);
-  params.lse = heads_of<float*>(args.lse);
-  return params;
-}
+struct Decode {
+  using Args = DecodeArgs;
+  using Params = DecodeParams;
+  static constexpr const auto& kContract = kDecode;
+  static constexpr auto kCpu = &CpuKernels::sparse_mla_decode;
+  static constexpr bool kNeedsWorkspace = true;
 
-constexpr Backend kImplemented[] = {Backend::sm90, Backend::cuda, Backend::cpu};
-
-void check_args_for_gpu(const Check& check, const DecodeArgs& args, const DecodeParams& params,
-                        Backend backend) {
-  constexpr std::int64_t kAlignment = 16;
-  check.aligned("q", args.q, kAlignment);
-  check.aligned("out", args.out, kAlignment);
-  check_cache_for_gpu(check, "cache", args.cache, args.format);
-  if (args.extra_cache.present()) {
-    check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
+  static Params check_args(const Args& args) {
+    Params params;
+    params.b = args.q.size(0);
+    params.s_q = args.q.size(1);
+    params.h_q = args.q.size(2);
+    params.format = args.format;
+    params.batch_invariant = args.batch_invariant;
+    params.in_list_order = args.in_list_order;
+    kDecode.check(args, params);
+    params.q = heads_of<const void*>(args.q);
+    params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
+    params.out = heads_of<void*>(args.out);
+    params.lse = heads_of<float*>(args.lse);
+    return params;
   }
-  if (backend == Backend::sm90 && params.chosen.paged && params.d_qk != 576) {
-    check.unsupported("sm90: want rows of 576 columns with block_tables, got " +
-                      std::to_string(params.d_qk));
+  static std::span<const Backend> backends(const Args& args) { return with_sm90(args.q.dtype()); }
+  static void check_for_gpu(const Check& check, const Args& args, const Params& params,
+                            Backend backend) {
+    constexpr std::int64_t kAlignment = 16;
+    check.aligned("q", args.q, kAlignment);
+    check.aligned("out", args.out, kAlignment);
+    check_cache_for_gpu(check, "cache", args.cache, args.format);
+    if (args.extra_cache.present()) {
+      check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
+    }
+    if (backend == Backend::sm90 && params.chosen.paged && params.d_qk != 576) {
+      check.unsupported("sm90: want rows of 576 columns with block_tables, got " +
+                        std::to_string(params.d_qk));
+    }
+    // What the kernels count in 32 bits.
+    constexpr std::int64_t kLimit = std::int64_t{1} << 23, kRowsLimit = std::int64_t{1} << 30;
+    const auto at_least_1 = [](std::int64_t size) { return std::max<std::int64_t>(size, 1); };
+    if (params.chosen.topk <= kLimit && params.extra.topk <= kLimit && params.b <= kLimit &&
+        params.s_q <= kLimit / at_least_1(params.b) &&
+        params.h_q <= kRowsLimit / at_least_1(params.b * params.s_q)) {
+      return;
+    }
+    check.unsupported(
+        std::string(to_string(backend)) +
+        ": want topk, extra_topk and b * s_q up to 2^23, and b * s_q * h_q up to 2^30, got "
+        "topk " +
+        std::to_string(params.chosen.topk) + ", extra_topk " + std::to_string(params.extra.topk) +
+        ", b " + std::to_string(params.b) + ", s_q " + std::to_string(params.s_q) + ", h_q " +
+        std::to_string(params.h_q));
   }
-  // What the kernels count in 32 bits.
-  constexpr std::int64_t kLimit = std::int64_t{1} << 23, kRowsLimit = std::int64_t{1} << 30;
-  const auto at_least_1 = [](std::int64_t size) { return std::max<std::int64_t>(size, 1); };
-  if (params.chosen.topk <= kLimit && params.extra.topk <= kLimit && params.b <= kLimit &&
-      params.s_q <= kLimit / at_least_1(params.b) &&
-      params.h_q <= kRowsLimit / at_least_1(params.b * params.s_q)) {
-    return;
-  }
-  check.unsupported(
-      std::string(to_string(backend)) +
-      ": want topk, extra_topk and b * s_q up to 2^23, and b * s_q * h_q up to 2^30, got "
-      "topk " +
-      std::to_string(params.chosen.topk) + ", extra_topk " + std::to_string(params.extra.topk) +
-      ", b " + std::to_string(params.b) + ", s_q " + std::to_string(params.s_q) + ", h_q " +
-      std::to_string(params.h_q));
-}
-
-// What `workspace` must hold.
-std::int64_t workspace_bytes(const DecodeArgs& args, const DecodeParams& params, Backend backend) {
-  if (backend == Backend::cpu || params.b * params.s_q * params.h_q == 0) return 0;
-  if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
+  static bool empty(const Args& args, const Params&) { return args.out.numel() == 0; }
+  static std::int64_t workspace_bytes(const Params& params, Backend backend) {
     return backend == Backend::sm90 ? decode_sm90_workspace_bytes(params)
                                     : decode_cuda_workspace_bytes(params);
   }
-  return 0;
-}
-
-Backend run(const DecodeArgs& args, const RunOptions& options) {
-  const Check check(kOperation);
-  const DecodeParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  std::int64_t scratch = 0;
-  if (backend != Backend::cpu) {
-    check_args_for_gpu(check, args, params, backend);
-    if (!options.dry_run) scratch = workspace_bytes(args, params, backend);
-    if (scratch > 0) check.workspace(args.workspace, scratch, args.q.device());
+  static void run_on_gpu(const Params& params, Backend backend, void* workspace, void* stream) {
+    (backend == Backend::sm90 ? decode_sm90 : decode_cuda)(params, workspace, stream);
   }
-  if (options.dry_run) return backend;
-  const TensorView workspace = scratch > 0 ? args.workspace : TensorView{};
-  kDecode.apart(args, workspace);
-  if (args.out.numel() == 0) return backend;
-  if (backend == Backend::cpu) {
-    run_on_cpu(kOperation, cpu_kernels().sparse_mla_decode, params);
-  } else if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    const auto function = backend == Backend::sm90 ? decode_sm90 : decode_cuda;
-    function(params, args.workspace.data(), options.stream.handle);
-  }
-  return backend;
-}
+};
 
 }  // namespace
 
 Backend decode(const DecodeArgs& args, const RunOptions& options) {
-  return recorded(kDecode, args, options, run);
+  return enter<Decode>(args, options);
 }
 
 std::int64_t decode_workspace_bytes(const DecodeArgs& args, const RunOptions& options) {
-  const Check check(kOperation);
-  const DecodeParams params = check_args(args);
-  const Backend backend = choose_backend(kOperation, args.q.device(), options, kImplemented);
-  if (backend != Backend::cpu) check_args_for_gpu(check, args, params, backend);
-  return workspace_bytes(args, params, backend);
+  return workspace_bytes_of<Decode>(args, options);
 }
 
 }  // namespace winnow::sparse_mla

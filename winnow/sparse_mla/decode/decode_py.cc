@@ -24,11 +24,7 @@ nb::object decode(const Arguments<kDecode>& given) {
   auto [result, lse] = split_out<2>(kDecode.operation, given.get<"out">());
   given.output<&sparse_mla::DecodeArgs::out>(call, args, result);
   given.output<&sparse_mla::DecodeArgs::lse>(call, args, lse);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return sparse_mla::decode_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { sparse_mla::decode(args, options); });
+  given.run(call, args, sparse_mla::decode, sparse_mla::decode_workspace_bytes);
   return nb::make_tuple(result, lse);
 }
 

@@ -1,56 +1,45 @@
 #include "winnow/sparse_mla/distribution/distribution.h"
 
-#include "winnow/core/check.h"
-#include "winnow/core/device_memory.h"
-#include "winnow/core/record.h"
-#include "winnow/core/route.h"
-#include "winnow/cpu/kernels.h"
+#include "winnow/cpu/entry.h"
 #include "winnow/sparse_mla/distribution/distribution_contract.h"
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr std::string_view kOperation = kDistribution.operation;
+struct Distribution {
+  using Args = DistributionArgs;
+  using Params = DistributionParams;
+  static constexpr const auto& kContract = kDistribution;
+  static constexpr auto kCpu = &CpuKernels::sparse_mla_distribution;
 
-DistributionParams check_args(const DistributionArgs& args) {
-  kDistribution.check(args);
-  return {.problem = problem_of(args),
-          .lse = rows_of<const void*>(args.lse, 0),
-          .attn_sum = rows_of<void*>(args.attn_sum, 0),
-          .extra_attn_sum = rows_of<void*>(args.extra_attn_sum, 0)};
-}
-
-void check_args_for_gpu(const DistributionArgs& args, Backend backend, const Problem& problem) {
-  const Check check(kOperation);
-  check_for_gpu(check, "q", args.q);
-  check_for_gpu(check, "kv", args.kv);
-  check_for_gpu(check, "extra_kv", args.extra_kv);
-  check_sizes_for_gpu(check, backend, problem);
-}
-
-Backend run(const DistributionArgs& args, const RunOptions& options) {
-  const DistributionParams params = check_args(args);
-  const Backend backend =
-      choose_backend(kOperation, args.q.device(), options, backends_for(args.q.dtype()));
-  if (backend != Backend::cpu) check_args_for_gpu(args, backend, params.problem);
-  if (options.dry_run) return backend;
-  kDistribution.apart(args);
-  if (args.attn_sum.numel() == 0 && args.extra_attn_sum.numel() == 0) return backend;
-  if (backend == Backend::cpu) {
-    run_on_cpu(kOperation, cpu_kernels().sparse_mla_distribution, params);
-  } else if constexpr (kBuiltWithCuda) {
-    const DeviceGuard guard(args.q.device());
-    const auto function = backend == Backend::sm90 ? distribution_sm90 : distribution_cuda;
-    function(params, options.stream.handle);
+  static Params check_args(const Args& args) {
+    kDistribution.check(args);
+    return {.problem = problem_of(args),
+            .lse = rows_of<const void*>(args.lse, 0),
+            .attn_sum = rows_of<void*>(args.attn_sum, 0),
+            .extra_attn_sum = rows_of<void*>(args.extra_attn_sum, 0)};
   }
-  return backend;
-}
+  static std::span<const Backend> backends(const Args& args) { return with_sm90(args.q.dtype()); }
+  static void check_for_gpu(const Check& check, const Args& args, const Params& params,
+                            Backend backend) {
+    sparse_mla::check_for_gpu(check, "q", args.q);
+    sparse_mla::check_for_gpu(check, "kv", args.kv);
+    sparse_mla::check_for_gpu(check, "extra_kv", args.extra_kv);
+    check_sizes_for_gpu(check, backend, params.problem);
+  }
+  static bool empty(const Args& args, const Params&) {
+    return args.attn_sum.numel() == 0 && args.extra_attn_sum.numel() == 0;
+  }
+  static void run_on_gpu(const Params& params, Backend backend, void*, void* stream) {
+    (backend == Backend::sm90 ? distribution_sm90 : distribution_cuda)(params, stream);
+  }
+};
 
 }  // namespace
 
 Backend distribution(const DistributionArgs& args, const RunOptions& options) {
-  return recorded(kDistribution, args, options, run);
+  return enter<Distribution>(args, options);
 }
 
 }  // namespace winnow::sparse_mla

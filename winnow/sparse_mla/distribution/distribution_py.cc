@@ -25,7 +25,7 @@ nb::object distribution(const Arguments<kDistribution>& given) {
   given.output<&sparse_mla::DistributionArgs::attn_sum>(call, args, out, {}, "out");
   const bool with_extra = args.extra_kv.present() || !extra.is_none();
   if (with_extra) given.output<&sparse_mla::DistributionArgs::extra_attn_sum>(call, args, extra);
-  call.run([&](const RunOptions& options) { sparse_mla::distribution(args, options); });
+  given.run(call, args, sparse_mla::distribution);
   return with_extra ? nb::object(nb::make_tuple(out, extra)) : out;
 }
 

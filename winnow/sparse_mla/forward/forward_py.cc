@@ -26,11 +26,7 @@ nb::object forward(const Arguments<kForward>& given) {
   given.output<&sparse_mla::ForwardArgs::out>(call, args, result);
   given.output<&sparse_mla::ForwardArgs::max_logits>(call, args, max_logits);
   given.output<&sparse_mla::ForwardArgs::lse>(call, args, lse);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return sparse_mla::forward_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { sparse_mla::forward(args, options); });
+  given.run(call, args, sparse_mla::forward, sparse_mla::forward_workspace_bytes);
   return nb::make_tuple(result, max_logits, lse);
 }
 

@@ -16,11 +16,7 @@ constexpr Declaration<sparse_mla::kStore> kStore(
 nb::object store(const Arguments<kStore>& given) {
   Call call = given.call();
   sparse_mla::StoreArgs args = given.read(call);
-  nb::object workspace = given.get<"workspace">();
-  args.workspace = call.workspace(workspace, [&](const RunOptions& options) {
-    return sparse_mla::store_workspace_bytes(args, options);
-  });
-  call.run([&](const RunOptions& options) { sparse_mla::store(args, options); });
+  given.run(call, args, sparse_mla::store, sparse_mla::store_workspace_bytes);
   return nb::none();
 }
 

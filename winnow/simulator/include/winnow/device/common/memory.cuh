@@ -27,6 +27,11 @@ inline uint4 load_again(const void* address, Where where = Where::current()) {
   return load_once(address, where);
 }
 
+inline std::int32_t load_if(bool condition, const std::int32_t* address, std::int32_t otherwise,
+                            Where where = Where::current()) {
+  return condition ? __ldg(address, where) : otherwise;
+}
+
 inline std::int32_t load_now(const std::int32_t* address, Where where = Where::current()) {
   return __ldg(address, where);
 }
