@@ -102,7 +102,6 @@ struct Benchmark {
   bool queued = false;                   // on a GPU: runs are queued behind each other, not awaited
   bool beside_product = false;           // on a GPU: timed alone and while products run beside it
   bool slow = false;                     // left out unless asked for by name or with --all
-  bool beside_product = false;           // on a GPU: timed alone and while products run beside it
   // Allocates the tensors of a call. On a GPU what it returns queues its work on the default
   // stream, or if it runs beside products on the target's.
   std::function<Prepared(const Target&)> prepare;
