@@ -20,7 +20,7 @@
 namespace winnow::expert_parallel::row_sums {
 
 inline constexpr int kVectorBytes = 16;
-inline constexpr int kMaxPiece = 14336;
+inline constexpr int kMaxPiece = 14336;  // bytes; see adders_of()
 inline constexpr int kMaxSlots = 32;
 inline constexpr std::int64_t kLeastSlots = 3;  // of a team
 inline constexpr int kMaxAddends = 32, kLists = 2;
@@ -28,7 +28,7 @@ inline constexpr int kRingBytes = 220 * 1024;
 
 // Levels of sums that a thread keeps: 1, where no rank has several rows of a token; 2, of ranks and
 // of their node; 3, of all nodes too. The fewer there are, the more teams of a block find room in
-// the registers, or the more columns of a row does a thread add.
+// the registers, or the more columns of a row a thread adds.
 __host__ __device__ constexpr int teams_of(int levels) { return levels < 3 ? 2 : 1; }
 // Vectors of a piece in the registers of a thread; the warps of a team that add, those that feed
 // them, which are the last ones, and the threads of both.
@@ -254,7 +254,7 @@ class Lister {
  public:
   __device__ explicit Lister(const Ring& ring) : shared_(*ring.shared) {}
 
-  // Of the next list.
+  // The next list, which has been fed.
   __device__ Addend* addends() {
     device::place_of(shared_.fed[list_]).wait(parity_ ^ 1, "lister", list_);
     return shared_.addends[list_];

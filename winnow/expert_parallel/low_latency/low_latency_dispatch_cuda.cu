@@ -532,12 +532,12 @@ __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   const bool waits = view.shrinks || p.output == nullptr;
   if (!waits) {
     const bool good = receive_counts(p, epoch, shared);
-    if (block > 0 || blocks == 1) {
-      device::allow_next_kernel();
-      if (good) put_rows(p, epoch, max(0, block - 1), max(1, blocks - 1), shared);
-      if (block > 0) return;
-      __syncthreads();
+    if (block > 0) device::allow_next_kernel();
+    if (good && (block > 0 || blocks == 1)) {
+      put_rows(p, epoch, max(0, block - 1), max(1, blocks - 1), shared);
     }
+    if (block > 0) return;
+    __syncthreads();
   }
   const ReceiveOutcome received =
       receive_call(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
