@@ -1,7 +1,7 @@
 // How a block sums rows, in teams of warps: one warp lists the rows of each sum and has them
 // copied, piece by piece, into a ring in shared memory, far ahead of the others, which add them up
-// in registers. In a team that pushes no sums one warp lists rows and another has them copied, since
-// a list takes as long as several copies. Device code.
+// in registers. In a team that pushes no sums one warp lists rows and another has them copied,
+// since a list takes as long as several copies. Device code.
 #pragma once
 
 #include <algorithm>
