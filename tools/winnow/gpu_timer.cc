@@ -164,8 +164,9 @@ class L2Flush {
   Tensor zeros_{DType::u8, {std::int64_t{512} << 20}, kDevice}, word_{DType::i32, {1}, kDevice};
 };
 
+// Negative where `end` came first, which is possible on two streams.
 double seconds_between(const Event& begin, const Event& end) {
-  check(cudaEventSynchronize(end));
+  for (const Event* event : {&begin, &end}) check(cudaEventSynchronize(*event));
   float milliseconds = 0;
   check(cudaEventElapsedTime(&milliseconds, begin, end));
   return milliseconds * 1e-3;
