@@ -149,7 +149,7 @@ class WINNOW_EXPORT AllToAll {
   // the layer's dtype overwritten in place), with dense rows, is read in place; any other is
   // copied first. On a GPU the ranks of a node may push rows to each other: in expert-major order
   // sums of rows, with enable_local_combine; in token-major order the rows themselves, if sm_count
-  // is 16 or more (20 with 2 ranks per node) and either enable_local_combine is set or, on several
+  // is 20 or more (24 with 2 ranks per node) and either enable_local_combine is set or, on several
   // GPUs, W * max_tokens rows take up to 1 GiB and (L - 1) * n rows 24 MiB or more, where n is the
   // largest of any rank (max_tokens with worst_case_rows). Such a layer has memory for W *
   // max_tokens more rows, and pushes rows from any address that is a multiple of 16. An `out` that

@@ -58,13 +58,6 @@ void add_combine_options(CaseTable& table, World world) {
             {.expert_rows = ExpertRows::own, .local_combine = true, .copy_out = true});
   table.add(world, "one-expert-local-combine",
             {.topk = 7, .choice = ExpertChoice::one_expert, .local_combine = true});
-  // Lists of rows one behind the other.
-  table.add(world, "one-sm-token-major",
-            {.topk = 20,
-             .max_tokens = 20,
-             .choice = ExpertChoice::duplicates,
-             .token_major = true,
-             .sm_count = 1});
   // Values of pairs, weights of combine, two biases.
   for (const int sms : {8, 24}) {
     table.add(world, "pair-values-pushed-" + std::to_string(sms) + "-sms",

@@ -88,7 +88,7 @@ TEST_F(CombineGpu, PushedRows) {
                           .local_combine = true,
                           .bias = true,
                           .strided = own,
-                          .sm_count = locals == 2 ? 20 : 16});
+                          .sm_count = locals == 2 ? 24 : 20});
       }
     }
   }

@@ -24,8 +24,8 @@ using device::FastDivmod;
 using row_sums::Addend;
 using row_sums::Cut;
 using row_sums::Feeder;
+using row_sums::kTeam;
 using row_sums::Ring;
-using row_sums::team_of;
 using row_sums::teams_of;
 
 WINNOW_DYNAMIC_SHARED(ring_memory, 128);
@@ -169,8 +169,8 @@ class Pushes {
 };
 
 // The tokens that this rank reduces: rows of its own, rows or sums of its node's other ranks, and
-// with three levels the sums of other nodes.
-template <bool kWeighted, int kLevels>
+// with kAllNodes the sums of other nodes.
+template <bool kWeighted, bool kAllNodes>
 class Reductions {
  public:
   __device__ Reductions(const CudaSumParams& params, Part part, std::uint32_t slice_length,
@@ -189,7 +189,7 @@ class Reductions {
                std::uint32_t(ceil_div<std::int64_t>(
                    part == kOwn ? params.tokens : slice_length * kSlices, lane_.tokens))),
         claims_(&view_.state->claims[part == kOwn ? kSumOwnClaims : kSumOthersClaims], feeders()) {
-    next_ = load(teams_of(kLevels) * blockIdx.x + threadIdx.x / team_of(kLevels));
+    next_ = load(feeders() / gridDim.x * blockIdx.x + threadIdx.x / kTeam);
   }
   // Behind the kernel before.
   __device__ void begin() {
@@ -219,21 +219,18 @@ class Reductions {
     return take(there);
   }
 
-  // Feeds what has been claimed, which is ready, or lists it. False: a row does not come.
-  template <class Sink>
-  __device__ bool feed(Sink& sink) {
+  // Feeds what has been claimed, which is ready. False: a sum of another node does not come.
+  __device__ bool feed(Feeder& feeder) {
     const Step now = next_;
     next_ = load(claims_.next());
-    const int count = list(now, sink.addends());
-    if (count > 0) sink.sum(count);
+    const int count = list(now, feeder.addends());
+    if (count > 0) feeder.sum(count);
     return count >= 0;
   }
 
  private:
-  static constexpr bool kAllNodes = kLevels > 2;
-
   // Each begins with the claim of its own number.
-  static __device__ std::uint32_t feeders() { return gridDim.x * teams_of(kLevels); }
+  static __device__ std::uint32_t feeders() { return gridDim.x * (blockDim.x / kTeam); }
 
   // A claim, and this lane's pair of it.
   struct Step {
@@ -460,16 +457,14 @@ class SliceSignaller {
 };
 
 template <class T, bool kWeighted, int kLevels>
-__global__ void __launch_bounds__(team_of(kLevels) * teams_of(kLevels), 1)
+__global__ void __launch_bounds__(kTeam* teams_of(kLevels), 1)
     sum_kernel(const __grid_constant__ CudaSumParams params, const __grid_constant__ Cut cut,
                Part part) {
   const LayerView& view = params.view;
   WINNOW_BLOCK_SHARED(rows, std::byte* [kMaxLocals]);
-  constexpr int kTeam = team_of(kLevels), kAdders = row_sums::adders_of(kLevels);
-  constexpr bool kLists = row_sums::feeders_of(kLevels) > 1;
   const int team = int(threadIdx.x) / kTeam;
   const Ring ring(ring_memory, cut, team);
-  if (threadIdx.x % kTeam == 0) row_sums::begin(ring, kAdders);
+  if (threadIdx.x % kTeam == 0) row_sums::begin(ring);
   // All of the block or none; with it, where the rows are. The kernel that pushes rows has waited
   // for the exchange, and is waited for at the end.
   const auto may_begin = [&] {
@@ -480,26 +475,21 @@ __global__ void __launch_bounds__(team_of(kLevels) * teams_of(kLevels), 1)
     if (!all_run) device::wait_for_kernel_before();
     return all_run;
   };
-  if (threadIdx.x % kTeam < 32 * kAdders) {
+  if (row_sums::adds()) {
     if (!may_begin()) return;
     row_sums::add_rows<T, kWeighted, kLevels>(ring);
-  } else if (kLists && threadIdx.x % kTeam >= 32 * (kAdders + 1)) {
-    if (!may_begin()) return;
-    Feeder(ring).sum_lists();
   } else {
     // Dispatch wrote the routing and its weights: what comes first of them is read while the kernel
     // before runs. Weights of this call come from that kernel.
     if (kWeighted && params.weights_are_new) device::wait_for_kernel_before();
+    Feeder feeder(ring);
     const std::uint32_t length = slice_length(params);
-    Reductions<kWeighted, kLevels> reductions(params, part, length, rows);
-    if constexpr (kLists) {  // no sums are pushed
+    Reductions<kWeighted, (kLevels > 2)> reductions(params, part, length, rows);
+    if constexpr (kLevels == 1) {  // no sums are pushed
       if (!may_begin()) return;
-      row_sums::Lister lister(ring);
       reductions.begin();
-      while (reductions.any() && reductions.feed(lister)) continue;
-      lister.end();
+      while (reductions.any() && reductions.feed(feeder)) continue;
     } else {
-      Feeder feeder(ring);
       Pushes<kWeighted> pushes(params, part, length);
       SliceSignaller signaller(params, part, cut, teams_of(kLevels));
       if (!may_begin()) return;
@@ -518,8 +508,8 @@ __global__ void __launch_bounds__(team_of(kLevels) * teams_of(kLevels), 1)
         if (!reductions.wait() || !reductions.feed(feeder)) break;
         summing = reductions.any();
       }
-      feeder.end();
     }
+    feeder.end();
   }
   if (params.travel == Travel::rows_are_pushed) device::wait_for_kernel_before();
   if (part == kOwn && params.travel == Travel::rows_are_read) finish(view);
@@ -561,7 +551,7 @@ int launch_sums(Part part, const CudaSumParams& params, int blocks, void* stream
       params.travel == Travel::rows_are_read ? std::int64_t{9} << 19 : INT64_MAX;
   const Cut cut = row_sums::cut_rows(params.row_bytes, teams, blocks, most);
   const int bytes = row_sums::shared_bytes(cut, teams);
-  return device::launch_early(kernel, blocks, team_of(levels) * teams, std::size_t(bytes),
+  return device::launch_early(kernel, blocks, kTeam * teams, std::size_t(bytes),
                               static_cast<cudaStream_t>(stream), params, cut, part);
 }
 

@@ -1,7 +1,6 @@
-// How a block sums rows, in teams of warps: one warp lists the rows of each sum and has them
+// How a block sums rows, in teams of 8 warps: one warp names the rows of each sum and has them
 // copied, piece by piece, into a ring in shared memory, far ahead of the others, which add them up
-// in registers. In a team that pushes no sums one warp lists rows and another has them copied,
-// since a list takes as long as several copies. Device code.
+// in registers. Device code.
 #pragma once
 
 #include <algorithm>
@@ -19,27 +18,20 @@
 
 namespace winnow::expert_parallel::row_sums {
 
+inline constexpr int kAdders = 7;  // warps of a team that add; the last one feeds them
+inline constexpr int kTeam = 32 * (kAdders + 1);
+inline constexpr int kVectors = 4;  // of 16 bytes, of a piece, in the registers of a thread
 inline constexpr int kVectorBytes = 16;
-inline constexpr int kMaxPiece = 14336;  // bytes; see adders_of()
+inline constexpr int kMaxPiece = kAdders * 32 * kVectors * kVectorBytes;
 inline constexpr int kMaxSlots = 32;
 inline constexpr std::int64_t kLeastSlots = 3;  // of a team
-inline constexpr int kMaxAddends = 32, kLists = 2;
+inline constexpr int kMaxAddends = 32;
 inline constexpr int kRingBytes = 220 * 1024;
 
 // Levels of sums that a thread keeps: 1, where no rank has several rows of a token; 2, of ranks and
 // of their node; 3, of all nodes too. The fewer there are, the more teams of a block find room in
-// the registers, or the more columns of a row a thread adds.
-__host__ __device__ constexpr int teams_of(int levels) { return levels < 3 ? 2 : 1; }
-// Vectors of a piece in the registers of a thread; the warps of a team that add, those that feed
-// them, which are the last ones, and the threads of both.
-__host__ __device__ constexpr int vectors_of(int levels) { return levels == 1 ? 7 : 4; }
-__host__ __device__ constexpr int adders_of(int levels) {
-  return kMaxPiece / (32 * vectors_of(levels) * kVectorBytes);
-}
-__host__ __device__ constexpr int feeders_of(int levels) { return levels == 1 ? 2 : 1; }
-__host__ __device__ constexpr int team_of(int levels) {
-  return 32 * (adders_of(levels) + feeders_of(levels));
-}
+// the registers.
+__host__ __device__ constexpr int teams_of(int levels) { return 4 - levels; }
 
 enum Flags : std::uint32_t {
   kRow = 1,         // there is a row to add
@@ -74,10 +66,8 @@ struct alignas(16) Piece {
 struct alignas(128) Shared {
   device::Barrier full[kMaxSlots], empty[kMaxSlots];
   Piece pieces[kMaxSlots];
-  Addend addends[kLists][kMaxAddends];  // of the sums that are being fed, and of later ones
-  device::Barrier listed[kLists], fed[kLists];
-  std::uint32_t counts[kLists];  // of listed addends
-  std::uint32_t marks;           // that the team has reached
+  Addend addends[kMaxAddends];  // of the sums that are being fed
+  std::uint32_t marks;          // that the team has reached
 };
 
 // How rows are cut: into equal pieces, with as many slots as fit in the ring of each team.
@@ -129,18 +119,17 @@ struct Ring {
 };
 
 // By one thread of the team; the block's barrier follows.
-__device__ inline void begin(const Ring& ring, int adders) {
+__device__ inline void begin(const Ring& ring) {
   for (std::uint32_t i = 0; i < ring.slots; ++i) {
     device::place_of(ring.shared->full[i]).init(1);
-    device::place_of(ring.shared->empty[i]).init(adders * device::kWarpArrival);
-  }
-  for (int i = 0; i < kLists; ++i) {
-    device::place_of(ring.shared->listed[i]).init(1);
-    device::place_of(ring.shared->fed[i]).init(1);
+    device::place_of(ring.shared->empty[i]).init(kAdders * device::kWarpArrival);
   }
   device::fence_mbarrier_init();
   ring.shared->marks = 0;
 }
+
+// Whether this thread adds; else it is of the feeding warp.
+__device__ inline bool adds() { return threadIdx.x % kTeam < 32 * kAdders; }
 
 // The feeding warp's end of the ring.
 class Feeder {
@@ -148,48 +137,31 @@ class Feeder {
   __device__ explicit Feeder(const Ring& ring)
       : ring_(ring), lane_(threadIdx.x % 32), policy_(device::policy_evict_first()) {}
 
-  __device__ Addend* addends() { return ring_.shared->addends[0]; }
+  __device__ Addend* addends() { return ring_.shared->addends; }
 
   // Feeds sums of the addends 0 to count - 1, which the lanes have written. By the warp.
   __device__ void sum(std::uint32_t count) {
     __syncwarp();
-    sum(addends(), count);
-  }
-  // What a Lister lists, to its end.
-  __device__ void sum_lists() {
-    for (std::uint32_t i = 0, parity = 0;; i = (i + 1) % kLists, parity ^= i == 0 ? 1 : 0) {
-      device::place_of(ring_.shared->listed[i]).wait(parity, "feeder of lists", int(i));
-      const std::uint32_t count = ring_.shared->counts[i];
-      if (count == 0) break;
-      sum(ring_.shared->addends[i], count);
-      if (lane_ == 0) device::place_of(ring_.shared->fed[i]).arrive();
+    const std::int64_t row_bytes = ring_.row_bytes, piece_bytes = ring_.piece_bytes;
+    for (std::uint32_t first = 0, last; first < count; first = last) {
+      last = row_bytes <= piece_bytes ? count : end_of_sum(first);
+      for (std::int64_t at = 0; at < row_bytes; at += piece_bytes) push_pieces(first, last, at);
     }
-    end();
+    __syncwarp();
   }
   // What has been fed so far is followed by a mark.
   __device__ void mark() { push_flag(kMark); }
   __device__ void end() { push_flag(kEnd); }
 
  private:
-  __device__ void sum(const Addend* addends, std::uint32_t count) {
-    const std::int64_t row_bytes = ring_.row_bytes, piece_bytes = ring_.piece_bytes;
-    for (std::uint32_t first = 0, last; first < count; first = last) {
-      last = row_bytes <= piece_bytes ? count : end_of_sum(addends, first);
-      for (std::int64_t at = 0; at < row_bytes; at += piece_bytes) {
-        push_pieces(addends, first, last, at);
-      }
-    }
-    __syncwarp();
-  }
-  __device__ static std::uint32_t end_of_sum(const Addend* addends, std::uint32_t addend) {
-    while (!(addends[addend++].flags & kEndsSum)) continue;
+  __device__ std::uint32_t end_of_sum(std::uint32_t addend) {
+    while (!(addends()[addend++].flags & kEndsSum)) continue;
     return addend;
   }
 
   // The pieces at `at` of the addends from `first` to before `last`, in their order: each time as
   // many as there are empty slots, and each lane takes one.
-  __device__ void push_pieces(const Addend* addends, std::uint32_t first, std::uint32_t last,
-                              std::int64_t at) {
+  __device__ void push_pieces(std::uint32_t first, std::uint32_t last, std::int64_t at) {
     const std::uint32_t bytes =
         std::uint32_t(min(std::int64_t(ring_.piece_bytes), ring_.row_bytes - at));
     for (std::uint32_t count; first < last; first += count) {
@@ -197,7 +169,7 @@ class Feeder {
       mine.advance(min(lane_, ring_.slots));
       count = empty_slots(mine, last - first);
       if (lane_ < count) {
-        const Addend& addend = addends[first + lane_];
+        const Addend& addend = addends()[first + lane_];
         Piece& piece = mine.shared->pieces[mine.slot];
         piece.to = addend.to + at;
         piece.bias = addend.bias == nullptr ? nullptr : addend.bias + at;
@@ -247,37 +219,6 @@ class Feeder {
   Ring ring_;
   std::uint32_t lane_;
   std::uint64_t policy_;
-};
-
-// A warp that lists sums for the feeding warp, up to kLists ahead of it.
-class Lister {
- public:
-  __device__ explicit Lister(const Ring& ring) : shared_(*ring.shared) {}
-
-  // The next list, which has been fed.
-  __device__ Addend* addends() {
-    device::place_of(shared_.fed[list_]).wait(parity_ ^ 1, "lister", list_);
-    return shared_.addends[list_];
-  }
-  // The addends 0 to listed - 1, which the lanes have written, are a list. By the warp.
-  __device__ void sum(std::uint32_t listed) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      shared_.counts[list_] = listed;
-      device::place_of(shared_.listed[list_]).arrive();
-    }
-    list_ = (list_ + 1) % kLists;
-    if (list_ == 0) parity_ ^= 1;
-  }
-  __device__ void end() {
-    addends();
-    sum(0);
-  }
-
- private:
-  Shared& shared_;
-  int list_ = 0;
-  std::uint32_t parity_ = 0;
 };
 
 // 16 bytes of elements as floats and back; rounding is to nearest even.
@@ -372,10 +313,9 @@ __device__ auto& choose(A& first, B& second) {
 }
 
 // The adding warps of a team, all of them.
-template <int kLevels>
-__device__ void meet_adders() {
+__device__ inline void meet_adders() {
   __syncwarp();
-  device::bar_sync<32 * adders_of(kLevels)>(1 + threadIdx.x / team_of(kLevels));
+  device::bar_sync<32 * kAdders>(1 + threadIdx.x / kTeam);
 }
 
 // The adding warps of a team: each thread owns columns of a piece and keeps their sums in
@@ -386,9 +326,8 @@ template <class T, bool kWeighted, int kLevels>
 __device__ void add_rows(Ring ring) {
   static_assert(kLevels >= 1 && kLevels <= 3);
   using C = Columns<T>;
-  constexpr std::uint32_t kVectors = vectors_of(kLevels), kHalf = (kVectors + 1) / 2;
-  constexpr std::uint32_t kStep = 32 * adders_of(kLevels);  // of a thread's vectors
-  const std::uint32_t thread = device::keep_in_register(threadIdx.x % team_of(kLevels));
+  constexpr std::uint32_t kStep = 32 * kAdders;  // of a thread's vectors
+  const std::uint32_t thread = device::keep_in_register(threadIdx.x % kTeam);
   float rank[kLevels > 1 ? kVectors : 1][C::kCount];
   float node[kVectors][C::kCount] = {};
   float all_nodes[kLevels > 2 ? kVectors : 1][C::kCount] = {};
@@ -412,7 +351,7 @@ __device__ void add_rows(Ring ring) {
   };
   const auto count_mark = [&] { device::red_release_cta_shared_add<1>(&ring.shared->marks); };
   const std::uint32_t vectors = device::keep_in_register(ring.piece_bytes / kVectorBytes);
-  const bool many = vectors > kHalf * kStep;
+  const bool many = vectors > kVectors / 2 * kStep;
   for (bool there = false;;) {
     if (!there) {
       ring.full().wait(ring.parity, "adder", int(ring.slot));
@@ -425,20 +364,20 @@ __device__ void add_rows(Ring ring) {
     ring.advance(1);
     if (piece.flags & kEnd) return;
     if (piece.flags & kMark) {
-      meet_adders<kLevels>();
+      meet_adders();
       if (thread == 0) count_mark();
       empty.arrive_warp();
       there = false;
       continue;
     }
-    // The vectors that any thread has, and some more; what a thread adds up beyond its own is never
-    // stored, nor what a slot still holds behind a shorter last piece.
+    // The vectors that any thread has, or twice as many; what a thread adds up beyond its own is
+    // never stored, nor what a slot still holds behind a shorter last piece.
     const auto each_vector = [&](const auto& visit) {
 #pragma unroll
-      for (std::uint32_t v = 0; v < kHalf; ++v) visit(v);
+      for (std::uint32_t v = 0; v < kVectors / 2; ++v) visit(v);
       if (!many) return;
 #pragma unroll
-      for (std::uint32_t v = kHalf; v < kVectors; ++v) visit(v);
+      for (std::uint32_t v = kVectors / 2; v < kVectors; ++v) visit(v);
     };
     uint4 raw[kVectors];
     if (piece.flags & kRow) {

@@ -8,7 +8,7 @@ namespace winnow::expert_parallel {
 bool pushes_rows(const ExpertMap& map, const Config& config, std::int64_t tokens) {
   constexpr std::int64_t kLeastComing = 24 << 20, kMostUnasked = 1 << 30;  // bytes
   const int locals = map.topology.local_world_size;
-  if (locals == 1 || config.sm_count < (locals == 2 ? 20 : 16)) return false;
+  if (locals == 1 || config.sm_count < (locals == 2 ? 24 : 20)) return false;
   if (config.enable_local_combine) return true;
   const std::int64_t coming = (locals - 1) * tokens * config.hidden * size_of(config.dtype);
   return coming >= kLeastComing && pushed_bytes(map, config) <= kMostUnasked;

@@ -22,7 +22,7 @@ bool pushes(Topology topology, std::int64_t max_tokens, int sm_count, bool local
 
 TEST(Layouts, SmsEnoughToPushAndToSum) {
   for (const bool local_combine : {false, true}) {
-    for (const auto& [locals, least] : {std::pair{2, 20}, {3, 16}, {4, 16}, {8, 16}}) {
+    for (const auto& [locals, least] : {std::pair{2, 24}, {3, 20}, {4, 20}, {8, 20}}) {
       for (const int nodes : {1, 2}) {
         const Topology topology(nodes * locals, locals);
         EXPECT_FALSE(pushes(topology, 2048, least - 1, local_combine));
@@ -49,9 +49,9 @@ TEST(Layouts, RowsEnoughToPush) {
 
 TEST(Layouts, AGibibyteAtMostUnasked) {
   const Topology topology(8, 4);
-  EXPECT_TRUE(pushes(topology, 8192, 16));
-  EXPECT_FALSE(pushes(topology, 8193, 16));
-  EXPECT_TRUE(pushes(topology, 8193, 16, true));
+  EXPECT_TRUE(pushes(topology, 8192, 20));
+  EXPECT_FALSE(pushes(topology, 8193, 20));
+  EXPECT_TRUE(pushes(topology, 8193, 20, true));
 }
 
 }  // namespace
