@@ -294,11 +294,8 @@ class PieceSender {
   __device__ void send_sum(const std::byte* row, float weight, unsigned pairs, int columns,
                            std::byte* to, SentRows sent, bool own_token) {
     const std::uint32_t stage = own_token ? 0 : next_stage();
-    const int bytes = columns * int(sizeof(float));
-    static_assert(kHalfBytes == 32 * kVector * sizeof(float));
 #pragma unroll 1
-    for (int half = 0; half * kHalfBytes < bytes; ++half) {
-      const int at = (half * 32 + lane_) * kVector, k = half == 0 ? sent.first() : sent.second();
+    for (int at = lane_ * kVector; at - lane_ * kVector < columns; at += 32 * kVector) {
       float sum[kVector] = {};
 #pragma unroll 1
       for (unsigned rest = pairs; rest != 0;) {
@@ -322,24 +319,27 @@ class PieceSender {
           rest &= rest - 1;
         }
       }
+      if (at >= columns) continue;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4 four = {__float_as_uint(sum[4 * i]), __float_as_uint(sum[4 * i + 1]),
                             __float_as_uint(sum[4 * i + 2]), __float_as_uint(sum[4 * i + 3])};
-        const int behind = at * 4 + i * 16;
-        if (at >= columns) continue;
+        const int behind = at * 4 + i * 16, half = behind / kHalfBytes;
         if (!own_token) {
           device::st_shared(stage + behind, four);
         } else {
-          *reinterpret_cast<uint4*>(place_of_pair(to, k) + behind % kHalfBytes) = four;
+          *reinterpret_cast<uint4*>(place_of_pair(to, half == 0 ? sent.first() : sent.second()) +
+                                    behind % kHalfBytes) = four;
         }
       }
-      if (own_token) continue;
-      // The first half travels while the second is summed.
-      written();
-      if (lane_ == 0) store(half, k, min(bytes - half * kHalfBytes, kHalfBytes), to);
     }
-    if (!own_token && lane_ == 0) device::bulk_commit();
+    if (own_token) return;
+    written();
+    if (lane_ != 0) return;
+    const int bytes = columns * int(sizeof(float));
+    store(0, sent.first(), min(bytes, kHalfBytes), to);
+    if (bytes > kHalfBytes) store(1, sent.second(), bytes - kHalfBytes, to);
+    device::bulk_commit();
   }
 
   // The rows of an own token, without the detour.
@@ -671,7 +671,7 @@ __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
         waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.note_word(0);
     const ReceiveOutcome received =
         receive_call(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
-                     p.wait_statistics, come, [] {});
+                     p.wait_statistics, device::globaltimer(), come, [] {});
     if (received.broken || received.refused) return;
   } else {
     device::allow_next_kernel();
