@@ -78,12 +78,13 @@ const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves",
                                                  on_ranks("all-to-all-experts", {"random:4"}),
                                                  on_ranks("wide-fp8", {"random:4"}),
                                                  on_ranks("wide-bf16", {"random:4"}),
+                                                 on_ranks("wide-halves", {"random:4"}),
                                                  on_ranks("parts-halves", {"random:4"}),
                                                  on_ranks("newest-first", {"random:4"}),
                                                  on_ranks("many-experts", {"random:4"})};
 const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
     combine{"low_latency_combine_cuda.cu", "3-ranks"},
-    wide{"low_latency_combine_cuda.cu", "wide-bf16"}, both{"low_latency_cuda.cuh", "3-ranks"},
+    wide{"low_latency_combine_cuda.cu", "wide-halves"}, both{"low_latency_cuda.cuh", "3-ranks"},
     shrinking{"low_latency_cuda.cuh", "many-experts"},
     overlapping{"low_latency_cuda.cuh", "overlapping"};
 const std::vector<PlantedBug> kQuickBugs = {
