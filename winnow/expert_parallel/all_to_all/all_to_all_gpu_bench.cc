@@ -220,7 +220,7 @@ std::vector<testing::Benchmark> all_to_all_gpu_benchmarks() {
   if (world.launched) {
     list.push_back(peer_copy_benchmark("cuda-peer-copy", world, routing.leaving * kRowBytes));
   }
-  for (const int sms : {4, 6, 8, 16, 24, 48}) {
+  for (const int sms : {4, 6, 8, 16, 20, 24, 48}) {
     for (const RowOrder order : {RowOrder::token_major, RowOrder::expert_major}) {
       add({.work = Work::cached, .order = order, .sms = sms});
       add({.work = Work::counted, .order = order, .sms = sms});

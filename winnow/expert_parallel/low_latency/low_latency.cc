@@ -161,6 +161,9 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world) {
   add(layout.messages, 2 * world * config.max_tokens * layout.message_bytes);
   add(layout.returned,
       2 * config.max_tokens * config.topk * layout.pieces * LowLatencyLayout::kPieceBytes);
+  add(layout.count_words, world * 8);
+  add(layout.announced, 2 * world * 8);
+  add(layout.block_words, world * LowLatencyLayout::kMostBlocks * 8);
   add(layout.note_words, world * 8);
   add(layout.weights, 2 * world * config.max_tokens * config.topk * 8);
   add(layout.token_signals, 2 * world * config.max_tokens * 8);

@@ -59,6 +59,17 @@ std::vector<LowLatencyProblem> make_problems() {
                     .shrink = format == RowFormat::bf16,
                     .rounds = 1});
   }
+  // Many rows of a token that are sent without their sum.
+  list.push_back({.name = "wide-halves",
+                  .world = 2,
+                  .experts_per_rank = 8,
+                  .topk = 11,
+                  .max_tokens = 2,
+                  .hidden = 16640,
+                  .format = RowFormat::bf16,
+                  .choice = ExpertChoice::distinct,
+                  .halves = true,
+                  .rounds = 1});
   list.push_back({.name = "parts-halves",
                   .world = 3,
                   .experts_per_rank = 4,

@@ -671,7 +671,7 @@ __device__ void receive(const LowLatencyCombineParams& p, bool* come) {
         waits ? view.layout.signal(kLowLatencyCombine, 0) : view.layout.note_word(0);
     const ReceiveOutcome received =
         receive_call(view, kLowLatencyCombine, words, epoch, p.note.format, p.call,
-                     p.wait_statistics, come, [] {});
+                     p.wait_statistics, device::globaltimer(), come, [] {});
     if (received.broken || received.refused) return;
   } else {
     device::allow_next_kernel();

@@ -143,7 +143,7 @@ CudaLowLatency::CudaLowLatency(std::shared_ptr<Transport> transport, const LowLa
   const int ranks = calls_.count_ranks();
   int sms = 0;
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, config_.device.index);
-  blocks_ = std::max(1, sms / ranks);
+  blocks_ = std::clamp(sms / ranks, 1, LowLatencyLayout::kMostBlocks);
   if (config_.sm_count > 0) blocks_ = std::min(blocks_, config_.sm_count);
 }
 

@@ -169,22 +169,21 @@ struct ReceiveOutcome {
 };
 
 // Waits for all ranks' words [W] at `words` in this rank's memory; `come` [W], in shared memory,
-// says which have come. The whole block calls it. Block 0 decides which ranks are masked, and
-// reports a refusal to the host. meanwhile() loads what the words announce while the notes are
-// checked here.
+// says which have come. The whole block calls it, which has waited since `start`. Block 0 decides
+// which ranks are masked, and reports a refusal to the host. meanwhile() loads what the words
+// announce while the notes are checked here.
 template <class Meanwhile>
 __device__ inline ReceiveOutcome receive_call(const LowLatencyView& view, int call,
                                               std::int64_t words, std::uint64_t epoch,
                                               std::int32_t format, std::uint64_t number,
-                                              std::int64_t* wait_statistics, bool* come,
-                                              const Meanwhile& meanwhile) {
+                                              std::int64_t* wait_statistics, std::uint64_t start,
+                                              bool* come, const Meanwhile& meanwhile) {
   const int world = view.layer.topology.world;
   bool ok = true;
   for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
     const std::uint64_t* at = word(own(view), words) + rank;
     std::uint64_t* const verdict_of = view.verdicts + (call * 2 + int(epoch % 2)) * world + rank;
     if (!view.shrinks || blockIdx.x == 0) {
-      const std::uint64_t start = device::globaltimer();
       const bool there = !masked(view, rank) && comes(view, at, epoch, rows_phase(call), rank);
       come[rank] = there;
       if (wait_statistics != nullptr && blockIdx.x == 0) {

@@ -68,20 +68,22 @@ struct TokenPlaces {
   std::int32_t places[kMostTopk];  // see LowLatencyLayout::places
 };
 
-// What the first warp knows of a token, a pair to a lane: its expert, -1 for none.
+// The last warp finds places, since the first ones send most of a row. What it knows of a token, a
+// pair to a lane: its expert, -1 for none.
+__device__ __forceinline__ int finding_lane() { return int(threadIdx.x) - (kThreads - 32); }
 __device__ __forceinline__ std::int64_t expert_of_lane(const LowLatencyDispatchParams& p,
                                                        std::int64_t token) {
-  const int k = int(threadIdx.x);
-  return k < p.indices.topk ? p.indices.at(token, k) : -1;
+  const int k = finding_lane();
+  return k >= 0 && k < p.indices.topk && token < p.indices.tokens ? p.indices.at(token, k) : -1;
 }
 
-// The first warp.
 __device__ void find_places(const LowLatencyDispatchParams& p, std::uint64_t epoch,
                             std::int64_t token, std::int64_t expert, TokenPlaces& places,
                             std::uint32_t& mistaken) {
-  if (threadIdx.x >= 32) return;
+  const int k = finding_lane();
+  if (k < 0) return;
   const LowLatencyView& view = p.view;
-  const int k = int(threadIdx.x), per_rank = view.layout.per_rank;
+  const int per_rank = view.layout.per_rank;
   const int experts = view.layer.topology.experts;
   const bool kept = expert >= 0 && expert < experts;
   const auto found = [&](LowLatencyNote::Found what) {
@@ -184,8 +186,28 @@ __device__ __forceinline__ std::int32_t* counts_memory() {
   return reinterpret_cast<std::int32_t*>(device::dynamic_shared<16>());
 }
 
-// How many rows each rank gets for each of its experts. By a block that begins with it: who comes
-// last need not wait for the way of the counts then.
+// What a rank says of a dispatch before its rows come.
+struct Announced {
+  std::uint64_t word = 0;
+  static __device__ Announced of(const LowLatencyNote& note, std::int64_t tokens) {
+    const std::uint64_t refused = note.refusal != 0 ? 1 : 0;
+    return {refused << 40 | std::uint64_t(note.format) << 32 | std::uint64_t(tokens)};
+  }
+  __device__ bool refused() const { return (word >> 40) != 0; }
+  __device__ int format() const { return int(word >> 32 & 255); }
+  __device__ std::int32_t tokens() const { return std::int32_t(std::uint32_t(word)); }
+};
+// A word that tells of it: the epoch, and how many blocks send rows.
+struct CountWord {
+  static constexpr int kBits = 16;
+  static __device__ std::uint64_t of(std::uint64_t epoch, unsigned blocks) {
+    return epoch << kBits | blocks;
+  }
+  static __device__ int blocks(std::uint64_t word) { return int(word & ((1u << kBits) - 1)); }
+};
+
+// How many rows each rank gets for each of its experts. By a block that begins with it: the others
+// know where rows belong before they come then.
 __device__ void signal_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
                               std::int64_t tokens) {
   const LowLatencyView& view = p.view;
@@ -224,60 +246,93 @@ __device__ void signal_counts(const LowLatencyDispatchParams& p, std::uint64_t e
         // More could be only if somebody else wrote the indices meanwhile.
         min(counts[expert], std::int32_t(tokens));
   }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const int world = view.layer.topology.world, rank = view.layer.topology.rank;
+  for (int to = 0; to < world; ++to) {
+    if (masked(view, to)) continue;
+    *word(view.peers[to], view.layout.announcement(epoch, rank)) =
+        Announced::of(p.note, tokens).word;
+  }
+  __threadfence_system();  // behind the counts
+  for (int to = 0; to < world; ++to) {
+    if (masked(view, to)) continue;
+    device::st_relaxed_sys(word(view.peers[to], view.layout.count_word(rank)),
+                           CountWord::of(epoch, gridDim.x));
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     send_kernel(const __grid_constant__ LowLatencyDispatchParams p) {
-  WINNOW_BLOCK_SHARED(places, TokenPlaces);
+  WINNOW_BLOCK_SHARED(places, TokenPlaces[2]);  // of a token and the block's next one
   WINNOW_BLOCK_SHARED(mistaken, std::uint32_t);
   WINNOW_BLOCK_SHARED(is_last, bool);
-  if (threadIdx.x == 0) mistaken = 0;
+  if (finding_lane() == 0) mistaken = 0;
+  __syncwarp();
   device::wait_for_kernel_before();
   const LowLatencyView& view = p.view;
   const auto format = RowFormat(p.note.format);
   const bool fp8 = format != RowFormat::bf16;
   const std::int64_t tokens = p.note.refusal != 0 ? 0 : p.indices.tokens;
   const std::uint64_t epoch = view.state->sent[kLowLatencyDispatch] + 1;
-  // What a token begins with is loaded before anything is waited for.
+  // What a token begins with is loaded before anything is waited for; its places are found while
+  // the token before is sent, and its experts are loaded before that.
   RowStart start;
-  std::int64_t expert = -1;
   const auto begin_token = [&](std::int64_t token) {
+    if (token < tokens) load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
+  };
+  std::int64_t expert = expert_of_lane(p, blockIdx.x);
+  const auto find_token = [&](std::int64_t token, TokenPlaces& places_of_token) {
     if (token >= tokens) return;
-    expert = expert_of_lane(p, token);
-    load_piece(p, token, int(threadIdx.x) * (fp8 ? 2 : 1), fp8, start.raw);
+    find_places(p, epoch, token, expert, places_of_token, mistaken);
+    expert = expert_of_lane(p, token + gridDim.x);
   };
   begin_token(blockIdx.x);
   signal_received(view);
+  // Which ranks are masked is known behind the wait only.
+  if (!view.shrinks) find_token(blockIdx.x, places[0]);
   if (!wait_for_places(view, kLowLatencyDispatch, epoch)) return;
+  if (view.shrinks) {
+    find_token(blockIdx.x, places[0]);
+    __syncthreads();
+  }
   device::allow_next_kernel();
   if (blockIdx.x == gridDim.x - 1) {
     signal_note(view, kLowLatencyDispatch, epoch, p.note);
     signal_counts(p, epoch, tokens);
   }
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    find_places(p, epoch, token, expert, places, mistaken);
-    __syncthreads();
-    send_places(p, epoch, token, places);
-    fp8 ? send_fp8(p, format, token, places, start) : send_bf16(p, token, places, start);
+  int which = 0;
+  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x, which ^= 1) {
+    const TokenPlaces& here = places[which];
+    find_token(token + gridDim.x, places[which ^ 1]);
+    send_places(p, epoch, token, here);
+    fp8 ? send_fp8(p, format, token, here, start) : send_bf16(p, token, here, start);
     begin_token(token + gridDim.x);
     __syncthreads();
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();
+    __threadfence_system();  // behind the block's rows
+    const int rank = view.layer.topology.rank;
+    for (int to = 0; to < view.layer.topology.world; ++to) {
+      if (masked(view, to)) continue;
+      device::st_relaxed_sys(word(view.peers[to], view.layout.block_word(rank, int(blockIdx.x))),
+                             epoch);
+    }
     const Sent sent = arrive_sent(view, kBlocksSent, mistaken);
     is_last = sent.all;
     if (sent.all && sent.found) signal_found(view, kLowLatencyDispatch, epoch);
+    // By the thread that has had the fence behind what all blocks have done: stores with a release
+    // would each be one more.
+    for (int to = 0; sent.all && to < view.layer.topology.world; ++to) {
+      if (masked(view, to)) continue;
+      device::st_relaxed_sys(word(view.peers[to], view.layout.signal(kLowLatencyDispatch, rank)),
+                             epoch);
+    }
+    if (sent.all) view.state->sent[kLowLatencyDispatch] = epoch;
   }
   __syncthreads();
   if (!is_last) return;
-  const int world = view.layer.topology.world, rank = view.layer.topology.rank;
-  for (int to = int(threadIdx.x); to < world; to += kThreads) {
-    if (masked(view, to)) continue;
-    device::st_release_sys(word(view.peers[to], view.layout.signal(kLowLatencyDispatch, rank)),
-                           epoch);
-  }
-  if (threadIdx.x == 0) view.state->sent[kLowLatencyDispatch] = epoch;
   for (int i = int(threadIdx.x); i < view.layer.topology.experts; i += kThreads) view.slots[i] = 0;
 }
 
@@ -295,17 +350,11 @@ struct Piece {
   bool has_scale = false;
 };
 
-// What may not have come yet is loaded all the same, and not used.
-__device__ __forceinline__ Piece load_piece_at(const LowLatencyDispatchParams& p,
-                                               std::uint64_t epoch, std::int64_t unit, int pieces) {
+__device__ __forceinline__ void load_piece(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                                           Piece& got) {
   const LowLatencyLayout& layout = p.view.layout;
   const int lane = int(threadIdx.x % 32);
   const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
-  const std::int64_t of_all = unit / pieces;
-  Piece got;
-  got.piece = int(unit - of_all * pieces);
-  got.source = int(of_all / layout.max_tokens);
-  got.token = of_all - got.source * layout.max_tokens;
   const std::byte* message = own(p.view) + layout.message(epoch, got.source, got.token);
   const auto* from =
       reinterpret_cast<const uint4*>(message + std::int64_t(got.piece) * kTakenBytes);
@@ -325,7 +374,6 @@ __device__ __forceinline__ Piece load_piece_at(const LowLatencyDispatchParams& p
   const std::int64_t word = std::int64_t(got.piece) * of_piece + lane;
   got.has_scale = lane < of_piece && word < p.scale_words;
   if (got.has_scale) got.scale = reinterpret_cast<const std::uint32_t*>(message + bytes)[word];
-  return got;
 }
 
 // Where combine finds the row of the lane's pair; the token's first piece says so.
@@ -396,48 +444,110 @@ __device__ void write_counts(const LowLatencyDispatchParams& p, const std::int32
 // The shared memory of a block that receives.
 struct Received {
   bool come[kMaxLocals];
-  std::int32_t tokens_of[kMaxLocals];
+  std::int32_t tokens_of[kMaxLocals], blocks_of[kMaxLocals];  // ranks
 };
+
+// What the ranks that have come say before their rows. The whole block; a barrier follows.
+__device__ void load_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                            Received& shared) {
+  const LowLatencyView& view = p.view;
+  const int world = view.layout.world, entries = view.layout.per_rank * world;
+  for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
+    const Announced announced{*word(own(view), view.layout.announcement(epoch, rank))};
+    const auto* count_word = word(own(view), view.layout.count_word(rank));
+    shared.tokens_of[rank] = shared.come[rank] ? announced.tokens() : 0;
+    shared.blocks_of[rank] = CountWord::blocks(device::ld_acquire_sys(count_word));
+  }
+  for (int i = int(threadIdx.x); i < entries; i += kThreads) {
+    const auto* count = reinterpret_cast<const std::int32_t*>(
+        own(view) + view.layout.count(epoch, i % world, i / world));
+    counts_memory()[i] = shared.come[i % world] ? *count : 0;
+  }
+}
+
+// Waits for what every rank says before its rows. The whole block; false: some rank does not come,
+// or the call is refused.
+__device__ bool receive_counts(const LowLatencyDispatchParams& p, std::uint64_t epoch,
+                               Received& shared) {
+  const LowLatencyView& view = p.view;
+  bool ok = true;
+  for (int rank = int(threadIdx.x); rank < view.layout.world; rank += kThreads) {
+    const std::uint64_t* at = word(own(view), view.layout.count_word(rank));
+    ok = ok && wait_at_least(view.layer, at, CountWord::of(epoch, 0),
+                             rows_phase(kLowLatencyDispatch), rank);
+    shared.come[rank] = true;
+    if (!ok) continue;
+    const Announced announced{*word(own(view), view.layout.announcement(epoch, rank))};
+    ok = !announced.refused() && announced.format() == p.note.format;
+  }
+  if (__syncthreads_or(!ok) != 0) return false;
+  load_counts(p, epoch, shared);
+  __syncthreads();
+  lay_out_rows(view.layout.per_rank * view.layout.world, counts_memory());
+  return true;
+}
+
+// The pieces of this block, each when the block that sends its token has sent all of its own, to
+// their rows. `blocks` share them, of which this one is number `block`.
+__device__ void put_rows(const LowLatencyDispatchParams& p, std::uint64_t epoch, int block,
+                         int blocks, const Received& shared) {
+  const LowLatencyView& view = p.view;
+  const LowLatencyLayout& layout = view.layout;
+  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
+  const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
+  const std::int64_t all = layout.world * layout.max_tokens * pieces;
+  const std::int64_t step = std::int64_t(blocks) * kWarps;
+  for (std::int64_t unit = block * kWarps + int(threadIdx.x) / 32; unit < all; unit += step) {
+    const std::int64_t of_all = unit / pieces;
+    Piece got;
+    got.piece = int(unit - of_all * pieces);
+    got.source = int(of_all / layout.max_tokens);
+    got.token = of_all - got.source * layout.max_tokens;
+    if (got.token >= shared.tokens_of[got.source]) {
+      write_pair_row(p, got, -1);
+      continue;
+    }
+    bool come = true;
+    if (threadIdx.x % 32 == 0) {
+      const int sender = int(got.token) % shared.blocks_of[got.source];
+      come = wait_at_least(view.layer, word(own(view), layout.block_word(got.source, sender)),
+                           epoch, rows_phase(kLowLatencyDispatch), got.source);
+    }
+    if (!__shfl_sync(device::kFullWarp, come, 0)) return;
+    __syncwarp();  // behind what the first lane has acquired
+    load_piece(p, epoch, got);
+    put_piece(p, got, counts_memory());
+  }
+}
 
 __device__ void receive(const LowLatencyDispatchParams& p, Received& shared) {
   const LowLatencyView& view = p.view;
   std::uint64_t epoch;
   if (!begin_to_receive(view, kLowLatencyDispatch, p, epoch)) return;
-  const int world = view.layout.world, entries = view.layout.per_rank * world;
-  std::int32_t* const begins = counts_memory();
-  const std::int64_t bytes = RowFormat(p.note.format) == RowFormat::bf16 ? p.hidden * 2 : p.hidden;
-  const int pieces = int((bytes + kTakenBytes - 1) / kTakenBytes);
-  const std::int64_t all = p.output == nullptr ? 0 : world * view.layout.max_tokens * pieces;
-  const std::int64_t step = std::int64_t(gridDim.x) * kWarps;
-  std::int64_t unit = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
-  Piece first;
-  const auto load = [&] {
-    for (int rank = int(threadIdx.x); rank < world; rank += kThreads) {
-      const auto* note = reinterpret_cast<const LowLatencyNote*>(
-          own(view) + view.layout.note(kLowLatencyDispatch, epoch, rank));
-      shared.tokens_of[rank] = shared.come[rank] ? note->tokens : 0;
+  const std::uint64_t start = device::globaltimer();
+  const int block = int(blockIdx.x), blocks = int(gridDim.x);
+  // Where a rank that does not come is masked, and where rows are dropped, all of them must have
+  // come first. Otherwise the first block alone waits for that, and reports what ranks say of the
+  // call, and the others put each row when it comes.
+  const bool waits = view.shrinks || p.output == nullptr;
+  if (!waits) {
+    const bool good = receive_counts(p, epoch, shared);
+    if (block > 0) device::allow_next_kernel();
+    if (good && (block > 0 || blocks == 1)) {
+      put_rows(p, epoch, max(0, block - 1), max(1, blocks - 1), shared);
     }
-    for (int i = int(threadIdx.x); i < entries; i += kThreads) {
-      const auto* count = reinterpret_cast<const std::int32_t*>(
-          own(view) + view.layout.count(epoch, i % world, i / world));
-      begins[i] = shared.come[i % world] ? *count : 0;
-    }
-    if (unit < all) first = load_piece_at(p, epoch, unit, pieces);
-  };
+    if (block > 0) return;
+    __syncthreads();
+  }
   const ReceiveOutcome received =
       receive_call(view, kLowLatencyDispatch, view.layout.signal(kLowLatencyDispatch, 0), epoch,
-                   p.note.format, p.call, p.wait_statistics, shared.come, load);
+                   p.note.format, p.call, p.wait_statistics, start, shared.come, [&] {
+                     if (waits) load_counts(p, epoch, shared);
+                   });
   if (received.broken || received.refused || p.output == nullptr) return;
-  lay_out_rows(entries, begins);
-  if (blockIdx.x == 0) write_counts(p, begins);
-  for (bool is_first = true; unit < all; unit += step, is_first = false) {
-    const Piece got = is_first ? first : load_piece_at(p, epoch, unit, pieces);
-    if (got.token < shared.tokens_of[got.source]) {
-      put_piece(p, got, begins);
-    } else {
-      write_pair_row(p, got, -1);
-    }
-  }
+  if (waits) lay_out_rows(view.layout.per_rank * view.layout.world, counts_memory());
+  if (block == 0) write_counts(p, counts_memory());
+  if (waits) put_rows(p, epoch, block, blocks, shared);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksOnSm)

@@ -37,6 +37,10 @@ struct LowLatencyLayout {
   std::int64_t places = 0;    // [2, W, M, K] i32
   std::int64_t messages = 0;  // [2, W, M]: a token comes once, however many of its experts are here
   std::int64_t returned = 0;  // [2, M, K] rows, each with room for whole pieces
+  // For dispatch on a GPU alone, words from every rank: [W], the epoch of the counts that have come
+  // and the number of blocks that send rows; [2, W], what it says of the call with them; [W,
+  // kMostBlocks], the epoch whose rows each block has sent.
+  std::int64_t count_words = 0, announced = 0, block_words = 0;
   // For combine on a GPU alone, words from every rank: [W], the epoch whose note is complete;
   // [2, W, M, K], the weight of each of its pairs, and its epoch; [2, W, M], how much it has sent
   // of a token here.
@@ -44,6 +48,7 @@ struct LowLatencyLayout {
   std::int64_t bytes = 0;
 
   static constexpr int kPieceBytes = 1024;
+  static constexpr int kMostBlocks = 512;
 
   // The entry of `places` for a pair whose expert is here: the expert, and the number of earlier
   // pairs of the same rank for it. Entries of other pairs are -1.
@@ -67,6 +72,13 @@ struct LowLatencyLayout {
   }
   WINNOW_HOST_DEVICE std::int64_t count(std::uint64_t epoch, int rank, int expert) const {
     return counts + ((std::int64_t(epoch % 2) * world + rank) * per_rank + expert) * 4;
+  }
+  WINNOW_HOST_DEVICE std::int64_t count_word(int rank) const { return count_words + rank * 8; }
+  WINNOW_HOST_DEVICE std::int64_t announcement(std::uint64_t epoch, int rank) const {
+    return announced + (std::int64_t(epoch % 2) * world + rank) * 8;
+  }
+  WINNOW_HOST_DEVICE std::int64_t block_word(int rank, int block) const {
+    return block_words + (std::int64_t(rank) * kMostBlocks + block) * 8;
   }
   WINNOW_HOST_DEVICE std::int64_t place(std::uint64_t epoch, int rank, std::int64_t token) const {
     return places + ((std::int64_t(epoch % 2) * world + rank) * max_tokens + token) * topk * 4;
