@@ -210,7 +210,7 @@ std::vector<double> seconds_of(const std::function<void()>& run, int launches, L
   return seconds;
 }
 
-// Several runs as one CUDA graph, which the stream gets at once.
+// Several runs as one CUDA graph, which the stream gets at once. It reads what `run` owns.
 constexpr int kRunsOfGraph = 20;
 std::function<void()> graph_of(const std::function<void()>& run, cudaStream_t stream) {
   run();  // what only the first run does is not captured
@@ -223,7 +223,7 @@ std::function<void()> graph_of(const std::function<void()>& run, cudaStream_t st
   check(cudaGraphInstantiate(&program, graph, 0));
   cudaGraphDestroy(graph);
   const std::shared_ptr<CUgraphExec_st> owned(program, cudaGraphExecDestroy);
-  return [owned, stream] { check(cudaGraphLaunch(owned.get(), stream)); };
+  return [run, owned, stream] { check(cudaGraphLaunch(owned.get(), stream)); };
 }
 
 // Products on a stream of their own, one after the other.
