@@ -299,7 +299,7 @@ std::vector<PassingCase> cases(bool quick) {
 }
 const std::vector<PassingCase> kQuickCases = cases(true), kThoroughCases = cases(false);
 const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
-    thread{"wait.cuh", "1x4-low-latency-dispatch-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
+    thread{"wait.cuh", "1x4-low-latency-combine-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
     barrier{"fabric_kernels.cuh", "1x4-barrier-late"};
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
