@@ -62,8 +62,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
     scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
     in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
-    in_one_schedule(
-        groups("BeforeTheKernelBefore", "device::wait_for_kernel_before();", Action::drop)),
+    in_one_schedule(BugsOf{"page_line.cuh", "columns301"}(
+        "BeforeTheKernelBefore", "device::wait_for_kernel_before(last);", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),
