@@ -47,29 +47,22 @@ std::vector<LowLatencyProblem> make_problems() {
                   .full = true});
   // More than one turn of a block's threads over a row, and of its loads over a token's experts;
   // rows in several parts.
-  for (const RowFormat format : {RowFormat::fp8, RowFormat::bf16}) {
-    list.push_back({.name = format == RowFormat::fp8 ? "wide-fp8" : "wide-bf16",
-                    .world = 2,
-                    .experts_per_rank = 8,
-                    .topk = 11,
-                    .max_tokens = 2,
-                    .hidden = 16640,
-                    .format = format,
-                    .choice = ExpertChoice::distinct,
-                    .shrink = format == RowFormat::bf16,
-                    .rounds = 1});
-  }
+  LowLatencyProblem wide{.name = "wide-fp8",
+                         .world = 2,
+                         .experts_per_rank = 8,
+                         .topk = 11,
+                         .max_tokens = 2,
+                         .hidden = 16640,
+                         .format = RowFormat::fp8,
+                         .choice = ExpertChoice::distinct,
+                         .rounds = 1};
+  list.push_back(wide);
+  wide.format = RowFormat::bf16;
+  wide.name = "wide-bf16", wide.shrink = true;
+  list.push_back(wide);
   // Many rows of a token that are sent without their sum.
-  list.push_back({.name = "wide-halves",
-                  .world = 2,
-                  .experts_per_rank = 8,
-                  .topk = 11,
-                  .max_tokens = 2,
-                  .hidden = 16640,
-                  .format = RowFormat::bf16,
-                  .choice = ExpertChoice::distinct,
-                  .halves = true,
-                  .rounds = 1});
+  wide.name = "wide-halves", wide.shrink = false, wide.halves = true;
+  list.push_back(wide);
   list.push_back({.name = "parts-halves",
                   .world = 3,
                   .experts_per_rank = 4,
