@@ -209,8 +209,8 @@ class ContextParallel:
 
     def _exchange(self, own: List[int], refused: str) -> List[Tuple[List[int], str]]:
         """(own, refused) of each rank"""
-        reason = refused.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
-        words = [*own, *[0] * (_VALUES + 1 - len(own)), *array("q", reason)]
+        text = refused.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+        words = [*own, *[0] * (_VALUES + 1 - len(own)), *array("q", text)]
         message = torch.tensor(words, dtype=torch.int64, device=self._device)
         of_all = message.new_empty(self.size * len(words))
         work = dist.all_gather_into_tensor(of_all, message, group=self.group, async_op=True)
