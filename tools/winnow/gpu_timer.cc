@@ -58,7 +58,7 @@ Tensor random_matrix(std::int64_t rows, std::int64_t columns) {
 // those who measure on a GPU need it.
 class CublasMatmul {
  public:
-  explicit CublasMatmul(const testing::Ceiling& size, cudaStream_t stream = nullptr)
+  CublasMatmul(const testing::Ceiling& size, cudaStream_t stream)
       : size_(size),
         a_(random_matrix(size.m, size.k)),
         b_(random_matrix(size.k, size.n)),
@@ -105,16 +105,18 @@ class CublasMatmul {
 // The same with mma.sync and a transposed b.
 class MmaMatmul {
  public:
-  explicit MmaMatmul(const testing::Ceiling& size)
+  MmaMatmul(const testing::Ceiling& size, cudaStream_t stream)
       : a_(random_matrix(size.m, size.k)),
         b_(random_matrix(size.n, size.k)),
         c_(DType::bf16, {size.m, size.n}, kDevice),
-        product_(a_, b_, c_) {}
-  void run() { product_.queue(); }
+        product_(a_, b_, c_),
+        stream_(stream) {}
+  void run() { product_.queue(stream_); }
 
  private:
   Tensor a_, b_, c_;
   MmaProduct product_;
+  cudaStream_t stream_;
 };
 
 // Copies half of ceiling.bytes, which reads the half and writes it.
@@ -149,7 +151,7 @@ std::function<void()> prepare_ceiling(const testing::Ceiling& ceiling, Backend b
   const auto run_of = [](auto prepared) { return [prepared] { prepared->run(); }; };
   switch (ceiling.kind) {
     case testing::Ceiling::Kind::matmul:
-      if (backend == Backend::cuda) return run_of(std::make_shared<MmaMatmul>(ceiling));
+      if (backend == Backend::cuda) return run_of(std::make_shared<MmaMatmul>(ceiling, stream));
       return run_of(std::make_shared<CublasMatmul>(ceiling, stream));
     case testing::Ceiling::Kind::copy:
       return run_of(std::make_shared<Copy>(ceiling, stream));

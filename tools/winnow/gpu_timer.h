@@ -21,9 +21,9 @@ struct Measured {
 // 0 for no values; between the middle two for an even number.
 double median(std::vector<double> values);
 
-// The default stream, where nothing is captured; for a benchmark in a graph another one, and for
-// one beside products one whose kernels come before theirs where an
-// SM is free, as those of a communication do in a training program.
+// The default stream. For a benchmark in a graph another one, as nothing can be captured there; for
+// one beside products a stream whose kernels come before theirs where an SM is free, as those of a
+// communication do in a training program.
 Stream timed_stream(const testing::Benchmark& benchmark);
 
 // Times `operation` and the benchmark's ceiling, a bf16 matrix product on random numbers or a copy,

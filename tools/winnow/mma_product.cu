@@ -76,22 +76,22 @@ class ThreadCopies {
 };
 
 template <class S>
-std::function<void()> prepare(const Product& product, int blocks) {
+std::function<void(void* stream)> prepare(const Product& product, int blocks) {
   load_product<S, ThreadCopies>();
   const typename ThreadCopies<S>::Source source = {static_cast<const char*>(product.a),
                                                    static_cast<const char*>(product.b)};
-  return [=] { launch_product<S, ThreadCopies>(product, source, blocks); };
+  return [=](void* stream) { launch_product<S, ThreadCopies>(product, source, blocks, stream); };
 }
 
 }  // namespace
 
-std::function<void()> threads_128x256(const Product& product, int blocks) {
+std::function<void(void* stream)> threads_128x256(const Product& product, int blocks) {
   using Plan = Shape<4, 256, 3>;
   static_assert(kBytes<Plan> <= kBytesOfThreads256);
   return prepare<Plan>(product, blocks);
 }
 
-std::function<void()> threads_128x128(const Product& product, int blocks) {
+std::function<void(void* stream)> threads_128x128(const Product& product, int blocks) {
   using Plan = Shape<4, 128, 3>;
   static_assert(kBytes<Plan> <= kBytesOfThreads128);
   return prepare<Plan>(product, blocks);

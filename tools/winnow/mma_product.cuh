@@ -335,9 +335,10 @@ void load_product() {
 }
 
 template <class S, template <class> class Copies>
-void launch_product(const Product& product, const SourceOf<Copies<S>>& source, int blocks) {
+void launch_product(const Product& product, const SourceOf<Copies<S>>& source, int blocks,
+                    void* stream) {
   kRuntime.launch(product_kernel<S, Copies>, static_cast<unsigned>(blocks), kThreads, kBytes<S>,
-                  nullptr, product, source);
+                  static_cast<cudaStream_t>(stream), product, source);
 }
 
 }  // namespace winnow::cli::mma_product

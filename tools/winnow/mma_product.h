@@ -23,12 +23,12 @@ class MmaProduct {
 
   MmaProduct(ConstTensorView a, ConstTensorView b, TensorView c, Plan plan = plans().front());
 
-  // Queues the product on the default stream; one at a time.
-  void queue() { queue_(); }
+  // Queues the product on the stream, null for the default one; one at a time.
+  void queue(void* stream = nullptr) { queue_(stream); }
 
  private:
   Tensor sums_;  // of tiles that several blocks share; zeros between products
-  std::function<void()> queue_;
+  std::function<void(void* stream)> queue_;
 };
 
 }  // namespace winnow::cli

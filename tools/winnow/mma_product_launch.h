@@ -22,10 +22,10 @@ inline constexpr std::int64_t kSumsBytes = std::int64_t{192} * 256 * 4;
 inline constexpr int kBytesOfTensor192 = 227 << 10, kBytesOfThreads256 = 163 << 10,
                      kBytesOfThreads128 = 99 << 10;
 
-// Load a kernel, and return what queues it on the default stream. Tiles of 192 x 256, whose rows
+// Load a kernel, and return what queues it on a stream. Tiles of 192 x 256, whose rows
 // the tensor memory accelerator copies; of 128 x 256 and 128 x 128 by cp.async.
-std::function<void()> tensor_192x256(const Product& product, int blocks);
-std::function<void()> threads_128x256(const Product& product, int blocks);
-std::function<void()> threads_128x128(const Product& product, int blocks);
+std::function<void(void* stream)> tensor_192x256(const Product& product, int blocks);
+std::function<void(void* stream)> threads_128x256(const Product& product, int blocks);
+std::function<void(void* stream)> threads_128x128(const Product& product, int blocks);
 
 }  // namespace winnow::cli::mma_product

@@ -85,14 +85,14 @@ CUtensorMap map_of(const void* matrix, int rows, int k, int box_rows) {
 
 }  // namespace
 
-std::function<void()> tensor_192x256(const Product& product, int blocks) {
+std::function<void(void* stream)> tensor_192x256(const Product& product, int blocks) {
   using Plan = Shape<6, 256, 4>;
   static_assert(kBytes<Plan> <= kBytesOfTensor192);
   load_product<Plan, TensorCopies>();
   const TensorCopies<Plan>::Source source = {
       map_of(product.a, product.m, product.k, Plan::kRows),
       map_of(product.b, product.n, product.k, Plan::kColumns)};
-  return [=] { launch_product<Plan, TensorCopies>(product, source, blocks); };
+  return [=](void* stream) { launch_product<Plan, TensorCopies>(product, source, blocks, stream); };
 }
 
 }  // namespace winnow::cli::mma_product
