@@ -310,6 +310,13 @@ def _rate(members):
 
 
 def _of_ceiling(members):
+    if beside := _joined(members, "beside_product_seconds", lambda s: _number(1e3 * s)):
+        longer = [
+            [one["product_beside_seconds"] / one["product_seconds"] - 1 for one in runs]
+            for runs in members
+        ]
+        products = " / ".join(_span(runs, _percent) for runs in longer)
+        return f"beside {beside} ms, a product {products} % longer"
     values = _joined(members, "ratio", _percent)
     ceilings = {one["ceiling"] for runs in members for one in runs if "ceiling" in one}
     names = " or ".join(sorted(CEILINGS[one] for one in ceilings))

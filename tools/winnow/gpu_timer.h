@@ -36,9 +36,9 @@ Stream timed_stream(const testing::Benchmark& benchmark);
 // woken up. If it is `in_graph`, both sides are graphs of several runs, for runs that are shorter
 // than the host needs to queue one. The product is by cuBLAS, whose absence is an Error
 // (unsupported), or where `backend`, of the operation, is cuda with mma.sync (MmaProduct): on
-// Hopper its kernels could not be as fast. If the benchmark runs beside products, one of 8192^3 by
-// cuBLAS is timed alone too, and then both while the other runs all the time on a stream of its
-// own.
+// Hopper its kernels could not be as fast. If the benchmark runs beside products, one of
+// 4096 x 4096 x 7168 by cuBLAS is timed alone too, and then both while the other runs all the time
+// on a stream of its own.
 Measured measure_on_gpu(const std::function<void()>& operation, const testing::Benchmark& benchmark,
                         Backend backend, const BenchOptions& options);
 
