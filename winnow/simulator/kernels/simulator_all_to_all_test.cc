@@ -1,5 +1,15 @@
-// Dispatch and combine of the all-to-all in the simulator.
+// Dispatch, combine and barrier of the all-to-all in the simulator.
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/layout/layout.h"
+#include "winnow/expert_parallel/testing/comparisons.h"
+#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
 
@@ -10,13 +20,76 @@ namespace {
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
+// Behind barrier() a rank's kernel reads what another rank's kernel has written before it: the
+// counts of its experts, which are taken for experts and counted again.
+testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
+  constexpr std::size_t kWorld = 4;
+  constexpr std::int64_t kTokens = 8, kTopk = 2, kExperts = kTokens * kTopk;
+  const Device device = testing::device_of(target);
+  const auto count = [](const Tensor& experts, Tensor& counts, Device where, Stream stream) {
+    const ConstTensorView indices(experts.data(), DType::i32, {kTokens, kTopk}, where);
+    return layout({.expert_indices = indices,
+                   .experts = kExperts,
+                   .world_size = kWorld,
+                   .local_world_size = kWorld,
+                   .tokens_per_expert = counts},
+                  {.stream = stream});
+  };
+  std::vector<Tensor> chosen(kWorld), counts(kWorld);
+  for (std::size_t rank = 0; rank < kWorld; ++rank) {
+    chosen[rank] = Tensor(DType::i32, {kExperts});
+    std::size_t next = 0;
+    for (std::int32_t& expert : chosen[rank].values<std::int32_t>()) {
+      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kExperts);
+    }
+  }
+  std::vector<Comparisons> of_ranks(kWorld);
+  RankTeam team(kWorld);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const auto me = static_cast<std::size_t>(rank), other = (me + 1) % kWorld;
+    const Place place(device);
+    const Tensor own = place.copy(chosen[me]);
+    counts[me] = place.make(DType::i32, std::array{kExperts});
+    Tensor again = place.make(DType::i32, std::array{kExperts});
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = 4,
+                    .hidden = 16,
+                    .topk = 2,
+                    .experts = 8,
+                    .dtype = DType::f32,
+                    .local_world_size = static_cast<int>(kWorld) / nodes,
+                    .device = device});
+    of_ranks[me].ran_on(count(own, counts[me], device, place.stream()));
+    layer.barrier(false, place.stream());
+    count(counts[other], again, device, place.stream());
+    Tensor once(DType::i32, {kExperts}), twice(DType::i32, {kExperts});
+    count(chosen[other], once, {}, {});
+    count(once, twice, {}, {});
+    of_ranks[me].add(compare_bits("counts", place.to_host(again), twice));
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < kWorld; ++rank) all.add(of_ranks[rank], static_cast<int>(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+testing::Operation simulated_operation() {
+  testing::Operation operation = with_room(all_to_all_operation());
+  for (const int nodes : {1, 2}) {
+    operation.cases.push_back(
+        {testing::numbered("barrier-of-nodes-", nodes), "",
+         [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
+  }
+  return operation;
+}
+
 const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("1x2-cached", {"late"}),
                                               on_ranks("1x4-copy-out-token-major", {"random:1"}),
                                               on_ranks("2x2-weights", {"random:2"}),
                                               on_ranks("2x2-token-major-24-sms", {"random:3"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
-                                              on_ranks("2x2-scatter-table-uneven", {"random:5"})};
+                                              on_ranks("2x2-scatter-table-uneven", {"random:5"}),
+                                              on_ranks("barrier-of-nodes-2", {"random:6"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),
@@ -150,7 +223,8 @@ const std::vector<PassingCase> kThoroughCases = {
     on_ranks("4x1-plain", {"random:4"}),
     on_ranks("2x3-plain", {"random:5"}),
     on_ranks("1x4-f16-weights", {"random:6"}),
-    on_ranks("2x2-in-flight", {"random:7"})};
+    on_ranks("2x2-in-flight", {"random:7"}),
+    on_ranks("barrier-of-nodes-1", {"random:1"})};
 const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     place{"dispatch_place_cuda.cu", "2x2-weights"}, exchange{"exchange_cuda.cuh", "2x2-weights"},
     rail{"rail_cuda.cuh", "2x2-weights"}, move{"dispatch_move_cuda.cu", "2x2-cached"},
@@ -161,7 +235,10 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     values{"combine_values_cuda.cu", "1x4-pair-values"},
     finish{"combine_finish.cuh", "2x2-pair-values"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
-    blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"};
+    blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
+    claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
+    barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
+    marks{"combine_sum_cuda.cuh", "2x2-local-combine"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     count("CountWordsOfWarpsTooEarly", "for (int i = lane; i < entries; i += 32) counters[i] = 0;",
@@ -210,6 +287,27 @@ const std::vector<PlantedBug> kQuickBugs = {
            words("ArrivalsByPlainStores",
                  "return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);",
                  Action::weaken)),
+    saying("race: ", barrier("BarrierWithoutARelease", "device::st_release_sys(", Action::weaken)),
+    saying("race: ", count("FindingsByPlainStores", "atomicMin(&first_bad, block_bad[block]);",
+                           Action::weaken)),
+    saying("race: ", claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", Action::weaken)),
+    saying("race: ", move("MoveFirstRowsByPlainStores",
+                          "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],",
+                          Action::weaken)),
+    saying("race: ", pipe("PipeStagesTakenByPlainStores", "number = atomicAdd(&shared_.next, 1u);",
+                          Action::weaken)),
+    saying("race: ",
+           move("MoveMarksWithoutARelease",
+                "device::st_release_cta_shared(&marks.reached, so_far);", Action::weaken)),
+    saying("race: ",
+           push("PushMarksWithoutARelease",
+                "device::st_release_cta_shared(&shared_.put, number + 1);", Action::weaken)),
+    saying("race: ",
+           marks("RingMarksByPlainStores",
+                 "device::red_release_cta_shared_add<1>(&ring.shared->marks);", Action::weaken)),
+    saying("race: ", fabric("RailRowsWithoutARelease",
+                            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+                            Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     count("CountCountsOfChunksTooEarly",
@@ -405,8 +503,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
            "if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);",
            Action::drop),
 };
-WINNOW_SIMULATOR_TESTS(SimulatorAllToAll, with_room(all_to_all_operation()), kQuickCases,
-                       kThoroughCases, kQuickBugs, kThoroughBugs);
+WINNOW_SIMULATOR_TESTS(SimulatorAllToAll, simulated_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

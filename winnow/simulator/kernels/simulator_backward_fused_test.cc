@@ -126,6 +126,9 @@ const std::vector<PlantedBug> kQuickBugs = {
         "race: ",
         bounds_bug("BoundsPlainCounts", "atomicAdd(p.row_counts + row, 1u)", Action::weaken))),
     in_one_schedule(bug("CountOfScoresTooSmall", "shared.scores().init(kWarps", Action::add, -1)),
+    in_one_schedule(
+        saying("race: ", order_bug("RangesCountedByPlainStores",
+                                   "[&](std::int32_t index) { atomicAdd(", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),

@@ -32,6 +32,13 @@ const std::vector<PlantedBug> kQuickBugs = {
            "value);",
            Action::add, 1),
     saying("race: ", base("BaseWithoutARelease", "device::st_release_sys(", Action::weaken)),
+    saying("race: ", tokens("TokensCountedByPlainStores",
+                            "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", Action::weaken)),
+    saying("race: ",
+           fabric("FabricRowsWithoutARelease",
+                  "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + "
+                  "offset), value);",
+                  Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
