@@ -95,8 +95,6 @@ const std::vector<PlantedBug> kQuickBugs = {
     tiles("NoWaitForHeads", "shared.heads_full()[side].wait", Action::drop),
     in_one_schedule(beyond_a_pair(
         merge("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
-    in_one_schedule(beyond_a_pair(
-        merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(saying("race: ", merge("MergeBeforeTheCandidates",
                                            "device::wait_for_kernel_before();", Action::drop))),
     in_one_schedule(saying("race: ", choice("ChoiceBeforeTheScores",
@@ -148,6 +146,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
            Action::drop, 0, 1),
     choice("NoBarrierOfTheBin", "  wanted -= shared_.higher;", Action::drop, 0, -1),
     choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    in_one_schedule(beyond_a_pair(
+        merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
     merge("NoBarrierOfTheCluster", "void sync() const {", Action::drop, 0, 4),
     merge("WordsOfBlocksBeforeTheyAreThere", "if (thread() == 0) shown = mine;", Action::drop, 0,
           1),

@@ -314,6 +314,8 @@ const std::vector<PlantedBug> kQuickBugs = {
                             Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    block("BlockNoticeNotStored", "view.fault->notice = notice;", Action::undo),
+    fabric("RailNoticeNotCopied", "destination[first + i * step] = word[i];", Action::undo),
     block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
           Action::add, 1),
     block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(",

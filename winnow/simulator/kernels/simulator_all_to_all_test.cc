@@ -1,8 +1,11 @@
 // Dispatch, combine and barrier of the all-to-all in the simulator.
 #include <array>
+#include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
@@ -72,6 +75,50 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   return {all.backend().value_or(Backend::cpu), all.list()};
 }
 
+// Two tokens of rank 0 name the same row of a scatter table: all ranks refuse the later one.
+testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
+  constexpr int kWorld = 2;
+  constexpr std::int64_t kTokens = 4, kTopk = 2, kHidden = 8;
+  const std::string refusal =
+      "rank 0: scatter_indices: want every row once, got row 5 again for token 2, k 1";
+  const Device device = testing::device_of(target);
+  RankTeam team(kWorld);
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const Place place(device);
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = kTokens,
+                    .hidden = kHidden,
+                    .topk = kTopk,
+                    .experts = 4,
+                    .dtype = DType::f32,
+                    .device = device});
+    Tensor experts(DType::i32, {kTokens, kTopk}), rows(DType::i32, {kTokens, kTopk});
+    std::int32_t next = 0;
+    for (std::int32_t& expert : experts.values<std::int32_t>()) expert = next++ % 2;  // of rank 0
+    next = static_cast<std::int32_t>(kTokens * kTopk) * rank;
+    for (std::int32_t& row : rows.values<std::int32_t>()) row = next++;
+    if (rank == 0) rows.values<std::int32_t>()[2] = 5;
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
+                 indices = place.copy(experts), scatter = place.copy(rows);
+    layer.dispatch({.input = input,
+                    .expert_indices = indices,
+                    .scatter_indices = scatter,
+                    .stream = place.stream()});
+  });
+  testing::CaseOutcome outcome{Backend::cuda, {}};
+  for (const std::exception_ptr& one : thrown) {
+    std::string text;
+    try {
+      if (one != nullptr) std::rethrow_exception(one);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    const bool passed = text.find(refusal) != std::string::npos;
+    outcome.comparisons.push_back({"refusal", passed ? 0.0 : 1.0, 0, passed, '"' + text + '"'});
+  }
+  return outcome;
+}
+
 testing::Operation simulated_operation() {
   testing::Operation operation = with_room(all_to_all_operation());
   for (const int nodes : {1, 2}) {
@@ -79,6 +126,7 @@ testing::Operation simulated_operation() {
         {testing::numbered("barrier-of-nodes-", nodes), "",
          [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
   }
+  operation.cases.push_back({"row-named-twice", "", run_row_named_twice, true});
   return operation;
 }
 
@@ -89,7 +137,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("2x2-token-major-24-sms", {"random:3"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
                                               on_ranks("2x2-scatter-table-uneven", {"random:5"}),
-                                              on_ranks("barrier-of-nodes-2", {"random:6"})};
+                                              on_ranks("barrier-of-nodes-2", {"random:6"}),
+                                              on_ranks("row-named-twice", {"random:7"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),
@@ -238,7 +287,13 @@ const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", 
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
     barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
-    marks{"combine_sum_cuda.cuh", "2x2-local-combine"};
+    marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
+    scatter{"dispatch_scatter_cuda.cu", "row-named-twice"},
+    table{"dispatch_scatter_cuda.cu", "2x2-scatter-table-uneven"},
+    bits{"bits.cuh", "2x2-pair-values"},
+    weights{"combine_values_cuda.cu", "2x2-combine-weights-bf16-aligned"},
+    segment{"layer_kernels_cuda.cu", "1x4-growth"},
+    columns{"layer_kernels_cuda.cu", "1x4-scales-i32-by-column"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     count("CountWordsOfWarpsTooEarly", "for (int i = lane; i < entries; i += 32) counters[i] = 0;",
@@ -290,6 +345,9 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", barrier("BarrierWithoutARelease", "device::st_release_sys(", Action::weaken)),
     saying("race: ", count("FindingsByPlainStores", "atomicMin(&first_bad, block_bad[block]);",
                            Action::weaken)),
+    saying("race: ", scatter("RowsClaimedByPlainStores",
+                             "const unsigned long long other = atomicMin_system(word, mine);",
+                             Action::weaken)),
     saying("race: ", claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", Action::weaken)),
     saying("race: ", move("MoveFirstRowsByPlainStores",
                           "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],",
@@ -310,6 +368,53 @@ const std::vector<PlantedBug> kQuickBugs = {
                             Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    count("CountIndicesNotStored", "indices[pair_of(step)] = expert;", Action::undo),
+    count("CountOrdinalsNotStored", "ordinals[pair_of(step)] = p.token_major", Action::undo),
+    count("CountOrdinalsOfTheNextPair", "ordinals[pair_of(step)] = p.token_major", Action::move, 4),
+    count("CountOrdinalsOfTheWarpAlone",
+          "ordinals[pair_of(first + i * mine.tokens)] =", Action::undo),
+    count("CountCountsNotStored", "if (last) p.counts[i] =", Action::undo),
+    count("CountCountersNotCleared", "i += 32) counters[i] = 0;", Action::undo),
+    place("PlaceFirstsNotStored", "if (here && source % locals == local) first[", Action::undo),
+    place("PlaceStartsOfTheNextExpert", "blocks.starts[expert] = sum;", Action::move, 8),
+    place("PlaceCountsNotStored", "p.tables.expert_counts[expert] = clamped(count);", Action::undo),
+    place("PlaceOffsetsOfTheNextExpert",
+          "p.tables.expert_offsets[expert] = clamped(behind - padded);", Action::move, 4),
+    place("PlaceRowsNotWanted", "p.tables.wanted[rank] = blocks.wanted[rank];", Action::undo),
+    place("PlaceRowsNotStored", "p.tables.rows[offset + pair] = row;", Action::undo),
+    place("PlaceIndicesOfTheNextPair", "p.tables.indices[offset + pair] = index[i];", Action::move,
+          4),
+    fabric("RowsOfTheNextWord", "destination[first + i * step] = word[i];", Action::move, 4),
+    fabric("RailSignalOfTheNextCall",
+           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers", Action::add, 1),
+    fabric("RailNoSignal", "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+           Action::drop),
+    rail("RailWantedNotCleared", "wanted[threadIdx.x] = false;", Action::undo),
+    rail("RailNotWanted", "wanted[pair / topology.topk] = true;", Action::undo),
+    rail("RailNextTokenWanted", "wanted[pair / topology.topk] = true;", Action::move, 1),
+    barrier("BarrierNobodyTold", "device::st_release_sys(", Action::drop),
+    scatter("RowsNotClaimed", "const unsigned long long other = atomicMin_system(word, mine);",
+            Action::drop),
+    scatter("RowsClaimedForNothing", "if (worst != kNone) atomicMin(&first_bad, worst);",
+            Action::drop),
+    scatter("FindingNotStored", "*finding_of(p.view) = found;", Action::undo),
+    table("TableRowsNotStored", "p.tables.rows[at] = row;", Action::undo),
+    table("TableRowsOfTheNextPair", "p.tables.rows[at] = row;", Action::move, 4),
+    table("GivenRowsNotStored", "p.rows[pair] = static_cast<std::int32_t>(row);", Action::undo),
+    table("GivenRowsOfTheNextPair", "p.rows[pair] = static_cast<std::int32_t>(row);", Action::move,
+          4),
+    values("ValuesTablesNotStored", "tables[local] = at_extent(", Action::undo),
+    values("ValuesTablesOfTheNextRank", "tables[local] = at_extent(", Action::move, 8),
+    bits("ValuesNotStored", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", Action::undo),
+    bits("ValuesOfTheNextPair", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", Action::move,
+         4),
+    weights("WeightsNotStored", "params.pairs[i] = to_float(params.dtype, bits);", Action::undo),
+    weights("WeightsOfTheNextPair", "params.pairs[i] = to_float(params.dtype, bits);", Action::move,
+            4),
+    segment("SegmentNotSet", "i += blockDim.x) row[i] = pointers.data[i];", Action::undo),
+    segment("SegmentOfTheNextRank", "i += blockDim.x) row[i] = pointers.data[i];", Action::move, 8),
+    columns("ColumnsNotCopied", "to[i * element_bytes + byte] = element[byte];", Action::undo),
+    columns("ColumnsOneFurther", "to[i * element_bytes + byte] = element[byte];", Action::move, 1),
     count("CountCountsOfChunksTooEarly",
           "// Counters become what the warps before this one have met in the block.", Action::drop,
           0, 1),

@@ -41,6 +41,14 @@ const std::vector<PlantedBug> kQuickBugs = {
                   Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    tokens("TokensSumNotCleared", "if (threadIdx.x == 0) sum = 0;", Action::undo),
+    tokens("TokensSumsNotStored", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::undo),
+    tokens("TokensSumsOfTheNextRank", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::move,
+           4),
+    tokens("TokensOfChannelsNotStored", "if (threadIdx.x % 32 == 0) out[channel] = count;",
+           Action::undo),
+    tokens("TokensOfTheNextChannel", "if (threadIdx.x % 32 == 0) out[channel] = count;",
+           Action::move, 4),
     tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
            Action::drop),
     tokens("TokensTokensCountedTwice", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
