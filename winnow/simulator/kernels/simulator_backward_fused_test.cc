@@ -24,7 +24,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-dense-ragged", {"random:1"}},
     {"bf16-dense-h130", {"random:2"}},
     {"bf16-extra-range-list", {"eager", "starved:5"}},
-    {"bf16-extra-range-range-all-rules", {"random:3"}},
     {"bf16-extra-list-list", {"random:4"}},
     {"bf16-extra-range-list-all-rules-deterministic", {"random:4"}},
 };
