@@ -175,13 +175,14 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
 // What a report of a wrong result says of the element: who wrote it, where, and for what it had
 // last waited.
 TEST(SimulatorForwardReport, SaysWhoWroteTheElement) {
-  const auto bug = std::find_if(kThoroughBugs.begin(), kThoroughBugs.end(),
-                                [](const PlantedBug& of) { return of.name == "NoProbabilities"; });
-  ASSERT_NE(bug, kThoroughBugs.end());
-  simulator::plant(bug->plant, WINNOW_SOURCE_DIR);
+  const auto planted =
+      std::find_if(kThoroughBugs.begin(), kThoroughBugs.end(),
+                   [](const PlantedBug& of) { return of.name == "NoProbabilities"; });
+  ASSERT_NE(planted, kThoroughBugs.end());
+  simulator::plant(planted->plant, WINNOW_SOURCE_DIR);
   const simulator::Simulated simulated =
-      simulator::simulate(forward_operation(), bug->of_case, simulator::parse_schedule("eager"),
-                          bug->multiprocessors, true);
+      simulator::simulate(forward_operation(), planted->of_case, simulator::parse_schedule("eager"),
+                          planted->multiprocessors, true);
   simulator::unplant();
   EXPECT_THAT(simulated.report,
               ::testing::MatchesRegex("result: out(.|\n)*\n  the element was last written by "
