@@ -22,7 +22,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"left-of-queries66", {"random:7"}},
     {"left700-reversed", {"random:8"}},
     {"nan-smaller", {"random:10"}},
-    {"many-sequences", {"random:11"}},
 };
 const std::vector<PassingCase> kThoroughCases = all_cases(scores_paged_operation(), {});
 

@@ -90,6 +90,8 @@ const std::vector<PlantedBug> kQuickBugs = {
         choice_of_eight("WordsOfTwoBlocks", "return device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(saying("race: ", batches("ChoiceBeforeTheScores",
                                              "device::wait_for_kernel_before();", Action::drop))),
+    in_one_schedule(saying("race: ", batches("BinsByPlainStores",
+                                             "atomicAdd(shared_.bins[0] + (key", Action::weaken))),
     in_one_schedule(BugsOf{"page_line.cuh", "sq9"}(
         "TilesBeforeTheKernelBefore", "device::wait_for_kernel_before(last);", Action::drop)),
     in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),

@@ -79,6 +79,7 @@ const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, f8{"score_tiles_sm90.cu
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 // 258 tiles, of which candidates are kept.
 const BugsOf sink{"topk_sm90.cuh", "bf16-h16-sk33000-zero"};
+const BugsOf candidates{"select_sm90.cuh", "f8_e4m3-sq1-sk40000-k2048", 8};
 // Two digits of histograms, then a third one, and equal keys.
 const BugsOf choice{"choose.cuh", "bf16-duplicates"};
 
@@ -94,13 +95,17 @@ const std::vector<PlantedBug> kQuickBugs = {
     tiles("NoWaitForHeads", "shared.heads_full()[side].wait", Action::drop),
     in_one_schedule(beyond_a_pair(
         merge("BinsOfTwoBlocks", "other[i] = device::ld_shared_cluster(", Action::drop))),
-    in_one_schedule(beyond_a_pair(
-        merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
     in_one_schedule(saying("race: ", merge("MergeBeforeTheCandidates",
                                            "device::wait_for_kernel_before();", Action::drop))),
     in_one_schedule(saying("race: ", choice("ChoiceBeforeTheScores",
                                             "device::wait_for_kernel_before();", Action::drop))),
     in_one_schedule(long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
+    in_one_schedule(saying("race: ", candidates("BinsOfRangesByPlainStores",
+                                                "atomicAdd(bins + (distance", Action::weaken))),
+    in_one_schedule(saying("race: ", merge("BinsOfTheMergeByPlainStores",
+                                           "if (there && distance <= high", Action::weaken))),
+    in_one_schedule(saying(
+        "race: ", choice("BinsByPlainStores", "atomicAdd(shared_.bins[0] + (key", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfStages", "shared.empty()[ring.stage].wait", Action::add, 1),
@@ -141,6 +146,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
            Action::drop, 0, 1),
     choice("NoBarrierOfTheBin", "  wanted -= shared_.higher;", Action::drop, 0, -1),
     choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    in_one_schedule(beyond_a_pair(
+        merge("CountsOfTwoBlocks", "words = device::ld_shared_cluster(", Action::drop))),
     merge("NoBarrierOfTheCluster", "void sync() const {", Action::drop, 0, 4),
     merge("WordsOfBlocksBeforeTheyAreThere", "if (thread() == 0) shown = mine;", Action::drop, 0,
           1),

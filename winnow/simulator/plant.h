@@ -52,7 +52,8 @@ struct Plant {
             // parity (modulo 2), an address, a descriptor, the groups that a wait leaves pending,
             // the lane of a shuffle, what an atomicAdd() adds
     delay,  // the call takes place after the thread's next arrival at a barrier
-    weaken,  // a release or an acquire is relaxed, an atomic operation a plain load and store
+    weaken,  // a strong store tells nothing and a strong load hears nothing, fences or not; an
+             // atomic operation is a plain load and store
     undo,    // a plain store, through a pointer: what was there before comes back
     move,    // such a store takes place `addend` bytes further on
   };

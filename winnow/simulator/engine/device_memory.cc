@@ -68,13 +68,22 @@ void unmap_memory(void* memory) {
   last = {};
 }
 
+namespace {
+
+// Without `at + bytes`: a pointer that nobody has set is all ones.
+bool lies_in(const std::byte* at, std::size_t bytes, const std::byte* begin, const std::byte* end) {
+  return at >= begin && at <= end && bytes <= static_cast<std::size_t>(end - at);
+}
+
+}  // namespace
+
 bool is_allocated(const void* address, std::size_t bytes) {
   const auto* const at = static_cast<const std::byte*>(address);
-  if (at >= last.begin && at + bytes <= last.end) return true;
+  if (lies_in(at, bytes, last.begin, last.end)) return true;
   auto found = allocations().upper_bound(at);
   if (found == allocations().begin()) return false;
   --found;
-  if (at + bytes > found->first + found->second.bytes) return false;
+  if (!lies_in(at, bytes, found->first, found->first + found->second.bytes)) return false;
   last = {found->first, found->first + found->second.bytes};
   return true;
 }
@@ -133,7 +142,7 @@ bool check_global_place(const void* address, std::size_t bytes, std::size_t alig
                         const Where& where) {
   const auto* const at = static_cast<const std::byte*>(address);
   const bool parameter =
-      at >= block->parameters && at + bytes <= block->parameters + block->parameter_bytes;
+      lies_in(at, bytes, block->parameters, block->parameters + block->parameter_bytes);
   const bool is_inside = is_allocated(address, bytes);
   check_global(address, bytes, alignment, is_inside || parameter, "a load", where);
   return is_inside;

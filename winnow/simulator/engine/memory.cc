@@ -180,23 +180,25 @@ void receive(const void* word, Order order, Scope scope) {
 void read_strong(const void* address, void* to, std::size_t bytes, Order order, Scope scope,
                  const Where& where) {
   constexpr const char* kWhat = "a strong load";
-  if (is_weakened(where)) order = Order::relaxed;
   if (!note_in_shared(&Shadow::atomic_read, address, bytes, kWhat, where) &&
       check_global_place(address, bytes, bytes, where)) {
     note_strong_read(address, bytes, scope, kWhat, where);
   }
-  receive(address, order, scope);
+  if (!is_weakened(where)) receive(address, order, scope);
   std::memcpy(to, address, bytes);
 }
 
 void write_strong(void* address, const void* from, std::size_t bytes, Order order, Scope scope,
                   const Where& where) {
   constexpr const char* kWhat = "a strong store";
-  if (is_weakened(where)) order = Order::relaxed;
   if (!note_in_shared(&Shadow::atomic, address, bytes, kWhat, where)) {
     check_strong_write(address, bytes, scope, kWhat, where);
   }
-  send(address, order, scope, false);
+  if (!is_weakened(where)) {
+    send(address, order, scope, false);
+  } else if (Message* const before = message_of(address, false)) {
+    *before = {};
+  }
   atomic_end(address, from, bytes);
 }
 

@@ -300,13 +300,22 @@ std::vector<PassingCase> cases(bool quick) {
 const std::vector<PassingCase> kQuickCases = cases(true), kThoroughCases = cases(false);
 const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
     thread{"wait.cuh", "1x4-low-latency-combine-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
-    barrier{"fabric_kernels.cuh", "1x4-barrier-late"};
+    barrier{"fabric_kernels.cuh", "1x4-barrier-late"}, fabric{"fabric.cuh", "2x2-dispatch-late"};
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
     barrier("BarrierArrivalNotTold", "device::st_release_sys(", Action::drop),
+    saying("race: ", block("FaultWithoutARelease",
+                           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
+                           "view.control_layout.fault),",
+                           Action::weaken)),
+    saying("race: ", fabric("RailFaultWithoutARelease",
+                            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+                            Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    block("BlockNoticeNotStored", "view.fault->notice = notice;", Action::undo),
+    fabric("RailNoticeNotCopied", "destination[first + i * step] = word[i];", Action::undo),
     block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
           Action::add, 1),
     block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(",

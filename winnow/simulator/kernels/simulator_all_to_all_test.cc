@@ -1,5 +1,18 @@
-// Dispatch and combine of the all-to-all in the simulator.
+// Dispatch, combine and barrier of the all-to-all in the simulator.
+#include <array>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "winnow/core/error.h"
+#include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/layout/layout.h"
+#include "winnow/expert_parallel/testing/comparisons.h"
+#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
 
@@ -10,13 +23,122 @@ namespace {
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
+// Behind barrier() a rank's kernel reads what another rank's kernel has written before it: the
+// counts of its experts, which are taken for experts and counted again.
+testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
+  constexpr std::size_t kWorld = 4;
+  constexpr std::int64_t kTokens = 8, kTopk = 2, kExperts = kTokens * kTopk;
+  const Device device = testing::device_of(target);
+  const auto count = [](const Tensor& experts, Tensor& counts, Device where, Stream stream) {
+    const ConstTensorView indices(experts.data(), DType::i32, {kTokens, kTopk}, where);
+    return layout({.expert_indices = indices,
+                   .experts = kExperts,
+                   .world_size = kWorld,
+                   .local_world_size = kWorld,
+                   .tokens_per_expert = counts},
+                  {.stream = stream});
+  };
+  std::vector<Tensor> chosen(kWorld), counts(kWorld);
+  for (std::size_t rank = 0; rank < kWorld; ++rank) {
+    chosen[rank] = Tensor(DType::i32, {kExperts});
+    std::size_t next = 0;
+    for (std::int32_t& expert : chosen[rank].values<std::int32_t>()) {
+      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kExperts);
+    }
+  }
+  std::vector<Comparisons> of_ranks(kWorld);
+  RankTeam team(kWorld);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const auto me = static_cast<std::size_t>(rank), other = (me + 1) % kWorld;
+    const Place place(device);
+    const Tensor own = place.copy(chosen[me]);
+    counts[me] = place.make(DType::i32, std::array{kExperts});
+    Tensor again = place.make(DType::i32, std::array{kExperts});
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = 4,
+                    .hidden = 16,
+                    .topk = 2,
+                    .experts = 8,
+                    .dtype = DType::f32,
+                    .local_world_size = static_cast<int>(kWorld) / nodes,
+                    .device = device});
+    of_ranks[me].ran_on(count(own, counts[me], device, place.stream()));
+    layer.barrier(false, place.stream());
+    count(counts[other], again, device, place.stream());
+    Tensor once(DType::i32, {kExperts}), twice(DType::i32, {kExperts});
+    count(chosen[other], once, {}, {});
+    count(once, twice, {}, {});
+    of_ranks[me].add(compare_bits("counts", place.to_host(again), twice));
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < kWorld; ++rank) all.add(of_ranks[rank], static_cast<int>(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+// Two tokens of rank 0 name the same row of a scatter table: all ranks refuse the later one.
+testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
+  constexpr int kWorld = 2;
+  constexpr std::int64_t kTokens = 4, kTopk = 2, kHidden = 8;
+  const std::string refusal =
+      "rank 0: scatter_indices: want every row once, got row 5 again for token 2, k 1";
+  const Device device = testing::device_of(target);
+  RankTeam team(kWorld);
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const Place place(device);
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = kTokens,
+                    .hidden = kHidden,
+                    .topk = kTopk,
+                    .experts = 4,
+                    .dtype = DType::f32,
+                    .device = device});
+    Tensor experts(DType::i32, {kTokens, kTopk}), rows(DType::i32, {kTokens, kTopk});
+    std::int32_t next = 0;
+    for (std::int32_t& expert : experts.values<std::int32_t>()) expert = next++ % 2;  // of rank 0
+    next = static_cast<std::int32_t>(kTokens * kTopk) * rank;
+    for (std::int32_t& row : rows.values<std::int32_t>()) row = next++;
+    if (rank == 0) rows.values<std::int32_t>()[2] = 5;
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
+                 indices = place.copy(experts), scatter = place.copy(rows);
+    layer.dispatch({.input = input,
+                    .expert_indices = indices,
+                    .scatter_indices = scatter,
+                    .stream = place.stream()});
+  });
+  testing::CaseOutcome outcome{Backend::cuda, {}};
+  for (const std::exception_ptr& one : thrown) {
+    std::string text;
+    try {
+      if (one != nullptr) std::rethrow_exception(one);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    const bool passed = text.find(refusal) != std::string::npos;
+    outcome.comparisons.push_back({"refusal", passed ? 0.0 : 1.0, 0, passed, '"' + text + '"'});
+  }
+  return outcome;
+}
+
+testing::Operation simulated_operation() {
+  testing::Operation operation = with_room(all_to_all_operation());
+  for (const int nodes : {1, 2}) {
+    operation.cases.push_back(
+        {testing::numbered("barrier-of-nodes-", nodes), "",
+         [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
+  }
+  operation.cases.push_back({"row-named-twice", "", run_row_named_twice, true});
+  return operation;
+}
+
 const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("1x2-cached", {"late"}),
                                               on_ranks("1x4-copy-out-token-major", {"random:1"}),
                                               on_ranks("2x2-weights", {"random:2"}),
                                               on_ranks("2x2-token-major-24-sms", {"random:3"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
-                                              on_ranks("2x2-scatter-table-uneven", {"random:5"})};
+                                              on_ranks("2x2-scatter-table-uneven", {"random:5"}),
+                                              on_ranks("barrier-of-nodes-2", {"random:6"}),
+                                              on_ranks("row-named-twice", {"random:7"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),
@@ -150,7 +272,8 @@ const std::vector<PassingCase> kThoroughCases = {
     on_ranks("4x1-plain", {"random:4"}),
     on_ranks("2x3-plain", {"random:5"}),
     on_ranks("1x4-f16-weights", {"random:6"}),
-    on_ranks("2x2-in-flight", {"random:7"})};
+    on_ranks("2x2-in-flight", {"random:7"}),
+    on_ranks("barrier-of-nodes-1", {"random:1"})};
 const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     place{"dispatch_place_cuda.cu", "2x2-weights"}, exchange{"exchange_cuda.cuh", "2x2-weights"},
     rail{"rail_cuda.cuh", "2x2-weights"}, move{"dispatch_move_cuda.cu", "2x2-cached"},
@@ -161,7 +284,18 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     values{"combine_values_cuda.cu", "1x4-pair-values"},
     finish{"combine_finish.cuh", "2x2-pair-values"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
-    blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"};
+    blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
+    claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
+    barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
+    marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
+    scatter{"dispatch_scatter_cuda.cu", "row-named-twice"},
+    table{"dispatch_scatter_cuda.cu", "2x2-scatter-table-uneven"},
+    pushed{"combine_sum_cuda.cu", "2x2-token-major-24-sms"},
+    given{"combine_sum_cuda.cu", "1x4-combine-weights-bf16-aligned"},
+    bits{"bits.cuh", "2x2-pair-values"},
+    weights{"combine_values_cuda.cu", "2x2-combine-weights-bf16-aligned"},
+    segment{"layer_kernels_cuda.cu", "1x4-growth"},
+    columns{"layer_kernels_cuda.cu", "1x4-scales-i32-by-column"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     count("CountWordsOfWarpsTooEarly", "for (int i = lane; i < entries; i += 32) counters[i] = 0;",
@@ -203,6 +337,13 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: ",
            sum("SumWithoutAProxyFence", "if (!__all_sync(device::kFullWarp, arrived)) return -1;",
                Action::drop, 0, 1)),
+    pushed("SumEndsBeforeThePush",
+           "if (params.travel == Travel::rows_are_pushed) device::wait_for_kernel_before();",
+           Action::drop),
+    saying("race: ",
+           given("SumBeforeTheWeights",
+                 "if (kWeighted && params.weights_are_new) device::wait_for_kernel_before();",
+                 Action::drop)),
     exchange("ExchangeBeforeTheCounts", "device::wait_for_kernel_before();", Action::drop),
     rail("RailBeforeTheExchange", "device::wait_for_kernel_before();", Action::drop),
     push("PushBeforeTheExchange", "device::wait_for_kernel_before();", Action::drop),
@@ -210,8 +351,79 @@ const std::vector<PlantedBug> kQuickBugs = {
            words("ArrivalsByPlainStores",
                  "return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), 1ull);",
                  Action::weaken)),
+    saying("race: ", barrier("BarrierWithoutARelease", "device::st_release_sys(", Action::weaken)),
+    saying("race: ", count("FindingsByPlainStores", "atomicMin(&first_bad, block_bad[block]);",
+                           Action::weaken)),
+    saying("race: ", scatter("RowsClaimedByPlainStores",
+                             "const unsigned long long other = atomicMin_system(word, mine);",
+                             Action::weaken)),
+    saying("race: ", claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", Action::weaken)),
+    saying("race: ", move("MoveFirstRowsByPlainStores",
+                          "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],",
+                          Action::weaken)),
+    saying("race: ", pipe("PipeStagesTakenByPlainStores", "number = atomicAdd(&shared_.next, 1u);",
+                          Action::weaken)),
+    saying("race: ",
+           move("MoveMarksWithoutARelease",
+                "device::st_release_cta_shared(&marks.reached, so_far);", Action::weaken)),
+    saying("race: ",
+           push("PushMarksWithoutARelease",
+                "device::st_release_cta_shared(&shared_.put, number + 1);", Action::weaken)),
+    saying("race: ",
+           marks("RingMarksByPlainStores",
+                 "device::red_release_cta_shared_add<1>(&ring.shared->marks);", Action::weaken)),
+    saying("race: ", fabric("RailRowsWithoutARelease",
+                            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+                            Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    count("CountIndicesNotStored", "indices[pair_of(step)] = expert;", Action::undo),
+    count("CountOrdinalsNotStored", "ordinals[pair_of(step)] = p.token_major", Action::undo),
+    count("CountOrdinalsOfTheNextPair", "ordinals[pair_of(step)] = p.token_major", Action::move, 4),
+    count("CountOrdinalsOfTheWarpAlone",
+          "ordinals[pair_of(first + i * mine.tokens)] =", Action::undo),
+    count("CountCountsNotStored", "if (last) p.counts[i] =", Action::undo),
+    count("CountCountersNotCleared", "i += 32) counters[i] = 0;", Action::undo),
+    place("PlaceFirstsNotStored", "if (here && source % locals == local) first[", Action::undo),
+    place("PlaceStartsOfTheNextExpert", "blocks.starts[expert] = sum;", Action::move, 8),
+    place("PlaceCountsNotStored", "p.tables.expert_counts[expert] = clamped(count);", Action::undo),
+    place("PlaceOffsetsOfTheNextExpert",
+          "p.tables.expert_offsets[expert] = clamped(behind - padded);", Action::move, 4),
+    place("PlaceRowsNotWanted", "p.tables.wanted[rank] = blocks.wanted[rank];", Action::undo),
+    place("PlaceRowsNotStored", "p.tables.rows[offset + pair] = row;", Action::undo),
+    place("PlaceIndicesOfTheNextPair", "p.tables.indices[offset + pair] = index[i];", Action::move,
+          4),
+    fabric("RowsOfTheNextWord", "destination[first + i * step] = word[i];", Action::move, 4),
+    fabric("RailSignalOfTheNextCall",
+           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers", Action::add, 1),
+    fabric("RailNoSignal", "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+           Action::drop),
+    rail("RailWantedNotCleared", "wanted[threadIdx.x] = false;", Action::undo),
+    rail("RailNotWanted", "wanted[pair / topology.topk] = true;", Action::undo),
+    rail("RailNextTokenWanted", "wanted[pair / topology.topk] = true;", Action::move, 1),
+    barrier("BarrierNobodyTold", "device::st_release_sys(", Action::drop),
+    scatter("RowsNotClaimed", "const unsigned long long other = atomicMin_system(word, mine);",
+            Action::drop),
+    scatter("RowsClaimedForNothing", "if (worst != kNone) atomicMin(&first_bad, worst);",
+            Action::drop),
+    scatter("FindingNotStored", "*finding_of(p.view) = found;", Action::undo),
+    table("TableRowsNotStored", "p.tables.rows[at] = row;", Action::undo),
+    table("TableRowsOfTheNextPair", "p.tables.rows[at] = row;", Action::move, 4),
+    table("GivenRowsNotStored", "p.rows[pair] = static_cast<std::int32_t>(row);", Action::undo),
+    table("GivenRowsOfTheNextPair", "p.rows[pair] = static_cast<std::int32_t>(row);", Action::move,
+          4),
+    values("ValuesTablesNotStored", "tables[local] = at_extent(", Action::undo),
+    values("ValuesTablesOfTheNextRank", "tables[local] = at_extent(", Action::move, 8),
+    bits("ValuesNotStored", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", Action::undo),
+    bits("ValuesOfTheNextPair", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", Action::move,
+         4),
+    weights("WeightsNotStored", "params.pairs[i] = to_float(params.dtype, bits);", Action::undo),
+    weights("WeightsOfTheNextPair", "params.pairs[i] = to_float(params.dtype, bits);", Action::move,
+            4),
+    segment("SegmentNotSet", "i += blockDim.x) row[i] = pointers.data[i];", Action::undo),
+    segment("SegmentOfTheNextRank", "i += blockDim.x) row[i] = pointers.data[i];", Action::move, 8),
+    columns("ColumnsNotCopied", "to[i * element_bytes + byte] = element[byte];", Action::undo),
+    columns("ColumnsOneFurther", "to[i * element_bytes + byte] = element[byte];", Action::move, 1),
     count("CountCountsOfChunksTooEarly",
           "// Counters become what the warps before this one have met in the block.", Action::drop,
           0, 1),
@@ -405,8 +617,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
            "if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);",
            Action::drop),
 };
-WINNOW_SIMULATOR_TESTS(SimulatorAllToAll, with_room(all_to_all_operation()), kQuickCases,
-                       kThoroughCases, kQuickBugs, kThoroughBugs);
+WINNOW_SIMULATOR_TESTS(SimulatorAllToAll, simulated_operation(), kQuickCases, kThoroughCases,
+                       kQuickBugs, kThoroughBugs);
 
 }  // namespace
 }  // namespace winnow::expert_parallel

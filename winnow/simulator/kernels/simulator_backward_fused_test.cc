@@ -24,7 +24,6 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-dense-ragged", {"random:1"}},
     {"bf16-dense-h130", {"random:2"}},
     {"bf16-extra-range-list", {"eager", "starved:5"}},
-    {"bf16-extra-range-range-all-rules", {"random:3"}},
     {"bf16-extra-list-list", {"random:4"}},
     {"bf16-extra-range-list-all-rules-deterministic", {"random:4"}},
 };
@@ -126,6 +125,9 @@ const std::vector<PlantedBug> kQuickBugs = {
         "race: ",
         bounds_bug("BoundsPlainCounts", "atomicAdd(p.row_counts + row, 1u)", Action::weaken))),
     in_one_schedule(bug("CountOfScoresTooSmall", "shared.scores().init(kWarps", Action::add, -1)),
+    in_one_schedule(
+        saying("race: ", order_bug("RangesCountedByPlainStores",
+                                   "[&](std::int32_t index) { atomicAdd(", Action::weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoWaitForRows", "shared.k_full()[chunk].wait(k_parity", Action::drop),

@@ -3,8 +3,11 @@
 // into whose slot each consumer lets the gather warps only after its last logits of the item
 // before. The barrier behind the initialisation is not dropped: the roles would not end, which know
 // their turns from there.
+#include <algorithm>
 #include <ctime>
 #include <string>
+
+#include <gmock/gmock.h>
 
 #include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/cases.h"
@@ -167,6 +170,25 @@ TEST(SimulatorForwardSpeed, ASmallCaseTakesLessThanASecond) {
   EXPECT_LT(seconds, 1);
 #endif
   RecordProperty("seconds", std::to_string(seconds));
+}
+
+// What a report of a wrong result says of the element: who wrote it, where, and for what it had
+// last waited.
+TEST(SimulatorForwardReport, SaysWhoWroteTheElement) {
+  const auto planted =
+      std::find_if(kThoroughBugs.begin(), kThoroughBugs.end(),
+                   [](const PlantedBug& of) { return of.name == "NoProbabilities"; });
+  ASSERT_NE(planted, kThoroughBugs.end());
+  simulator::plant(planted->plant, WINNOW_SOURCE_DIR);
+  const simulator::Simulated simulated =
+      simulator::simulate(forward_operation(), planted->of_case, simulator::parse_schedule("eager"),
+                          planted->multiprocessors, true);
+  simulator::unplant();
+  EXPECT_THAT(simulated.report,
+              ::testing::MatchesRegex("result: out(.|\n)*\n  the element was last written by "
+                                      "thread [0-9]+ \\(warp [0-9]+\\) of block .* in launch "
+                                      "[0-9]+, at [a-z_0-9]+.cuh:[0-9]+, whose last wait was as "
+                                      "\"[a-z ]+\" [0-9]+"));
 }
 
 // On five multiprocessors the last of eleven items has three parts, one of them in the middle. On

@@ -91,7 +91,7 @@ const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
     combine{"low_latency_combine_cuda.cu", "3-ranks"},
     wide{"low_latency_combine_cuda.cu", "wide-halves"}, both{"low_latency_cuda.cuh", "3-ranks"},
     shrinking{"low_latency_cuda.cuh", "many-experts"},
-    overlapping{"low_latency_cuda.cuh", "overlapping"};
+    overlapping{"low_latency_cuda.cuh", "overlapping"}, words{"wait.cuh", "3-ranks"};
 const std::vector<PlantedBug> kQuickBugs = {
     dispatch("DispatchCountsBeforeTheyAreCleared",
              "for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) "
@@ -143,6 +143,24 @@ const std::vector<PlantedBug> kQuickBugs = {
            left_out("VerdictWithoutAnAcquire",
                     "while ((verdict = device::ld_acquire_sys(verdict_of)) < epoch * 2) {",
                     Action::weaken)),
+    saying("race: ", left_out("VerdictWithoutARelease",
+                              "device::st_release_sys(verdict_of, epoch * 2 + (there ? 1 : 0));",
+                              Action::weaken)),
+    saying("race: ", combine("CombineNoteWithoutAFence",
+                             "if (speaks()) __threadfence_system();  // behind the note itself",
+                             Action::drop)),
+    saying("race: ",
+           combine("CombineEndWithoutAFence",
+                   "__device__ void say_end(const LowLatencyView& view, std::uint64_t epoch) {",
+                   Action::drop, 0, 1)),
+    saying("race: ", combine("CombinePiecesTakenByPlainStores",
+                             "const int i = atomicAdd(&next[own_tokens], 1)", Action::weaken)),
+    saying("race: ", wide("CombineTokensCountedByPlainStores",
+                          "if (atomicSub(piece.left, 1) != 1) return;", Action::weaken)),
+    saying("race: ", words("ReceiversCountedByPlainStores",
+                           "return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), "
+                           "1ull);",
+                           Action::weaken)),
     saying("race: ", dispatch("DispatchPlacesByPlainStores",
                               "place = view.layout.place_of(int(expert) % per_rank, "
                               "atomicAdd(view.slots + expert, 1));",

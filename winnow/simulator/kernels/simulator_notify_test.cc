@@ -32,8 +32,23 @@ const std::vector<PlantedBug> kQuickBugs = {
            "value);",
            Action::add, 1),
     saying("race: ", base("BaseWithoutARelease", "device::st_release_sys(", Action::weaken)),
+    saying("race: ", tokens("TokensCountedByPlainStores",
+                            "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", Action::weaken)),
+    saying("race: ",
+           fabric("FabricRowsWithoutARelease",
+                  "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + "
+                  "offset), value);",
+                  Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    tokens("TokensSumNotCleared", "if (threadIdx.x == 0) sum = 0;", Action::undo),
+    tokens("TokensSumsNotStored", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::undo),
+    tokens("TokensSumsOfTheNextRank", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::move,
+           4),
+    tokens("TokensOfChannelsNotStored", "if (threadIdx.x % 32 == 0) out[channel] = count;",
+           Action::undo),
+    tokens("TokensOfTheNextChannel", "if (threadIdx.x % 32 == 0) out[channel] = count;",
+           Action::move, 4),
     tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
            Action::drop),
     tokens("TokensTokensCountedTwice", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",

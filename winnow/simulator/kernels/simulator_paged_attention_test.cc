@@ -76,6 +76,8 @@ const std::vector<PlantedBug> kQuickBugs = {
                  Action::drop, 0, 3)),
     saying("race: ", alone("PartsReadBeforeTheyAreThere", "weights[w][h] = warp.weights[h];",
                            Action::drop, 0, 3)),
+    in_one_schedule(saying("race: ", batch("PartsTakenByPlainStores",
+                                           "index = atomicAdd(&taken, 1);", Action::weaken))),
     in_one_schedule(
         batch("MergeBeforeTheParts", "device::wait_for_kernel_before();", Action::drop)),
     in_one_schedule(
