@@ -5,7 +5,6 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>

@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "winnow/testing/generate.h"
 

@@ -1,5 +1,4 @@
 // paged_xl::attention: what it refuses, and that nothing is written then.
-#include <cmath>
 #include <limits>
 
 #include "winnow/paged_xl/test_step.h"
