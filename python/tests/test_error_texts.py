@@ -114,7 +114,7 @@ def _parameters(function, by_keyword_only=False):
 
 # Without parameters, or for the package itself.
 _BARE = {"backends", "num_threads", "nvshmem_obstacle", "launch_environment", "default_timeout",
-         "supports", "time_native", "details_of", "close", "store", "MemoryStore"}  # fmt: skip
+         "supports", "details_of", "close", "store", "MemoryStore"}  # fmt: skip
 
 
 def test_an_unknown_keyword_is_named_with_the_nearest():
