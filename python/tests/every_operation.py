@@ -189,10 +189,7 @@ def _compressor():
         _operation(
             lambda rows, **tensors: compressor.step(**tensors, out=rows),
             {**inputs, "state_slots": (np.array([1, 0], np.int32), "i32")},
-            {
-                "state": (np.ones((3, 2, 32), np.float32), "f32"),
-                "rows": (tokens.copy(), "f32"),
-            },
+            {"state": (np.ones((3, 2, 32), np.float32), "f32"), "rows": (tokens.copy(), "f32")},
         ),
     )
     tokens = np.ones((9, 64), np.float32)
@@ -247,11 +244,7 @@ def _paged_xl():
         "paged_xl::position_term",
         _operation(
             lambda matrix_bd, **inputs: paged_xl.position_term(**inputs, out=matrix_bd),
-            {
-                "query": common["query"],
-                **position,
-                "context_lens": tables["context_lens"],
-            },
+            {"query": common["query"], **position, "context_lens": tables["context_lens"]},
             {"matrix_bd": (term, "f32")},
         ),
     )
@@ -418,10 +411,7 @@ def _all_to_all():
         "expert_parallel::combine",
         _operation(
             lambda **tensors: layer.combine(descriptor=descriptor, **tensors),
-            {
-                "expert_output": (_normal(6, 16), "f32"),
-                "bias": (tokens, "f32"),
-            },
+            {"expert_output": (_normal(6, 16), "f32"), "bias": (tokens, "f32")},
             {"out": (tokens, "f32")},
         ),
     )

@@ -29,10 +29,7 @@ def sparse_mla_decode(
 ):  # fmt: skip
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
     b, s_q, h_q = q.shape[:3]
-    return (
-        q.new_empty((b, s_q, h_q, _VALUE_DIM)),
-        q.new_empty((b, s_q, h_q), dtype=torch.float32),
-    )
+    return (q.new_empty((b, s_q, h_q, _VALUE_DIM)), q.new_empty((b, s_q, h_q), dtype=torch.float32))
 
 
 @_operators.operator(_sparse_mla.store, results=0, changes=("cache",))

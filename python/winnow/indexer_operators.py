@@ -95,11 +95,7 @@ def indexer_topk_paged(
     return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
 
 
-@_operators.operator(
-    _indexer.scores_paged,
-    results=1,
-    flops=_paged_flops,
-)
+@_operators.operator(_indexer.scores_paged, results=1, flops=_paged_flops)
 def indexer_scores_paged(
     q, pages, weights, block_tables, context_lens, max_context, *, clean=True,
 ):  # fmt: skip
@@ -118,9 +114,7 @@ def _backward(q, k, *others, dk_dtype=None, **options):
 @_operators.operator(
     _backward,
     _operators.signature_of(
-        _indexer.backward,
-        plus="dk_dtype: dtype | None = None",
-        without=("dq", "dk", "d_weights"),
+        _indexer.backward, plus="dk_dtype: dtype | None = None", without=("dq", "dk", "d_weights")
     ),
     results=3,
     flops=_flops(3),
