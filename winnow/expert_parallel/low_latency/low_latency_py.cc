@@ -9,7 +9,6 @@
 
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
-#include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"

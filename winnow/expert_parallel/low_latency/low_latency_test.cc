@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/low_latency_ranks.h"
 #include "winnow/testing/expect.h"

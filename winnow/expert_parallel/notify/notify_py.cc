@@ -10,7 +10,6 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/notify/notify.h"
-#include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
