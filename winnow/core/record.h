@@ -119,7 +119,8 @@ struct Members {};
 template <auto... kMembers, class Args, class Run>
 auto logged(Members<kMembers...>, std::string_view operation, int rank, const Args& args,
             Backend backend, const Run& run) {
-  static_assert(sizeof...(kMembers) == contract::detail::members_of<Args>(), "a member is left out");
+  static_assert(sizeof...(kMembers) == contract::detail::members_of<Args>(),
+                "a member is left out");
   if (!recording(operation)) [[likely]]
     return run();
   RecordedCall call(operation, {.stream = args.stream});
