@@ -12,7 +12,7 @@ step the program computes the same query from all tokens of its sequence, withou
 from dataclasses import dataclass
 
 import torch
-from serving import PAGE, Server, arguments, check_precision, draw_requests, tables_of
+from serving import PAGE, Server, arguments, cache_of, check_precision, draw_requests, tables_of
 
 from winnow import indexer, sparse_mla
 
@@ -99,15 +99,7 @@ class Cached:
 
     def __init__(self, layer, format, pages, device):
         self.layer, self.format, self.device = layer, format, device
-        if format == "bf16":
-            shape = pages, PAGE, 1, layer.columns
-            self.rows = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-        elif format == "fp8_656":
-            self.rows = torch.zeros(pages, PAGE, 1, 656, dtype=torch.uint8, device=device)
-        else:  # the blocks are padded
-            block = -(-PAGE * 584 // 576) * 576
-            blocks = torch.zeros(pages, block, dtype=torch.uint8, device=device)
-            self.rows = blocks[:, : PAGE * 584].unflatten(1, (PAGE, 1, 584))
+        self.rows = cache_of(pages, layer.columns, format, device)
         keys = PAGE * (INDEX_COLUMNS + 4)
         self.keys = torch.zeros(pages, keys, dtype=torch.uint8, device=device)
 

@@ -16,7 +16,7 @@ import sys
 
 import torch
 import winnow.transformers
-from serving import PAGE, Server, arguments, check_precision, draw_requests, tables_of
+from serving import PAGE, Server, arguments, cache_of, check_precision, draw_requests, tables_of
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
@@ -80,12 +80,12 @@ class Attention:
         self.call = None  # the server sets it
         # The window: the last rows of each sequence, those that the first of PIECE tokens sees too.
         self.ring = module.sliding_window + PIECE
-        self.window = self.cache(pages * self.ring // PAGE)
+        self.window = cache_of(pages * self.ring // PAGE, 512, format, device)
         self.ratio, self.angles, self.open = None, {}, {}
         if module.compressor is None:
             return
         self.ratio = module.compressor.compress_rate
-        self.rows = self.cache(pages)
+        self.rows = cache_of(pages, 512, format, device)
         self.indexer = getattr(module.compressor, "indexer", None)
         if self.indexer is not None:
             keys = PAGE * (self.indexer.head_dim + 4)
@@ -99,13 +99,6 @@ class Attention:
                 self.open[part], position_ids=every, layer_type=part.rope_layer_type
             )
             self.angles[part] = [t[0].float().contiguous() for t in angles]
-
-    def cache(self, blocks):
-        if self.format == "bf16":
-            return torch.zeros(blocks, PAGE, 1, 512, dtype=torch.bfloat16, device=self.device)
-        padded = -(-PAGE * 584 // 576) * 576
-        bytes_ = torch.zeros(blocks, padded, dtype=torch.uint8, device=self.device)
-        return bytes_[:, : PAGE * 584].unflatten(1, (PAGE, 1, 584))
 
     def compress(self, part, hidden, slots, **into):
         """New tokens into the state of a compressor, and complete rows into a cache."""

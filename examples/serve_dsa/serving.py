@@ -29,6 +29,17 @@ def tables_of(sequences, device):
     return torch.tensor(tables, dtype=torch.int32, device=device)
 
 
+def cache_of(pages, columns, format, device):
+    """Pages of rows in a format of sparse_mla.decode."""
+    if format == "bf16":
+        return torch.zeros(pages, PAGE, 1, columns, dtype=torch.bfloat16, device=device)
+    if format == "fp8_656":
+        return torch.zeros(pages, PAGE, 1, 656, dtype=torch.uint8, device=device)
+    padded = -(-PAGE * 584 // 576) * 576
+    blocks = torch.zeros(pages, padded, dtype=torch.uint8, device=device)
+    return blocks[:, : PAGE * 584].unflatten(1, (PAGE, 1, 584))
+
+
 class Server:
     """A model has tokens_of_page, prefill(sequence), which reads a prompt and returns the next
     token, and step(sequences), which reads the last token of each and returns what it computed for

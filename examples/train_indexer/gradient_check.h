@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <random>
 #include <utility>

@@ -1,11 +1,10 @@
 """The environment that CUDA reads when it starts, and fixtures of several test files."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from processes import run
+from processes import python
 
 # Threads that are ranks on one GPU wait for each other. So each stream needs a hardware queue, and
 # all kernels are loaded at once: loading one at its first use would wait for running kernels.
@@ -34,8 +33,8 @@ def wheel():
 def empty_environment(wheel, tmp_path_factory):
     """A fresh virtual environment with nothing but the wheel, installed without an index."""
     folder = tmp_path_factory.mktemp("empty")
-    assert run(sys.executable, "-m", "venv", "--without-pip", folder).returncode == 0
-    python = folder / "bin" / "python"
-    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel)
+    assert python("-m", "venv", "--without-pip", folder).returncode == 0
+    there = folder / "bin" / "python"
+    installed = python("-m", "pip", "--python", there, "install", "--no-index", wheel)
     assert installed.returncode == 0, installed.stderr
-    return python
+    return there

@@ -105,11 +105,7 @@ def summed(group, gradient, want, name):
 
 
 # What is tried: rows of a batch, packed sequences and padding behind them.
-LAYOUTS = [
-    {"count": 24},
-    {"count": 24, "cu_seqlens": [0, 5, 5, 18, 23]},
-    {"count": 24, "batch": 2},
-]
+LAYOUTS = [{"count": 24}, {"count": 24, "cu_seqlens": [0, 5, 5, 18, 23]}, {"count": 24, "batch": 2}]
 
 
 def attention(context, layout):

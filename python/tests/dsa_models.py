@@ -6,6 +6,7 @@ is small. Sequences are longer than what the indexer chooses.
 
 import contextlib
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -21,6 +22,8 @@ from transformers import (
     MistralLarge4ForConditionalGeneration,
 )
 from winnow.transformers import FAMILIES as MODEL_TYPES
+
+from winnow import Error
 
 CACHE = "past_key_values"  # the argument, and its place in what a model returns
 if "hy_v4_vl_text" in MODEL_TYPES:  # from transformers 5.24 on
@@ -186,3 +189,11 @@ def no_ties():
         yield
     assert seen.calls > 0
     assert seen.gap > 1e-5
+
+
+def refused(text, call, *arguments, **options):
+    """The call raises an error of "winnow" whose text begins like that."""
+    with pytest.raises(ValueError, match="transformers: " + text) as caught:
+        call(*arguments, **options)
+    assert isinstance(caught.value, Error)
+    assert caught.value.operation == "transformers" and caught.value.argument

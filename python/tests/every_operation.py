@@ -26,11 +26,21 @@ class Operation:
     outputs: tuple
 
 
-def _operation(call, inputs, outputs):
+def _operation(name, call, inputs, outputs):
     both = {**inputs, **outputs}
     tensors = {name: np.nan_to_num(value) for name, (value, _) in both.items()}
     dtypes = {name: dtypes for name, (_, dtypes) in both.items()}
-    return Operation(call, tensors, dtypes, tuple(outputs))
+    return name, Operation(call, tensors, dtypes, tuple(outputs))
+
+
+def _into(function, *results, **options):
+    """The function, whose `out` are the tensors of these names."""
+
+    def call(**tensors):
+        out = tuple(tensors.pop(name) for name in results)
+        return function(**tensors, **options, out=out if len(out) > 1 else out[0])
+
+    return call
 
 
 def _as_torch(call, **dtypes):
@@ -58,47 +68,37 @@ def _sparse_mla():
     extra_kv, chosen = _normal(5, 1, kv.shape[2]), (indices % 5)[:, :, :4]
     rows.update(extra_kv=(extra_kv, "f32"), extra_indices=(chosen, "i32"))
     rows["extra_topk_length"] = (length, "i32")
-    yield (
+    yield _operation(
         "sparse_mla::forward",
-        _operation(
-            lambda out, max_logits, lse, **inputs: sparse_mla.forward(
-                **inputs, out=(out, max_logits, lse)
-            ),
-            {**rows, "attn_sink": (sink, "f32")},
-            {"out": (values, "f32"), "max_logits": (heads, "f32"), "lse": (heads, "f32")},
-        ),
+        _into(sparse_mla.forward, "out", "max_logits", "lse"),
+        {**rows, "attn_sink": (sink, "f32")},
+        {"out": (values, "f32"), "max_logits": (heads, "f32"), "lse": (heads, "f32")},
     )
-    yield (
+    yield _operation(
         "sparse_mla::distribution",
-        _operation(
-            lambda attn_sum, extra_attn_sum, **inputs: sparse_mla.distribution(
-                **inputs, out=(attn_sum, extra_attn_sum)
-            ),
-            {**rows, "lse": (heads, "f32")},
-            {
-                "attn_sum": (np.zeros((3, 7), np.float32), "f32"),
-                "extra_attn_sum": (np.zeros((3, 4), np.float32), "f32"),
-            },
-        ),
+        _into(sparse_mla.distribution, "attn_sum", "extra_attn_sum"),
+        {**rows, "lse": (heads, "f32")},
+        {
+            "attn_sum": (np.zeros((3, 7), np.float32), "f32"),
+            "extra_attn_sum": (np.zeros((3, 4), np.float32), "f32"),
+        },
     )
-    yield (
+    yield _operation(
         "sparse_mla::backward",
-        _operation(
-            sparse_mla.backward,
-            {
-                **rows,
-                "attn_sink": (sink, "f32"),
-                "out": (values, "f32"),
-                "lse": (heads, "f32"),
-                "d_out": (values, "f32"),
-            },
-            {
-                "dq": (q, "f32"),
-                "dkv": (kv, "f32"),
-                "dextra_kv": (extra_kv, "f32"),
-                "d_sink": (sink, "f32"),
-            },
-        ),
+        sparse_mla.backward,
+        {
+            **rows,
+            "attn_sink": (sink, "f32"),
+            "out": (values, "f32"),
+            "lse": (heads, "f32"),
+            "d_out": (values, "f32"),
+        },
+        {
+            "dq": (q, "f32"),
+            "dkv": (kv, "f32"),
+            "dextra_kv": (extra_kv, "f32"),
+            "d_sink": (sink, "f32"),
+        },
     )
 
 
@@ -113,37 +113,26 @@ def _decode():
     extra = rng.integers(0, 100, (2, 2, 1, 656)).astype(np.uint8)
     chosen = rng.integers(0, 12, (2, 1, 7)).astype(np.int32)
     length = np.full(2, 3, np.int32)
-    yield (
+    yield _operation(
         "sparse_mla::decode",
-        _operation(
-            _as_torch(
-                lambda out, lse, **inputs: sparse_mla.decode(**inputs, out=(out, lse)),
-                q=_BFLOAT16,
-                out=_BFLOAT16,
-            ),
-            {
-                "q": (bfloat16(2, 1, 4, 576), "bf16"),
-                "cache": (cache, "u8 or f8_e4m3"),
-                "indices": (chosen, "i32"),
-                "topk_length": (length, "i32"),
-                "extra_cache": (extra, "u8 or f8_e4m3"),
-                "extra_indices": (chosen % 4, "i32"),
-                "extra_topk_length": (length, "i32"),
-                "attn_sink": (np.zeros(4, np.float32), "f32"),
-            },
-            {
-                "out": (bfloat16(2, 1, 4, 512), "bf16"),
-                "lse": (np.zeros((2, 1, 4), np.float32), "f32"),
-            },
-        ),
+        _as_torch(_into(sparse_mla.decode, "out", "lse"), q=_BFLOAT16, out=_BFLOAT16),
+        {
+            "q": (bfloat16(2, 1, 4, 576), "bf16"),
+            "cache": (cache, "u8 or f8_e4m3"),
+            "indices": (chosen, "i32"),
+            "topk_length": (length, "i32"),
+            "extra_cache": (extra, "u8 or f8_e4m3"),
+            "extra_indices": (chosen % 4, "i32"),
+            "extra_topk_length": (length, "i32"),
+            "attn_sink": (np.zeros(4, np.float32), "f32"),
+        },
+        {"out": (bfloat16(2, 1, 4, 512), "bf16"), "lse": (np.zeros((2, 1, 4), np.float32), "f32")},
     )
-    yield (
+    yield _operation(
         "sparse_mla::store",
-        _operation(
-            _as_torch(sparse_mla.store, rows=_BFLOAT16),
-            {"rows": (bfloat16(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
-            {"cache": (cache, "u8 or f8_e4m3")},
-        ),
+        _as_torch(sparse_mla.store, rows=_BFLOAT16),
+        {"rows": (bfloat16(5, 576), "bf16"), "slots": (np.arange(5), "i64 or i32")},
+        {"cache": (cache, "u8 or f8_e4m3")},
     )
 
 
@@ -162,58 +151,44 @@ def _compressor():
         "first_position": (np.array([1, 0], np.int32), "i32"),
     }
     rows = np.ones((4, 16), np.float32)
-    yield (
-        "compressor::forward",
-        _operation(
-            lambda rows, **tensors: compressor.forward(**tensors, out=rows),
-            inputs,
-            {"rows": (rows, "f32")},
-        ),
+    yield _operation(
+        "compressor::forward", _into(compressor.forward, "rows"), inputs, {"rows": (rows, "f32")}
     )
-    yield (
+    yield _operation(
         "compressor::backward",
-        _operation(
-            compressor.backward,
-            {**inputs, "d_rows": (rows, "f32")},
-            {
-                "d_kv": (tokens.copy(), "f32"),
-                "d_gate": (tokens.copy(), "f32"),
-                "d_position_bias": (np.ones((2, 16), np.float32), "f32"),
-                "d_norm_weight": (np.ones(16, np.float32), "f32"),
-            },
-        ),
+        compressor.backward,
+        {**inputs, "d_rows": (rows, "f32")},
+        {
+            "d_kv": (tokens.copy(), "f32"),
+            "d_gate": (tokens.copy(), "f32"),
+            "d_position_bias": (np.ones((2, 16), np.float32), "f32"),
+            "d_norm_weight": (np.ones(16, np.float32), "f32"),
+        },
     )
     del inputs["cu_rows"]
-    yield (
+    yield _operation(
         "compressor::step",
-        _operation(
-            lambda rows, **tensors: compressor.step(**tensors, out=rows),
-            {**inputs, "state_slots": (np.array([1, 0], np.int32), "i32")},
-            {
-                "state": (np.ones((3, 2, 32), np.float32), "f32"),
-                "rows": (tokens.copy(), "f32"),
-            },
-        ),
+        _into(compressor.step, "rows"),
+        {**inputs, "state_slots": (np.array([1, 0], np.int32), "i32")},
+        {"state": (np.ones((3, 2, 32), np.float32), "f32"), "rows": (tokens.copy(), "f32")},
     )
     tokens = np.ones((9, 64), np.float32)
-    yield (
+    yield _operation(
         "compressor::step, pages",
-        _operation(
-            compressor.step,
-            {
-                **inputs,
-                "kv": (tokens, _FLOATS),
-                "gate": (tokens.copy(), "f32"),
-                "position_bias": (np.ones((2, 64), np.float32), "f32"),
-                "norm_weight": (np.ones(64, np.float32), "f32"),
-                "state_slots": (np.array([1, 0], np.int32), "i32"),
-                "slots": (np.arange(9), "i64 or i32"),
-            },
-            {
-                "state": (np.ones((3, 2, 128), np.float32), "f32"),
-                "pages": (np.zeros((1, 64 * 68), np.uint8), "u8"),
-            },
-        ),
+        compressor.step,
+        {
+            **inputs,
+            "kv": (tokens, _FLOATS),
+            "gate": (tokens.copy(), "f32"),
+            "position_bias": (np.ones((2, 64), np.float32), "f32"),
+            "norm_weight": (np.ones(64, np.float32), "f32"),
+            "state_slots": (np.array([1, 0], np.int32), "i32"),
+            "slots": (np.arange(9), "i64 or i32"),
+        },
+        {
+            "state": (np.ones((3, 2, 128), np.float32), "f32"),
+            "pages": (np.zeros((1, 64 * 68), np.uint8), "u8"),
+        },
     )
 
 
@@ -231,41 +206,34 @@ def _paged_xl():
     outputs = {"out": (step["query"], "f32"), "lse": (heads, "f32")}
     term = _normal(*heads.shape, step["r"].shape[1])
 
-    def attention(function):
-        return lambda out, lse, **inputs: function(**inputs, scale=None, out=(out, lse))
-
-    yield (
+    yield _operation(
         "paged_xl::attention",
-        _operation(attention(paged_xl.attention), {**common, "matrix_bd": (term, "f32")}, outputs),
+        _into(paged_xl.attention, "out", "lse", scale=None),
+        {**common, "matrix_bd": (term, "f32")},
+        outputs,
     )
     position = {name: (step[name], "f32") for name in ("pos_bias_v", "r")}
-    yield (
+    yield _operation(
         "paged_xl::attention, fused",
-        _operation(attention(paged_xl.attention_fused), {**common, **position}, outputs),
+        _into(paged_xl.attention_fused, "out", "lse", scale=None),
+        {**common, **position},
+        outputs,
     )
-    yield (
+    yield _operation(
         "paged_xl::position_term",
-        _operation(
-            lambda matrix_bd, **inputs: paged_xl.position_term(**inputs, out=matrix_bd),
-            {
-                "query": common["query"],
-                **position,
-                "context_lens": tables["context_lens"],
-            },
-            {"matrix_bd": (term, "f32")},
-        ),
+        _into(paged_xl.position_term, "matrix_bd"),
+        {"query": common["query"], **position, "context_lens": tables["context_lens"]},
+        {"matrix_bd": (term, "f32")},
     )
-    yield (
+    yield _operation(
         "paged_xl::append",
-        _operation(
-            paged_xl.append,
-            {
-                "key": (step["key"], _FLOATS),
-                "value": (step["value"], "f32"),
-                "slot_mapping": (step["slot_mapping"], "i64 or i32"),
-            },
-            {name: (step[name], "f32") for name in ("key_cache", "value_cache")},
-        ),
+        paged_xl.append,
+        {
+            "key": (step["key"], _FLOATS),
+            "value": (step["value"], "f32"),
+            "slot_mapping": (step["slot_mapping"], "i64 or i32"),
+        },
+        {name: (step[name], "f32") for name in ("key_cache", "value_cache")},
     )
 
 
@@ -280,19 +248,15 @@ def _indexer():
         "key_end": (last, "i32"),
     }
     chosen = rng.integers(0, 20, (3, 5)).astype(np.int32)
-    yield (
+    yield _operation(
         "indexer::topk",
-        _operation(
-            lambda indices, length, scores, **inputs: indexer.topk(
-                **inputs, topk=5, out=(indices, length, scores)
-            ),
-            inputs,
-            {
-                "indices": (chosen, "i32"),
-                "length": (first, "i32"),
-                "scores": (chosen.astype(np.float32), "f32"),
-            },
-        ),
+        _into(indexer.topk, "indices", "length", "scores", topk=5),
+        inputs,
+        {
+            "indices": (chosen, "i32"),
+            "length": (first, "i32"),
+            "scores": (chosen.astype(np.float32), "f32"),
+        },
     )
     paged = {
         "q": (rng.integers(0, 100, (2, 1, 3, 64)).astype(np.uint8), "f8_e4m3"),
@@ -301,75 +265,58 @@ def _indexer():
         "block_tables": (np.array([[0, 1], [2, 0]], np.int32), "i32"),
         "context_lens": (np.array([70, 3], np.int32), "i32"),
     }
-    yield (
+    yield _operation(
         "indexer::topk_paged",
-        _operation(
-            _as_torch(
-                lambda indices, length, scores, **inputs: indexer.topk_paged(
-                    **inputs, topk=5, out=(indices, length, scores)
-                ),
-                q=(torch.float8_e4m3fn, "uint8"),
-            ),
-            paged,
-            {
-                "indices": (np.zeros((2, 1, 5), np.int32), "i32"),
-                "length": (np.zeros((2, 1), np.int32), "i32"),
-                "scores": (np.zeros((2, 1, 5), np.float32), "f32"),
-            },
+        _as_torch(
+            _into(indexer.topk_paged, "indices", "length", "scores", topk=5),
+            q=(torch.float8_e4m3fn, "uint8"),
         ),
+        paged,
+        {
+            "indices": (np.zeros((2, 1, 5), np.int32), "i32"),
+            "length": (np.zeros((2, 1), np.int32), "i32"),
+            "scores": (np.zeros((2, 1, 5), np.float32), "f32"),
+        },
     )
-    yield (
+    yield _operation(
         "indexer::scores_paged",
-        _operation(
-            _as_torch(
-                lambda scores, **inputs: indexer.scores_paged(
-                    **inputs, max_context=100, out=scores
-                ),
-                q=(torch.float8_e4m3fn, "uint8"),
-            ),
-            paged,
-            {"scores": (np.zeros((2, 1, 100), np.float32), "f32")},
+        _as_torch(
+            _into(indexer.scores_paged, "scores", max_context=100), q=(torch.float8_e4m3fn, "uint8")
         ),
+        paged,
+        {"scores": (np.zeros((2, 1, 100), np.float32), "f32")},
     )
-    yield (
+    yield _operation(
         "indexer::scores",
-        _operation(
-            lambda scores, **inputs: indexer.scores(**inputs, out=scores),
-            {**inputs, "indices": (chosen, "i32")},
-            {"scores": (chosen.astype(np.float32), "f32")},
-        ),
+        _into(indexer.scores, "scores"),
+        {**inputs, "indices": (chosen, "i32")},
+        {"scores": (chosen.astype(np.float32), "f32")},
     )
-    yield (
+    yield _operation(
         "indexer::backward",
-        _operation(
-            indexer.backward,
-            {**inputs, "indices": (chosen, "i32"), "d_scores": (chosen.astype(np.float32), "f32")},
-            {
-                "dq": (inputs["q"][0], "f32"),
-                "dk": (inputs["k"][0], "f32"),
-                "d_weights": (inputs["weights"][0], "f32"),
-            },
-        ),
+        indexer.backward,
+        {**inputs, "indices": (chosen, "i32"), "d_scores": (chosen.astype(np.float32), "f32")},
+        {
+            "dq": (inputs["q"][0], "f32"),
+            "dk": (inputs["k"][0], "f32"),
+            "d_weights": (inputs["weights"][0], "f32"),
+        },
     )
     x = (rng.standard_normal((5, 64)).astype(np.float32), "f32 or f16 or bf16")
-    yield (
+    yield _operation(
         "indexer::quantize",
-        _operation(
-            lambda x, rows, scale: indexer.quantize(x, out=(rows, scale)),
-            {"x": x},
-            {
-                "rows": (np.zeros((5, 64), np.uint8), "f8_e4m3 or u8"),
-                "scale": (np.zeros(5, np.float32), "f32"),
-            },
-        ),
+        _into(indexer.quantize, "rows", "scale"),
+        {"x": x},
+        {
+            "rows": (np.zeros((5, 64), np.uint8), "f8_e4m3 or u8"),
+            "scale": (np.zeros(5, np.float32), "f32"),
+        },
     )
-    yield (
+    yield _operation(
         "indexer::quantize, pages",
-        _operation(
-            indexer.quantize,
-            {"x": x, "slots": (np.arange(5), "i64 or i32")},
-            {"pages": (np.zeros((1, 64 * 68), np.uint8), "u8")},
-        ),
+        indexer.quantize,
+        {"x": x, "slots": (np.arange(5), "i64 or i32")},
+        {"pages": (np.zeros((1, 64 * 68), np.uint8), "u8")},
     )
 
 
@@ -377,18 +324,16 @@ def _layout():
     counts = np.zeros(4, np.int32)
     names = ("tokens_per_rank", "tokens_per_node", "tokens_per_expert")
     sizes = (2, 1, 4)
-    yield (
+    yield _operation(
         "expert_parallel::layout",
-        _operation(
-            lambda expert_indices, **outputs: expert_parallel.layout(
-                expert_indices, 4, 2, 2, out=tuple(outputs.values())
-            ),
-            {"expert_indices": (np.arange(6, dtype=np.int32).reshape(3, 2) % 4, "i32")},
-            {
-                **{name: (counts[:size], "i32") for name, size in zip(names, sizes, strict=True)},
-                "is_token_in_rank": (np.zeros((3, 2), np.uint8), "u8"),
-            },
+        lambda expert_indices, **outputs: expert_parallel.layout(
+            expert_indices, 4, 2, 2, out=tuple(outputs.values())
         ),
+        {"expert_indices": (np.arange(6, dtype=np.int32).reshape(3, 2) % 4, "i32")},
+        {
+            **{name: (counts[:size], "i32") for name, size in zip(names, sizes, strict=True)},
+            "is_token_in_rank": (np.zeros((3, 2), np.uint8), "u8"),
+        },
     )
 
 
@@ -400,30 +345,23 @@ def _all_to_all():
         dtype="float32", timeout=20,
     )  # fmt: skip
     tokens, experts = _normal(3, 16), np.arange(6, dtype=np.int32).reshape(3, 2) % 4
-    yield (
+    yield _operation(
         "expert_parallel::dispatch",
-        _operation(
-            layer.dispatch,
-            {
-                "input": (tokens, "f32 or f8_e4m3"),
-                "expert_indices": (experts, "i32 or i64"),
-                "weights": (_normal(3, 2), "f32"),
-                "scatter_indices": (np.arange(6, dtype=np.int32).reshape(3, 2), "i32"),
-            },
-            {"out": (np.zeros((6, 16), np.float32), "f32")},
-        ),
+        layer.dispatch,
+        {
+            "input": (tokens, "f32 or f8_e4m3"),
+            "expert_indices": (experts, "i32 or i64"),
+            "weights": (_normal(3, 2), "f32"),
+            "scatter_indices": (np.arange(6, dtype=np.int32).reshape(3, 2), "i32"),
+        },
+        {"out": (np.zeros((6, 16), np.float32), "f32")},
     )
     descriptor = layer.dispatch(tokens, experts).descriptor
-    yield (
+    yield _operation(
         "expert_parallel::combine",
-        _operation(
-            lambda **tensors: layer.combine(descriptor=descriptor, **tensors),
-            {
-                "expert_output": (_normal(6, 16), "f32"),
-                "bias": (tokens, "f32"),
-            },
-            {"out": (tokens, "f32")},
-        ),
+        lambda **tensors: layer.combine(descriptor=descriptor, **tensors),
+        {"expert_output": (_normal(6, 16), "f32"), "bias": (tokens, "f32")},
+        {"out": (tokens, "f32")},
     )
 
 

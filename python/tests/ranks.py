@@ -58,8 +58,7 @@ class Ranks:
         self.world = InProcessWorld(world_size)
         self.transports = [self.world.transport(rank) for rank in range(world_size)]
         self.layers = run_all(
-            world_size,
-            lambda rank: AllToAll(self.transports[rank], self.world.store(), **config),
+            world_size, lambda rank: AllToAll(self.transports[rank], self.world.store(), **config)
         )
 
     def __enter__(self):

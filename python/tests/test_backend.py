@@ -1,13 +1,12 @@
 """tools/backend: what an sdist and a wheel take of a checkout."""
 
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from processes import python, run
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "THIRD_PARTY", ".gitignore")
@@ -43,9 +42,9 @@ def checkout(tmp_path):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).touch()
     git = ("git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b")
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "-A"], check=True)
-    subprocess.run([*git, "commit", "-qm", "a"], check=True)
+    run(*git, "init", "-q", check=True)
+    run(*git, "add", "-A", check=True)
+    run(*git, "commit", "-qm", "a", check=True)
     for name in (*PLANTED, "python/winnow/lib/built.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("untracked")
@@ -58,16 +57,11 @@ def _build(folder, hook, **options):
     assert 'build-backend = "tracked_files"\nbackend-path = ["tools/backend"]\n' in text
     (folder / "dist").mkdir(exist_ok=True)
     program = f"import sys; sys.path.insert(0, 'tools/backend')\n{PROGRAM}"
-    return subprocess.run(
-        [sys.executable, "-c", program, hook], cwd=folder, capture_output=True, text=True,
-        timeout=200, **options,
-    )  # fmt: skip
+    return python("-c", program, hook, cwd=folder, **options)
 
 
 def test_an_sdist_holds_what_git_tracks(checkout):
-    tracked = subprocess.run(
-        ["git", "-C", checkout, "ls-files", "-z"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
+    tracked = run("git", "-C", checkout, "ls-files", "-z", check=True).stdout.split("\0")
     result = _build(checkout, "build_sdist")
     assert result.returncode == 0, result.stderr
     with tarfile.open(checkout / "dist" / result.stdout.split()[-1]) as archive:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run
+from processes import python
 from winnow.compat import _check
 from winnow.compat.__main__ import main
 
@@ -355,7 +355,7 @@ torch.ops._flashmla_C.dense_decode_fwd(q)
 def test_the_command(tmp_path, capsys):
     taken = "import flash_mla\nflash_mla.get_mla_metadata()\n"
     written(tmp_path, {"p/a.py": taken, "p/b.py": "import deep_gemm\ndeep_gemm.f()\n"})
-    everything = run(sys.executable, "-m", "winnow.compat", "check", tmp_path / "p")
+    everything = python("-m", "winnow.compat", "check", tmp_path / "p")
     assert everything.returncode == 1, everything.stderr
     lines = everything.stdout.splitlines()
     assert lines[0] == "a.py:2: flash_mla.get_mla_metadata: taken"

@@ -1,13 +1,12 @@
 """Each operation is declared once: what follows from that, and what a new one has to touch."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import winnow.torch
+from processes import python, run
 from winnow._signatures import Signature
 from winnow._winnow import OF_A_CALL, by_position
 
@@ -24,7 +23,7 @@ def _operations():
 
 def _sources():
     """All but what a new operation may join, and need not: users, and parts of torch.py."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    listed = run("git", "ls-files", cwd=ROOT).stdout
     if not listed:
         pytest.skip("no repository")
     for name in listed.split():
@@ -60,10 +59,7 @@ def test_a_new_operation_touches_the_files_that_contributing_lists():
 
 
 def test_the_stub_of_the_operators_is_up_to_date():
-    made = subprocess.run(
-        [sys.executable, ROOT / "python" / "stubs" / "torch_stub.py", "/dev/stdout"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    made = python(ROOT / "python" / "stubs" / "torch_stub.py", "/dev/stdout", check=True).stdout
     committed = (ROOT / "python" / "winnow" / "torch.pyi").read_text()
     assert made == committed, "run python/stubs/torch_stub.py"
     assert committed.count("@typing.overload") == 3 * 7

@@ -12,116 +12,57 @@ from winnow.compat import deep_ep
 
 from winnow import compat
 
-WORLDS = [1, 2, 3, 4, 6]
+WORLDS, SOME, TWO = (1, 2, 3, 4, 6), (2, 3), (2,)
+# {what is tested: (numbers of ranks, programs with their arguments, one after the other)}
+PROGRAMS = {
+    "layouts": (WORLDS, (programs.layouts,)),
+    "by experts": (WORLDS, *((programs.by_experts, seed, 1) for seed in range(3))),
+    "by experts, aligned": (WORLDS, *((programs.by_experts, seed, 8) for seed in range(3))),
+    "by ranks": (WORLDS, (programs.by_ranks,)),
+    "another map": (WORLDS, (programs.another_map,)),
+    "float8": (WORLDS, (programs.float8,)),
+    "worst case": (WORLDS, (programs.worst_case,)),
+    "strange defaults": (WORLDS, (programs.strange_defaults,)),
+    "events and streams": (SOME, (programs.events,)),
+    "layers grow": ((2, 4), (programs.more_tokens,)),
+    "mistakes are errors on every rank": (
+        SOME, (refusals.by_token,), (refusals.by_expert,), (refusals.apart,),
+    ),
+    "mistakes in buffers": (SOME, (refusals.of_two_buffers,)),
+    "mistakes in signatures": (SOME, (refusals.of_no_values,)),
+    "ranks that wait in different places meet again": (
+        TWO, (faults.briefly, refusals.__name__, "after_two_timeouts"),
+    ),
+    "hybrid rows by expert": (WORLDS, (programs.hybrid, None)),
+    "hybrid rows by expert, padded": (WORLDS, (programs.hybrid, 8)),
+    "hybrid layers grow": (SOME, (programs.hybrid_grows,)),
+    "elastic": (WORLDS, (programs.elastic, False, True), (programs.elastic, False, False)),
+    "elastic, expanded": (WORLDS, (programs.elastic, True, True), (programs.elastic, True, False)),
+    "scales stand beside their rows": (
+        SOME, (programs.elastic_scales, False), (programs.elastic_scales, True),
+        (programs.hybrid_scales, None), (programs.hybrid_scales, 8),
+    ),
+    "the number of SMs is that of each call": (TWO, (programs.sms,)),
+    "elastic streams and repeats": (
+        SOME, (programs.elastic_streams,), (programs.elastic_epilogue,),
+    ),
+    "a token of too many ranks is refused": ((3, 4), (programs.many_ranks,)),
+    "a rank that is late is named": (TWO, (programs.late,)),
+    "several nodes": ((4,), (programs.nodes,)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_layouts(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.layouts)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("alignment", [1, 8])
-def test_rows_counts_weights_and_sums(deep_ep_pool, world, alignment):
-    for seed in range(3):
-        deep_ep_pool.run(world, programs.by_experts, seed, alignment)
-
-
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
-    "body",
-    [
-        programs.by_ranks,
-        programs.another_map,
-        programs.float8,
-        programs.worst_case,
-        programs.strange_defaults,
-    ],
-    ids=lambda body: body.__name__,
+    ("what", "world"), [(what, world) for what, (of, *_) in PROGRAMS.items() for world in of]
 )
-def test_modes(deep_ep_pool, world, body):
-    deep_ep_pool.run(world, body)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_events_and_streams(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.events)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_layers_grow(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.more_tokens)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_mistakes_are_errors_on_every_rank(deep_ep_pool, world):
-    deep_ep_pool.run(world, refusals.by_token)
-    deep_ep_pool.run(world, refusals.by_expert)
-    deep_ep_pool.run(world, refusals.apart)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("body", [refusals.of_two_buffers, refusals.of_no_values])
-def test_mistakes_in_buffers_and_signatures(deep_ep_pool, world, body):
-    deep_ep_pool.run(world, body)
-
-
-def test_ranks_that_wait_in_different_places_meet_again(deep_ep_pool):
-    deep_ep_pool.run(2, faults.briefly, refusals.__name__, "after_two_timeouts")
+def test_ranks(deep_ep_pool, what, world):
+    for program in PROGRAMS[what][1:]:
+        deep_ep_pool.run(world, *program)
 
 
 def test_random_mistakes(deep_ep_pool):
     for outcomes in zip(*deep_ep_pool.run(2, fuzz.play, 1, 40), strict=True):
         assert not fuzz.wrong(outcomes), outcomes
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("pad", [None, 8])
-def test_hybrid_rows_by_expert(deep_ep_pool, world, pad):
-    deep_ep_pool.run(world, programs.hybrid, pad)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_hybrid_layers_grow(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.hybrid_grows)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("expand", [False, True], ids=["tokens", "expanded"])
-def test_elastic(deep_ep_pool, world, expand):
-    for waits in (True, False):
-        deep_ep_pool.run(world, programs.elastic, expand, waits)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_scales_stand_beside_their_rows(deep_ep_pool, world):
-    for expand in (False, True):
-        deep_ep_pool.run(world, programs.elastic_scales, expand)
-    for pad in (None, 8):
-        deep_ep_pool.run(world, programs.hybrid_scales, pad)
-
-
-def test_the_number_of_sms_is_that_of_each_call(deep_ep_pool):
-    deep_ep_pool.run(2, programs.sms)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_elastic_streams_and_repeats(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.elastic_streams)
-    deep_ep_pool.run(world, programs.elastic_epilogue)
-
-
-@pytest.mark.parametrize("world", [3, 4])
-def test_a_token_of_too_many_ranks_is_refused(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.many_ranks)
-
-
-def test_a_rank_that_is_late_is_named(deep_ep_pool):
-    deep_ep_pool.run(2, programs.late)
-
-
-def test_several_nodes(deep_ep_pool):
-    deep_ep_pool.run(4, programs.nodes)
 
 
 def test_signatures_name_every_parameter():

@@ -18,20 +18,13 @@ def test_ranks_that_try_again_meet(deep_ep_pool, kind):
     deep_ep_pool.run(2, faults.retried, kind)
 
 
-def test_a_rank_that_is_late_to_the_first_call_is_masked(deep_ep_pool):
-    deep_ep_pool.run(3, faults.late_and_masked)
-
-
-def test_masks_are_those_of_all_calls(deep_ep_pool):
-    deep_ep_pool.run(3, faults.masked)
-
-
-def test_a_masked_rank_that_calls_is_told(deep_ep_pool):
-    deep_ep_pool.run(3, faults.told)
-
-
-def test_a_gpu_layer_is_not_made_without_masked_ranks(deep_ep_pool):
-    deep_ep_pool.run(3, faults.of_gpus)
+# A rank that is late to the first call is masked, masks are those of all calls, a masked rank that
+# calls is told so, and a layer for GPUs is not made without the masked ranks.
+@pytest.mark.parametrize(
+    "body", [faults.late_and_masked, faults.masked, faults.told, faults.of_gpus]
+)
+def test_masks(deep_ep_pool, body):
+    deep_ep_pool.run(3, body)
 
 
 @pytest.mark.parametrize("kind", ["buffer", "hybrid", "elastic"])

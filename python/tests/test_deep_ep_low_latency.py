@@ -6,37 +6,25 @@ import deep_ep_low_latency as programs
 import pytest
 from winnow.compat import deep_ep
 
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("with_hook", [False, True], ids=["whole", "halves"])
-def test_rows_scales_and_sums(deep_ep_pool, world, with_hook):
-    deep_ep_pool.run(world, programs.calls, with_hook)
-
-
-def test_two_batches_overlap(deep_ep_pool):
-    deep_ep_pool.run(3, programs.overlapped)
-
-
-@pytest.mark.parametrize("world", [1, 3, 4])
-def test_hooks_in_any_order(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.any_order)
+# {what is tested: (numbers of ranks, program, its arguments)}
+PROGRAMS = {
+    "rows, scales and sums": ((1, 2, 3, 4, 6), programs.calls, False),
+    "rows, scales and sums, in halves": ((1, 2, 3, 4, 6), programs.calls, True),
+    "two batches overlap": ((3,), programs.overlapped),
+    "hooks in any order": ((1, 3, 4), programs.any_order),
+    "mistakes are errors on every rank": ((3,), programs.mistakes),
+    "events": ((1, 3), programs.asynchronous),
+    "waits for a late rank are counted": ((3,), programs.waited),
+    "defaults of torch": ((2,), programs.strange_defaults),
+    "the others go on without a rank": ((3,), programs.shrunk),
+}
 
 
-def test_mistakes_are_errors_on_every_rank(deep_ep_pool):
-    deep_ep_pool.run(3, programs.mistakes)
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_events(deep_ep_pool, world):
-    deep_ep_pool.run(world, programs.asynchronous)
-
-
-def test_waits_for_a_late_rank_are_counted(deep_ep_pool):
-    deep_ep_pool.run(3, programs.waited)
-
-
-def test_defaults_of_torch(deep_ep_pool):
-    deep_ep_pool.run(2, programs.strange_defaults)
+@pytest.mark.parametrize(
+    ("what", "world"), [(what, world) for what, (of, *_) in PROGRAMS.items() for world in of]
+)
+def test_ranks(deep_ep_pool, what, world):
+    deep_ep_pool.run(world, *PROGRAMS[what][1:])
 
 
 def test_arguments_of_forks_are_refused_by_name():
@@ -47,10 +35,6 @@ def test_arguments_of_forks_are_refused_by_name():
     for name in ("overlap", "comp_signal", "src_signals"):
         with pytest.raises(TypeError, match=name):
             buffer.low_latency_combine(None, None, None, None, **{name: True})
-
-
-def test_the_others_go_on_without_a_rank(deep_ep_pool):
-    deep_ep_pool.run(3, programs.shrunk)
 
 
 def test_signatures_name_every_parameter():

@@ -326,10 +326,7 @@ def test_paged_logits(device, s_q, per_query):
     (q, *given), want = paged(device, s_q, per_query)
     plan = deep_gemm.get_paged_mqa_logits_metadata(given[2], 64, deep_gemm.get_num_sms())
     assert plan.shape == (deep_gemm.get_num_sms() + 1, 2) and plan.dtype == torch.int32
-    for name, queries in (
-        ("fp8_paged_mqa_logits", q),
-        ("fp8_fp4_paged_mqa_logits", (q, None)),
-    ):
+    for name, queries in (("fp8_paged_mqa_logits", q), ("fp8_fp4_paged_mqa_logits", (q, None))):
         function = getattr(deep_gemm, name)
         near(function(queries, *given, plan, 200, clean_logits=True), want)
         logits = function(queries, *given, plan, 200)

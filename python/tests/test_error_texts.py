@@ -11,6 +11,9 @@ import torch
 import winnow
 from winnow import _winnow, expert_parallel, sparse_mla
 
+_TENSORS = every_operation.ALL["sparse_mla::forward"].tensors
+INPUTS = [_TENSORS[name] for name in ("q", "kv", "indices")]
+
 
 def _text(operation, argument, array):
     tensors = {**operation.tensors, argument: array}
@@ -32,10 +35,8 @@ def test_a_refused_dtype_gets_those_that_the_operation_takes(name, argument):
     assert re.fullmatch(f"{pattern}, got torch.complex64", text), text
     if dtypes == "i32":
         text = _text(operation, argument, torch.from_numpy(tensor).long())
-        assert (
-            text
-            == f"{start}, got i64; .int() converts a tensor of torch, .astype('int32') an array"
-        )
+        hint = ".int() converts a tensor of torch, .astype('int32') an array"
+        assert text == f"{start}, got i64; {hint}"
 
 
 def test_every_call_of_the_table_works():
@@ -44,18 +45,14 @@ def test_every_call_of_the_table_works():
 
 
 def test_dtypes_that_numpy_cannot_share_are_named():
-    q, kv, indices = (
-        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
-    )
+    q, kv, indices = INPUTS
     for dtype in ("datetime64[s]", ">f4", "object"):
         with pytest.raises(ValueError, match="kv: want dtype f32, got " + re.escape(dtype)):
             sparse_mla.forward(q, kv.astype(dtype), indices)
 
 
 def test_more_foreign_dtypes_than_there_are_names_for():
-    q, kv, indices = (
-        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
-    )
+    q, kv, indices = INPUTS
     for size in range(1, 200):
         with pytest.raises(ValueError, match=f"q: want dtype .*, got [|]S{size}$"):
             sparse_mla.forward(np.zeros(q.shape, f"S{size}"), kv, indices)
@@ -114,7 +111,7 @@ def _parameters(function, by_keyword_only=False):
 
 # Without parameters, or for the package itself.
 _BARE = {"backends", "num_threads", "nvshmem_obstacle", "launch_environment", "default_timeout",
-         "supports", "time_native", "details_of", "close", "store", "MemoryStore"}  # fmt: skip
+         "supports", "details_of", "close", "store", "MemoryStore"}  # fmt: skip
 
 
 def test_an_unknown_keyword_is_named_with_the_nearest():
@@ -168,11 +165,9 @@ def test_what_may_have_been_meant_is_no_part_of_what_was_given():
 
 
 def test_a_backend_that_there_is_not_is_refused_by_the_operation():
-    tensors = every_operation.ALL["sparse_mla::forward"].tensors
-    inputs = [tensors[name] for name in ("q", "kv", "indices")]
     wanted = 'backend: want one of sm100, sm90, cuda, cpu, got "foo"'
     with pytest.raises(ValueError, match=f"^sparse_mla::forward: {wanted}$"):
-        sparse_mla.forward(*inputs, backend="foo")
+        sparse_mla.forward(*INPUTS, backend="foo")
     with pytest.raises(ValueError, match=f"^supports: {wanted}$"):
         winnow.supports("sparse_mla.forward", backend="foo")
 
@@ -192,8 +187,7 @@ def test_texts_that_no_encoding_has_and_names_that_are_none_are_refused():
 
 
 def test_missing_and_mistyped_arguments_are_named():
-    tensors = every_operation.ALL["sparse_mla::forward"].tensors
-    q, kv, indices = (tensors[name] for name in ("q", "kv", "indices"))
+    q, kv, indices = INPUTS
     cases = [
         (lambda: sparse_mla.forward(q, kv), "forward() misses the argument 'indices'"),
         (
@@ -232,9 +226,7 @@ def test_what_numpy_cannot_have_and_which_backend_serves_gpus():
     assert str(caught.value) == (
         "sparse_mla::decode: numpy has no bfloat16, which the result has: pass tensors of torch"
     )
-    q, kv, indices = (
-        every_operation.ALL["sparse_mla::forward"].tensors[n] for n in ("q", "kv", "indices")
-    )
+    q, kv, indices = INPUTS
     with pytest.raises(winnow.Error) as caught:
         sparse_mla.forward(q, kv, indices, backend="sm100")
     assert str(caught.value) == (

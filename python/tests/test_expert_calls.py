@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from expert_problems import SMALL, payload, routing
+from processes import python
 from ranks import Ranks
 
 from winnow import expert_parallel as ep
@@ -190,10 +190,7 @@ def test_what_a_graph_records_stays_with_the_layer(tmp_path):
     source = library.with_suffix(".c")
     source.write_text(_SAYS_RECORDING)
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
-    result = subprocess.run(
-        [sys.executable, "-c", _RECORDED], env={**os.environ, "LD_PRELOAD": str(library)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    result = python("-c", _RECORDED, add={"LD_PRELOAD": str(library)})
     assert result.stdout.split() == ["False", "True", "True"], result
 
 

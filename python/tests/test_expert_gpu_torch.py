@@ -1,9 +1,5 @@
 """The all-to-all on GPUs under torch: gradients, compiled code, the layer. Skipped without one."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +7,7 @@ from expert_gpu import CONFIG, cuda, learn, loaded  # noqa: F401
 from expert_launch import HERE, alone, documented_program  # noqa: F401
 from expert_problems import problem
 from kinds import gpu
+from processes import python
 from ranks import Ranks
 from winnow.distributed import initialize_distributed
 
@@ -150,12 +147,10 @@ def test_a_process_for_each_of_two_gpus(tmp_path):
     """The documented program and the checks of expert_program.py, over NVSHMEM."""
     example = tmp_path / "example.py"
     example.write_text(documented_program("torchrun")[0])
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-         "--nproc-per-node", "2",
-         HERE / "expert_program.py", example, tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "4", "WINNOW_TIMEOUT_SECONDS": "8"},
-        capture_output=True, text=True, timeout=150,
+    result = python(
+        "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", "2", HERE / "expert_program.py", example, tmp_path,
+        add={"OMP_NUM_THREADS": "4", "WINNOW_TIMEOUT_SECONDS": "8"}, timeout=150,
     )  # fmt: skip
     output = result.stdout + result.stderr
     assert output.count("combined: torch.Size([128, 7168]) on cuda") == 2, output

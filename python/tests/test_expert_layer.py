@@ -4,17 +4,15 @@ import dataclasses
 import gc
 import inspect
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from expert_launch import HERE, alone, documented_program  # noqa: F401
+from processes import python
 from winnow.distributed import finalize_distributed, initialize_distributed
 
 import winnow
@@ -37,11 +35,10 @@ def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torchrun")
     example = folder / "example.py"
     example.write_text(documented_program("torchrun")[0])
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(RANKS), HERE / "expert_program.py", example, folder],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "WINNOW_TIMEOUT_SECONDS": "20"},
-        capture_output=True, text=True, timeout=250,
+    result = python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS,
+        HERE / "expert_program.py", example, folder,
+        add={"OMP_NUM_THREADS": "1", "WINNOW_TIMEOUT_SECONDS": "20"},
     )  # fmt: skip
     output = result.stdout + result.stderr
     reports = []
@@ -335,5 +332,5 @@ def test_reading_a_name_imports_torch_only_then():
         "except AttributeError as error:\n"
         "    print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    result = python("-c", program)
     assert result.stdout.startswith("module 'winnow.expert_parallel' has no attribute"), result

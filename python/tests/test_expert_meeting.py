@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from expert_launch import documented_program
 from expert_problems import SMALL, payload
-from processes import run
+from processes import python
 from ranks import run_all
 
 import winnow
@@ -77,8 +75,8 @@ def _torchrun(tmp_path, source, **environment):
     program = tmp_path / "program.py"
     program.write_text(source)
     meet = {"WINNOW_RENDEZVOUS": str(tmp_path / "meet"), **environment}
-    result = run(
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+    result = python(
+        *("-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", 2, program),
         env={**os.environ, "OMP_NUM_THREADS": "1", **meet},
     )
@@ -114,7 +112,7 @@ def test_the_documented_program_runs(tmp_path):
     for line in output.splitlines():  # of two processes, in any order
         assert line in said
     alone = {name: text for name, text in os.environ.items() if not name.startswith("WINNOW_")}
-    bare = run(sys.executable, tmp_path / "program.py", env=alone)
+    bare = python(tmp_path / "program.py", env=alone)
     assert bare.returncode == 1
     assert bare.stderr.startswith("Set WINNOW_RENDEZVOUS to a folder, and start the ranks with ")
 
@@ -269,7 +267,7 @@ def test_nvshmem_is_not_opened_before_its_first_use():
         "except Exception as error:\n"
         "    print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    result = python("-c", program)
     assert "expert_parallel::nvshmem" in result.stdout, result
 
 

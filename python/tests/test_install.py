@@ -4,12 +4,11 @@ import json
 import os
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from processes import run
+from processes import python, run
 
 import winnow
 
@@ -142,6 +141,6 @@ def test_a_build_with_its_own_libstdcxx_works_beside_torch(tmp_path):
     for file in (old, package / "lib" / library.name):
         assert "libstdc++" not in run("readelf", "-d", file).stdout
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    result = run(sys.executable, "-c", _MEETING, package, env=environment, cwd=tmp_path)
+    result = python("-c", _MEETING, package, env=environment, cwd=tmp_path)
     assert result.returncode == 0, (result.returncode, result.stderr)
     assert "caught: expert_parallel::shared_memory: world_size: want" in result.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import winnow.nvshmem
-from processes import run
+from processes import python, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,7 +102,7 @@ def build_wheel(folder, *others):
 def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
     """As pip builds: isolated from what is installed beside it."""
     environment = tmp_path / "environment"
-    assert run(sys.executable, "-m", "venv", "--without-pip", environment).returncode == 0
+    assert python("-m", "venv", "--without-pip", environment).returncode == 0
     place = tmp_path / "elsewhere"
     if how == "wheel":
         (place,) = environment.glob("lib/python3*/site-packages")
@@ -128,8 +128,8 @@ def test_a_build_finds_nvshmem_and_says_so(how, tmp_path):
         home = {"NVSHMEM_HOME": "../elsewhere"}
     # The environment first, so that `python3` is its own as well.
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
-    result = run(
-        sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "wheel",
+    result = python(
+        "-m", "pip", "--python", environment / "bin" / "python", "wheel",
         "--no-index", "--no-deps", "-w", tmp_path / "wheels", project,
         env={**os.environ, "PATH": path, **home},
     )  # fmt: skip

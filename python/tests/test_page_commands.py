@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run
 from test_pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,10 +161,7 @@ def test_a_command_runs(command, tmp_path):
     if command.startswith("build/bin/") and not (ROOT / "build/bin/winnow").exists():
         pytest.skip("has no build/bin/winnow")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = subprocess.run(
-        ["sh", "-c", command], cwd=ROOT, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+    result = run("sh", "-c", command, cwd=ROOT, add={"PATH": path, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stdout[-800:] + result.stderr[-800:]
     if "WINNOW_LOG" in command:
         assert re.search(r"^winnow \S+ \[\d+\] sparse_mla::forward q=", result.stderr, re.M)
@@ -176,10 +173,8 @@ def test_the_commands_for_records_run(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "my_program.py").write_text(program)
     script = "set -e\n" + block.replace("calls/FILE.call", "calls/*.call")
-    result = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    result = run("sh", "-c", script, cwd=tmp_path, add={"PATH": path})
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("the same bits") >= 2
 
@@ -207,9 +202,6 @@ def test_the_commands_without_a_network_build_here_and_install_there(tmp_path):
         f"export PIP_INDEX_URL=http://127.0.0.1:9/\n{there}\n"
         "env -i PATH=/usr/bin:/bin there/bin/winnow verify paged_xl::append\n"
     )
-    result = subprocess.run(
-        ["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-    )  # fmt: skip
+    result = run("sh", "-c", script, cwd=ROOT, add={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"\b[1-9]\d* passed, 0 failed", result.stdout), result.stdout

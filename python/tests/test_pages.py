@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kinds import gpu
+from processes import python, run
 from winnow._winnow import tensors_of
 
 import winnow
@@ -53,7 +52,7 @@ def test_the_commands_of_the_readme_are_verbs_of_make():
     verbs = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test", "install", "test-gpu"} <= verbs
     for verb in sorted(verbs):
-        dry = subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True, text=True)
+        dry = run("make", "-n", verb, cwd=ROOT)
         assert dry.returncode == 0, f"make {verb}: {dry.stderr}"
 
 
@@ -105,10 +104,7 @@ def _asked(operation):
 
 
 def test_the_table_has_every_operation():
-    listed = subprocess.run(
-        [sys.executable, "-m", "winnow", "verify", "--list", "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    listed = python("-m", "winnow", "verify", "--list", "--json", check=True)
     operations = [case["operation"] for case in json.loads(listed.stdout)["cases"]]
     assert sorted(set(operations)) == sorted(_table())
 

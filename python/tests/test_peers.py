@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "results" / "schema.json"
@@ -15,11 +14,8 @@ STAND_INS = Path(__file__).resolve().parent / "peers"
 
 
 def _compare(*arguments, path=""):
-    return subprocess.run(
-        [sys.executable, ROOT / "tools" / "compare", *arguments],
-        capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"},
-    )  # fmt: skip
+    path = f"{path}:{os.environ.get('PYTHONPATH', '')}"
+    return python(ROOT / "tools" / "compare", *arguments, add={"PYTHONPATH": path})
 
 
 def test_the_help_names_the_families():

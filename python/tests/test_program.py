@@ -7,13 +7,13 @@ import sys
 
 import pytest
 import winnow.__main__
-from processes import run
+from processes import python
 
 
 def test_the_cost_of_a_call_is_reported():
     # A tenth of the calls: in short runs, which a busy machine leaves undisturbed at times.
     program = "from winnow import __main__, call_cost; call_cost._CALLS = 20; __main__.main()"
-    result = run(sys.executable, "-c", program, "bench", "python", "--json")
+    result = python("-c", program, "bench", "python", "--json")
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)
     names = [row["benchmark"] for row in rows]
@@ -73,7 +73,7 @@ def _asked(operation):
 
 def test_info_has_the_backends_of_the_library():
     """A backend without a kernel is refused with the list of those that have one."""
-    info = json.loads(run(sys.executable, "-m", "winnow", "info", "--json").stdout)
+    info = json.loads(python("-m", "winnow", "info", "--json").stdout)
     for one in info["operations"]:
         name, dtype = _asked(one["name"])
         for backend in ("sm100", "sm90", "cuda", "cpu"):
@@ -84,8 +84,8 @@ def test_info_has_the_backends_of_the_library():
 
 def test_info_says_which_operations_run_on_this_machine():
     """As a call would find it, on tensors of the CPU and of a GPU; and so does the table."""
-    info = json.loads(run(sys.executable, "-m", "winnow", "info", "--json").stdout)
-    shown = run(sys.executable, "-m", "winnow", "info").stdout
+    info = json.loads(python("-m", "winnow", "info", "--json").stdout)
+    shown = python("-m", "winnow", "info").stdout
     lines = {line.split("  ")[0]: line for line in shown.splitlines() if "::" in line[:32]}
     assert len(info["operations"]) == len(lines) == 21
     for one in info["operations"]:
@@ -117,7 +117,7 @@ def test_info_says_which_operations_run_on_this_machine():
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(arguments, meant):
-    result = run(sys.executable, "-m", "winnow", *arguments.split())
+    result = python("-m", "winnow", *arguments.split())
     assert result.returncode == 2
     assert result.stderr.startswith("winnow: ")
     assert result.stderr.endswith(f'"{arguments.split()[-1]}"; did you mean {meant}?\n')
@@ -125,7 +125,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(arguments, meant):
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_has_what_python_adds(arguments):
-    result = run(sys.executable, "-m", "winnow", *arguments)
+    result = python("-m", "winnow", *arguments)
     assert result.returncode == (0 if arguments else 2)
     shown = result.stdout if arguments else result.stderr
     for command in ("winnow verify", "bench python", "bench transformers", "compat-path"):

@@ -1,47 +1,8 @@
-"""The log and the records of calls: every argument is in them, and calls from Python are."""
+"""The log and the records of calls: those from Python are in them."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-# What all ranks call together names its arguments at its entry point.
-LOGGED = [
-    path for path in sorted((ROOT / "winnow").rglob("*.cc"))
-    if "void each_argument(const" in path.read_text()
-]  # fmt: skip
-
-
-_NOT_LOGGED = {"allocate", "refusal", "stream", "queues"}
-
-
-def _members(body):
-    body = re.sub(r"//[^\n]*", "", body)
-    return [
-        re.search(r"(\w+)$", re.sub(r"\s*=.*|\{\}$", "", " ".join(member.split())))[1]
-        for member in body.split(";") if member.strip()
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", LOGGED, ids=lambda path: path.stem)
-def test_the_log_of_all_ranks_has_every_argument(path):
-    headers = "".join(h.read_text() for h in (ROOT / "winnow/expert_parallel").rglob("*.h"))
-    headers += path.read_text()
-    structs = dict(re.findall(r"struct (\w+Args) \{(.*?)\n\};", headers, re.S))
-    visitors = dict(
-        re.findall(r"void each_argument\(const (\w+)& args.*?\{\n(.*?)\n\}", path.read_text(), re.S)
-    )
-    assert visitors
-    for name, body in visitors.items():
-        visited = re.findall(r'visit\("(\w+)", args\.(\w+)', body)
-        assert all(word == member for word, member in visited)
-        wanted = set(_members(structs[name])) - _NOT_LOGGED
-        assert sorted(word for word, _ in visited) == sorted(wanted), name
-
+from processes import python
 
 _CALLS = """
 import numpy as np
@@ -61,11 +22,8 @@ assert winnow.supports("sparse_mla.forward")  # is no call
 
 def test_calls_from_python_are_logged_and_recorded(tmp_path):
     log = tmp_path / "log"
-    result = subprocess.run(
-        [sys.executable, "-c", _CALLS],
-        env={"PATH": "/usr/bin:/bin", "WINNOW_LOG": str(log), "WINNOW_RECORD": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    environment = {"PATH": "/usr/bin:/bin", "WINNOW_LOG": str(log), "WINNOW_RECORD": str(tmp_path)}
+    result = python("-c", _CALLS, env=environment)
     assert result.returncode == 0, result.stderr
     called, refused = log.read_text().splitlines()
     assert "q=f32[1,4,576]/[2304,576,1]" in called and " scale=0.5 " in called
@@ -73,9 +31,7 @@ def test_calls_from_python_are_logged_and_recorded(tmp_path):
     assert " on cpu: error: sparse_mla::forward: q: want " in refused
     good, bad = sorted(tmp_path.glob("*-sparse_mla.forward.call"))
     for file, words in ((good, "the same bits"), (bad, "as it did then")):
-        replayed = subprocess.run(
-            [sys.executable, "-m", "winnow", "replay", file], capture_output=True, text=True
-        )
+        replayed = python("-m", "winnow", "replay", file)
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert words in replayed.stdout
 
@@ -99,11 +55,8 @@ with AllToAll(world.transport(0), world.store(), **sizes) as layer:
 
 
 def test_calls_of_all_ranks_are_logged_and_not_recorded(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", _TOGETHER],
-        env={**os.environ, "WINNOW_LOG": str(tmp_path / "log"), "WINNOW_RECORD": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    asked = {"WINNOW_LOG": str(tmp_path / "log"), "WINNOW_RECORD": str(tmp_path)}
+    result = python("-c", _TOGETHER, add=asked)
     assert result.returncode == 0, result.stderr
     dispatch, combine, barrier, refused = (tmp_path / "log").read_text().splitlines()
     assert (

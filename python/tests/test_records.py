@@ -5,12 +5,12 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
+from processes import python, run
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(set((ROOT / "results").glob("*.json")) - {ROOT / "results" / "schema.json"})
@@ -62,25 +62,19 @@ def test_the_schema_refuses_what_is_wrong(change, said):
 
 def test_every_commit_is_one_of_the_project():
     git = ["git", "-C", ROOT, "rev-parse", "--is-shallow-repository"]
-    if not shutil.which("git") or subprocess.run(git, capture_output=True).stdout != b"false\n":
+    if not shutil.which("git") or run(*git).stdout != "false\n":
         pytest.skip("has no repository")
     commits = {one.get("commit") or one["recorded_in"] for one in entries()}
     for one in entries():
         commits |= set(re.findall(r"\bat ([0-9a-f]{7})\b", one.get("note", "")))
     asked = "".join(f"{commit}^{{commit}}\n" for commit in sorted(commits))
-    made = subprocess.run(
-        ["git", "-C", ROOT, "cat-file", "--batch-check"],
-        input=asked, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    made = run("git", "-C", ROOT, "cat-file", "--batch-check", input=asked, check=True)
     assert [line for line in made.stdout.splitlines() if " commit " not in line] == []
 
 
 def _listed():
     """The cases that `winnow verify` has: [(operation, case)]."""
-    made = subprocess.run(
-        [sys.executable, "-m", "winnow", "verify", "--list", "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    made = python("-m", "winnow", "verify", "--list", "--json", check=True)
     return {(one["operation"], one["case"]) for one in json.loads(made.stdout)["cases"]}
 
 
@@ -89,10 +83,7 @@ _OF_PYTHON = ("python", "transformers", "context_parallel")
 
 
 def _options(*words):
-    made = subprocess.run(
-        [sys.executable, "-m", "winnow", *words, "--help"], capture_output=True, text=True
-    )
-    return set(re.findall(r"--[a-z-]+", made.stdout))
+    return set(re.findall(r"--[a-z-]+", python("-m", "winnow", *words, "--help").stdout))
 
 
 def unknown(command, cases, options):
@@ -167,10 +158,9 @@ def test_a_new_report_takes_the_place_of_older_results(records, monkeypatch, tmp
     shutil.copytree(ROOT / "results", tmp_path / "results")
     monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
     command = ["winnow", "bench", "expert_parallel::layout"]
-    made = subprocess.run(
-        [sys.executable, "-m", *command, "--device", "cpu", "--seconds", "0.001", "--json",
-         "--repetitions", "1"],
-        capture_output=True, text=True, check=True,
+    made = python(
+        "-m", *command, "--device", "cpu", "--seconds", "0.001", "--json", "--repetitions", "1",
+        check=True,
     )  # fmt: skip
     (tmp_path / "report.json").write_text(made.stdout)
     before = [one for one in records.read()[0] for one in one["results"]]
@@ -206,10 +196,8 @@ def test_a_verification_is_added(records, monkeypatch, tmp_path):
     monkeypatch.setattr(records, "outputs", dict)
     report = tmp_path.parent / f"{tmp_path.name}.report"
     command = "winnow verify expert_parallel::layout"
-    made = subprocess.run(
-        [sys.executable, "-m", *command.split(), "--json"], capture_output=True, check=True
-    )
-    report.write_bytes(made.stdout)
+    made = python("-m", *command.split(), "--json", check=True)
+    report.write_text(made.stdout)
     for commit in ("bae4f2f", "49db1c0"):  # the second in the place of the first
         options = [str(report), "--commit", commit, "--command", command, "--where", "CPU"]
         monkeypatch.setattr(sys, "argv", ["records.py", "add", *options])

@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -26,7 +26,7 @@ def missing_references(command):
     """Verbs of make, scripts and files of the checkout that a command names and that are not."""
     missing = []
     for verb in re.findall(r"(?:^|&& *|^ *)make ([a-z-]+)", command, re.MULTILINE):
-        if subprocess.run(["make", "-n", verb], cwd=ROOT, capture_output=True).returncode != 0:
+        if run("make", "-n", verb, cwd=ROOT).returncode != 0:
             missing.append(f"make {verb}")
     for name in re.findall(r"(?<![\w/.-])((?:tools|python|\.ci|docs|docker)/[\w./-]+)", command):
         if not (ROOT / name).exists():
@@ -50,7 +50,7 @@ def test_a_workflow_names_what_there_is(workflow):
     assert commands and [m for c in commands for m in missing_references(c)] == []
     for command in commands:
         script = re.sub(r"\$\{\{.*?\}\}", "X", command)
-        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, command
+        assert run("bash", "-n", input=script).returncode == 0, command
 
 
 _FULL = re.compile(r"[0-9a-f]{40}")
@@ -109,7 +109,7 @@ def _lint(schema, *files):
     if not linter.exists():
         pytest.skip("has no check-jsonschema: `tools/setup wheels` installs it")
     command = [linter, "--builtin-schema", f"vendor.{schema}", *files]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return run(*command)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -160,7 +160,7 @@ def test_a_dockerfile_names_what_there_is(dockerfile):
     for line in lines:
         if line.startswith("RUN "):
             command = line.removeprefix("RUN ")
-            assert subprocess.run(["bash", "-n"], input=command, text=True).returncode == 0, line
+            assert run("bash", "-n", input=command).returncode == 0, line
             assert missing_references(command) == []
     assert missing_references(dockerfile.read_text().replace("#   docker", "docker")) == []
 
@@ -178,7 +178,7 @@ def test_the_packages_of_debian_exist():
     page = (ROOT / "docs" / "install.md").read_text()
     (command,) = re.findall(r"sudo apt-get install (.*?)```", page, re.DOTALL)
     names = [name for name in command.replace("\\\n", " ").split() if not name.startswith("-")]
-    shown = subprocess.run(["apt-cache", "show", *names], capture_output=True, text=True)
+    shown = run("apt-cache", "show", *names)
     if not re.search("^Package: libeigen3-dev$", shown.stdout, re.MULTILINE):
         pytest.skip("apt has no lists of packages")
     found = set(re.findall(r"^Package: (\S+)$", shown.stdout, re.MULTILINE))

@@ -16,6 +16,7 @@ import problems
 import pytest
 import torch
 from expert_problems import SMALL, payload, routing
+from processes import python
 from ranks import Ranks
 
 import winnow
@@ -285,13 +286,7 @@ def test_poor_machines_import_and_compute(machine, tmp_path):
         "except OSError as error:\n"
         "    print(error)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = python("-c", program, add=variables)
     assert result.returncode == 0, result.stderr
     if machine in ("no-visible-gpu", "no-driver", "old-driver"):
         assert result.stdout.startswith("False sparse_mla::forward: backend: want a backend")
@@ -303,15 +298,12 @@ def test_poor_machines_import_and_compute(machine, tmp_path):
 
 
 def test_an_unknown_processor_module_is_an_error():
-    result = subprocess.run(
-        [sys.executable, "-c", "import winnow, numpy as np\n"
-         "z = np.zeros((1, 1, 512), np.float32)\n"
-         "winnow.sparse_mla.forward(z, z, np.zeros((1, 1, 1), np.int32))"],
-        env={**os.environ, "WINNOW_CPU_ISA": "abacus"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
+    program = (
+        "import winnow, numpy as np\n"
+        "z = np.zeros((1, 1, 512), np.float32)\n"
+        "winnow.sparse_mla.forward(z, z, np.zeros((1, 1, 1), np.int32))"
+    )
+    result = python("-c", program, add={"WINNOW_CPU_ISA": "abacus"})
     assert result.returncode == 1
     assert "abacus" in result.stderr.splitlines()[-1]
 
@@ -391,7 +383,5 @@ time.sleep(0.2)
 @pytest.mark.parametrize("what", ["attend", "wait", "ask", "layer", "notifier", "low_latency"])
 def test_daemon_threads_inside_calls_do_not_abort_the_end_of_a_program(what):
     for _ in range(3):
-        result = subprocess.run(
-            [sys.executable, "-c", _DAEMONS, what], capture_output=True, text=True, timeout=60
-        )
+        result = python("-c", _DAEMONS, what, timeout=60)
         assert (result.returncode, result.stderr) == (0, "")

@@ -1,12 +1,11 @@
 """examples/serve_dsa, as its page says to run it."""
 
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from winnow import indexer, sparse_mla
 
@@ -15,10 +14,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve_dsa"
 
 def _output(program, format):
     one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
-    result = subprocess.run(
-        [sys.executable, FOLDER / program, "--device", "cpu", "--format", format],
-        capture_output=True, text=True, env={**os.environ, **one},
-    )  # fmt: skip
+    arguments = "--device", "cpu", "--format", format
+    result = python(FOLDER / program, *arguments, add=one, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -1,26 +1,25 @@
 """The documentation as a site: it builds without a warning, has what it must, and fits a window."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+def _sphinx(*arguments):
+    return python("-m", "sphinx", "-q", "-W", "--keep-going", *arguments)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    made = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", ROOT / "docs" / "site",
-         "-d", tmp_path_factory.mktemp("cache"), ROOT, folder],
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+    cache = tmp_path_factory.mktemp("cache")
+    made = _sphinx("-c", ROOT / "docs" / "site", "-d", cache, ROOT, folder)
     assert made.returncode == 0, made.stderr
     return folder
 
@@ -62,11 +61,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     settings = settings.replace('(ROOT / "CMakeLists.txt")', f'Path("{ROOT}/CMakeLists.txt")')
     (pages / "conf.py").write_text(settings)
     (tmp_path / "docs" / "page.md").write_text("# Page\n[a](#page) [b](none.md) [c](#none)\n")
-    made = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", pages, tmp_path,
-         tmp_path / "build"],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    made = _sphinx("-c", pages, tmp_path, tmp_path / "build")
     assert made.returncode != 0
     warnings = re.findall(r"WARNING: .*", made.stderr)
     assert len(warnings) == 2 and "none.md" in made.stderr and "'none'" in made.stderr, made.stderr
@@ -100,11 +95,11 @@ def measured(site, tmp_path_factory):
     )
     (site / "frames.html").write_text(_MEASURE + "\n".join(frames))
     home = tmp_path_factory.mktemp("home")
-    shown = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-         f"--user-data-dir={home}", f"--window-size={max(WIDTHS) + 40},1000",
-         "--virtual-time-budget=10000", "--dump-dom", (site / "frames.html").as_uri()],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "HOME": str(home)},
+    shown = run(
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+        f"--user-data-dir={home}", f"--window-size={max(WIDTHS) + 40},1000",
+        "--virtual-time-budget=10000", "--dump-dom", (site / "frames.html").as_uri(),
+        add={"HOME": str(home)},
     )  # fmt: skip
     found = re.search(r"<title>(.*?)</title>", shown.stdout)
     assert found, shown.stdout[-500:] + shown.stderr[-500:]

@@ -2,10 +2,10 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,10 +63,10 @@ def run_tests(tmp_path):
     def run(*parts, tests=_PYTEST, reason="nor those of CUDA"):
         (tmp_path / "test_some.py").write_text(tests)
         (tmp_path / "ctest").write_text(_CTEST.replace("{reason}", reason))
-        result = subprocess.run(
-            [tmp_path / "tools" / "test", *parts], capture_output=True, text=True,
-            env={**environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        )  # fmt: skip
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        result = processes.run(
+            tmp_path / "tools" / "test", *parts, env={**environment, "PATH": path}
+        )
         return result.returncode, result.stdout.splitlines()
 
     return run

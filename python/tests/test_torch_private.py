@@ -1,12 +1,11 @@
 """What winnow uses of torch that is not public stands in one file, which checks torch's version."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 import winnow
 
@@ -31,7 +30,7 @@ def test_private_parts_of_torch_stand_in_one_file():
 
 def _import_winnow_torch(before):
     program = f"import torch\n{before}\nimport winnow.torch"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return python("-c", program)
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.1.1", "2.12.0+cu130", "2.110.0", "3.0.0"])

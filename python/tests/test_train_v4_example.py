@@ -1,13 +1,12 @@
 """examples/train_v4, as its page says to run it."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_v4" / "train.py"
 
@@ -16,11 +15,8 @@ def test_the_example_learns_to_recall():
     """One note, which a few steps teach; in the sequence it is far outside of the windows."""
     one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     steps = {"notes": 1, "length": 160, "batch": 8, "dense": 40, "warm-up": 6, "sparse": 4}
-    arguments = [str(part) for name, count in steps.items() for part in (f"--{name}", count)]
-    result = subprocess.run(
-        [sys.executable, PROGRAM, "--device", "cpu", "--check", *arguments],
-        capture_output=True, text=True, env={**os.environ, **one},
-    )  # fmt: skip
+    arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
+    result = python(PROGRAM, "--device", "cpu", "--check", *arguments, add=one, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("both losses fell\n")
     assert re.search(r"^[0-8] of 8 generated answers are right$", result.stdout, re.MULTILINE)

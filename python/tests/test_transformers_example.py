@@ -1,15 +1,14 @@
 """examples/finetune_dsa, as the page says to run it, and `winnow bench transformers`."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import winnow.__main__
+from processes import python
 from winnow.transformers import bench as module
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "finetune.py"
@@ -18,12 +17,9 @@ PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "f
 def test_the_example_learns_and_needs_less_memory():
     one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     steps = {"dense": 20, "warm-up": 10, "sparse": 4, "every": 10, "memory": 768}
-    arguments = [str(part) for name, count in steps.items() for part in (f"--{name}", count)]
-    arguments += ["--text", str(PROGRAM.parents[2] / "LICENSE")]  # which does not change
-    result = subprocess.run(
-        [sys.executable, PROGRAM, "--device", "cpu", "--check", *arguments],
-        capture_output=True, text=True, env={**os.environ, **one},
-    )  # fmt: skip
+    arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
+    arguments += ["--text", PROGRAM.parents[2] / "LICENSE"]  # which does not change
+    result = python(PROGRAM, "--device", "cpu", "--check", *arguments, add=one, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("both losses fell, and the share of the chosen rows grew\n")
     peaks = {}

@@ -5,23 +5,12 @@ import importlib
 import pytest
 import torch
 import winnow.transformers
-from dsa_models import FAMILIES, make, tokens
+from dsa_models import FAMILIES, make, refused, tokens
 from test_transformers_adapters import adapted
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from winnow.transformers import registry
 
 import winnow
-
-
-@pytest.fixture
-def refused():
-    def refused(text, call, *arguments, **options):
-        with pytest.raises(ValueError, match="transformers: " + text) as caught:
-            call(*arguments, **options)
-        assert isinstance(caught.value, winnow.Error)
-        assert caught.value.operation == "transformers" and caught.value.argument
-
-    return refused
 
 
 def _llama():
@@ -31,7 +20,7 @@ def _llama():
     )  # fmt: skip
 
 
-def test_models_without_sparse_attention(refused):
+def test_models_without_sparse_attention():
     text = r"model: want one with DeepSeek Sparse Attention \(deepseek_v32, .*\), got llama"
     refused(text, LlamaForCausalLM._from_config, _llama(), attn_implementation="winnow")
     model = LlamaForCausalLM(_llama())
@@ -42,7 +31,7 @@ def test_models_without_sparse_attention(refused):
     refused("attention module: want .*, got .*LlamaAttention", model, tokens(1, 4) % 32)
 
 
-def test_what_is_no_model(refused):
+def test_what_is_no_model():
     functions = (
         winnow.transformers.attend_densely,
         winnow.transformers.attention_share,
@@ -55,7 +44,7 @@ def test_what_is_no_model(refused):
 
 
 @pytest.mark.parametrize("kind", ["axk2", "glm5_next", "qwen4_exp", "minimax_m3_vl"])
-def test_sparse_attention_of_other_kinds(kind, refused):
+def test_sparse_attention_of_other_kinds(kind):
     class Model:
         config = AutoConfig.for_model(kind)
 
@@ -78,7 +67,7 @@ def test_from_pretrained_and_back(family, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != "winnow"
 
 
-def test_shapes_that_no_operation_has(refused):
+def test_shapes_that_no_operation_has():
     for name, value, wanted in (
         ("kv_lora_rank", 256, "512"),
         ("qk_rope_head_dim", 32, "64"),
@@ -97,7 +86,7 @@ def test_shapes_that_no_operation_has(refused):
     )  # fmt: skip
 
 
-def test_a_model_class_that_is_not_of_transformers(refused):
+def test_a_model_class_that_is_not_of_transformers():
     original = type(make("deepseek_v32"))
     kind = type("OwnModel", (original,), {"__module__": "own_models"})
     config = make("deepseek_v32").config
@@ -105,7 +94,7 @@ def test_a_model_class_that_is_not_of_transformers(refused):
     refused(text, kind._from_config, config, attn_implementation="winnow")
 
 
-def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
+def test_a_module_that_something_else_has_replaced(monkeypatch):
     family = registry.VERSIONS[registry.version()]["deepseek_v32"]
     module = importlib.import_module(family.module)
     monkeypatch.setattr(registry, "_prepared", set())
@@ -116,7 +105,7 @@ def test_a_module_that_something_else_has_replaced(refused, monkeypatch):
     refused(".*DeepseekV32Attention: want .*, got none", registry.prepare, "deepseek_v32")
 
 
-def test_other_versions_of_transformers(refused, monkeypatch):
+def test_other_versions_of_transformers(monkeypatch):
     for other in ("5.22.3", "5.25.0", "6.23.0"):
         monkeypatch.setattr(registry.transformers, "__version__", other)
         refused(f"transformers.__version__: want 5.23.x or 5.24.x, got {other}", registry.register)
@@ -147,26 +136,26 @@ def model():
     return make("glm_moe_dsa", "winnow")
 
 
-def test_dropout_of_attention_weights(refused):
+def test_dropout_of_attention_weights():
     model = make("glm_moe_dsa", "winnow", attention_dropout=0.1)
     model(tokens())
     model.train()
     refused("attention_dropout: want 0 in training, got 0.1", model, tokens())
 
 
-def test_attention_weights(model, refused):
+def test_attention_weights(model):
     refused("output_attentions: want False", model, tokens(), output_attentions=True)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_caches_of_other_kinds(model, refused, name):
+def test_caches_of_other_kinds(model, name):
     """Such as that of continuous batching, which keeps rows in pages."""
     attention = model.model.layers[0].self_attn
     text = "cache: want a Cache of transformers, as generate.* makes it, got dict"
     refused(text, attention, torch.zeros(1, 4, 64), None, None, **{name: {}})
 
 
-def test_masks_that_are_no_ranges(model, refused):
+def test_masks_that_are_no_ranges(model):
     ids = tokens()
     gaps = torch.ones_like(ids)
     gaps[1, 7] = 0
@@ -190,7 +179,7 @@ def test_masks_that_are_no_ranges(model, refused):
     refused("cu_seq_lens_q: want a batch of 1", model, ids, cu_seq_lens_q=starts)
 
 
-def test_masks_that_are_no_tensors_of_that_shape(model, refused):
+def test_masks_that_are_no_tensors_of_that_shape(model):
     ids = tokens()
     ones = torch.ones_like(ids)
     for wrong in (ones[0], ones[:, :, None], torch.cat((ones, ones)), torch.tensor(1)):
@@ -203,13 +192,13 @@ def test_masks_that_are_no_tensors_of_that_shape(model, refused):
     refused("cu_seq_lens_k: want", model, one, cu_seq_lens_q=starts, cu_seq_lens_k=starts[:2])
 
 
-def test_modes_that_are_neither_true_nor_false(model, refused):
+def test_modes_that_are_neither_true_nor_false(model):
     for function in (winnow.transformers.attend_densely, winnow.transformers.choose_in_f8):
         for wrong in (1, None, "yes", torch.tensor(True)):
             refused("mode: want True or False", function, model, wrong)
 
 
-def test_masks_of_functions(model, refused):
+def test_masks_of_functions(model):
     from transformers.masking_utils import create_causal_mask
 
     arguments = (model.config, torch.zeros(2, 10, 64), None, None)
@@ -225,17 +214,17 @@ def test_masks_of_functions(model, refused):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64])
-def test_dtypes(dtype, refused):
+def test_dtypes(dtype):
     model = make("glm_moe_dsa", "winnow").to(dtype)
     refused("dtype: want float32 or bfloat16 or float16 on cpu, got float64", model, tokens())
 
 
-def test_devices(refused):
+def test_devices():
     model = make("glm_moe_dsa", "winnow").to("meta")
     refused("device: want cpu or cuda, got meta", model, tokens().to("meta"))
 
 
-def test_projections_with_a_bias_and_adapters_with_dropout(refused):
+def test_projections_with_a_bias_and_adapters_with_dropout():
     model = adapted(make("glm_moe_dsa", "winnow"), p=0.5).eval()
     model(tokens())
     model.train()

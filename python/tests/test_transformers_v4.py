@@ -4,7 +4,7 @@ beside padding or others against the same sequences alone."""
 import pytest
 import torch
 import winnow.transformers as dsa
-from dsa_models import TOPK
+from dsa_models import TOPK, refused
 from test_transformers import (  # noqa: F401
     GRADIENTS,
     LEFT,
@@ -236,12 +236,6 @@ def test_going_back_restores_every_bit(flash):
     assert torch.equal(after[0], before[0]) and torch.equal(after[1], before[1])
     for name, gradient in before[2].items():
         assert gradient is None or torch.equal(after[2][name], gradient), name
-
-
-def refused(text, call, *arguments, **options):
-    with pytest.raises(ValueError, match="transformers: " + text) as caught:
-        call(*arguments, **options)
-    assert caught.value.operation == "transformers" and caught.value.argument
 
 
 def test_shapes_that_no_operation_has():

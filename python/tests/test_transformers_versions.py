@@ -2,11 +2,11 @@
 one: some cases of each family, in a process that finds it first."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import beside
+from processes import run
 from winnow.transformers.registry import VERSIONS, version
 
 CASES = (
@@ -27,10 +27,8 @@ def test_the_older_version():
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    result = subprocess.run(
-        [*command, *(str(here / case) for case in CASES)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    cases = [here / case for case in CASES]
+    result = run(*command, *cases, add={"PYTHONPATH": path}, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     # Five families: the newer version has six.
     assert f"{5 * (3 + 2 + 1) + 1 + 2} passed" in result.stdout, result.stdout

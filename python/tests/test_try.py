@@ -3,10 +3,10 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = re.findall(r"^\| `(\w+::\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -28,9 +28,7 @@ def attempt(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    return lambda *arguments: subprocess.run(
-        [ROOT / "tools" / "try", *arguments], env=environment, capture_output=True, text=True
-    )
+    return lambda *arguments: run(ROOT / "tools" / "try", *arguments, env=environment)
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, "indexer", "expert_parallel/transport"])
@@ -74,8 +72,6 @@ def test_tests_have_labels(labels, test):
     if not (build / "CTestTestfile.cmake").exists():
         pytest.skip("has no build/release with tests")
     asked = [part for label in labels for part in ("-L", label)]
-    listed = subprocess.run(
-        ["ctest", "-N", *asked], cwd=build, capture_output=True, text=True, check=True
-    ).stdout
+    listed = run("ctest", "-N", *asked, cwd=build, check=True).stdout
     names = re.findall(r"Test +#\d+: (\S+)", listed)
     assert any(re.fullmatch(test, name) for name in names), listed[-500:]

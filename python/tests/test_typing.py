@@ -1,11 +1,10 @@
 """What type checkers say about code that uses the package."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import winnow
 
@@ -96,11 +95,9 @@ def test_typed_programs_pass_a_strict_checker(tmp_path):
         "t = torch.zeros(1)\nsparse_mla_attention(t, t, t, return_lse=True).sum()\n"
     )
     # torch takes the checker 20 seconds where it has not seen it yet.
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ROOT / "build" / "mypy",
-         "program.py", "mistake.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+    cache = ROOT / "build" / "mypy"
+    mypy = "-m", "mypy", "--strict", "--cache-dir", cache, "program.py", "mistake.py"
+    result = python(*mypy, cwd=tmp_path, timeout=900)
     lines = result.stdout.splitlines()
     errors = [line for line in lines if "error:" in line]
     assert len(errors) == 1 and errors[0].startswith("mistake.py:4: error: "), result.stdout

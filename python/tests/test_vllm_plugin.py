@@ -2,11 +2,10 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from processes import run
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +100,7 @@ def start(folder, before="", after="", version="0.33.0", winnow_vllm="1", withou
     environment = {**os.environ, "WINNOW_VLLM": winnow_vllm}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     program = PROGRAM.format(value=value(), before=before, after=after)
-    return run(sys.executable, "-c", program, cwd=folder, env=environment)
+    return python("-c", program, cwd=folder, env=environment)
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["imported-before", "imported-after"])

@@ -13,11 +13,7 @@ assert winnow.transformers
 H, E, K = 32, 12, 3
 
 MODELS = {
-    "qwen3_moe": (
-        Qwen3MoeExperts,
-        Qwen3MoeConfig,
-        {"num_experts": E, "moe_intermediate_size": 16},
-    ),
+    "qwen3_moe": (Qwen3MoeExperts, Qwen3MoeConfig, {"num_experts": E, "moe_intermediate_size": 16}),
     "mixtral": (MixtralExperts, MixtralConfig, {"num_local_experts": E, "intermediate_size": 16}),
     "deepseek_v3": (
         DeepseekV3Experts,

@@ -1,8 +1,8 @@
 """``python -m winnow``: the command line program that the wheel brings.
 
 ``bench`` shows more: after the operations, and alone with ``bench python``, what a call
-from Python costs beyond the call in C++; and with ``bench transformers`` a layer of a model, with
-``bench context_parallel`` one whose sequence several ranks share.
+from Python costs; and with ``bench transformers`` a layer of a model, with ``bench
+context_parallel`` one whose sequence several ranks share.
 ``compat-path`` prints the folder for PYTHONPATH with the package that stands for deep_ep.
 """
 

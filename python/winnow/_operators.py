@@ -2,8 +2,9 @@
 
 An operator is declared by the signature of the function that carries it out, or by one of its own,
 and by a function whose docstring describes it and whose body makes empty results, for torch's fake
-tensors. torch passes every argument of an operator by position; callers, kernels and declarations
-take the parameters after the * of a signature by keyword.
+tensors; it names the parameters that this takes. torch passes every argument of an operator by
+position; callers, kernels and declarations take the parameters after the * of a signature by
+keyword.
 """
 
 import ast
@@ -43,6 +44,12 @@ _TYPES: Dict[str, Tuple[Any, str]] = {
     "dtype": (torch.dtype, "ScalarType"),
     "dtype | None": (Optional[torch.dtype], "ScalarType?"),
 }
+
+
+def accumulator(tensor: Tensor) -> torch.dtype:
+    """The dtype of the sums, the lse and the sinks that come with a tensor."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Before = Optional[Callable[[Dict[str, Any]], Any]]
@@ -124,22 +131,6 @@ def _inspected(signature: Signature) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=_result_type(signature))
 
 
-def _refuse_others(declaration, shown: inspect.Signature) -> None:
-    """TypeError for a declaration whose parameters in the source are not those it is called by. One
-    that collects the rest in *args or **kwargs is not compared."""
-
-    def outline(signature):
-        return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
-
-    given = outline(inspect.signature(declaration))
-    collects = any(
-        kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        for _, kind, _ in given
-    )
-    if not collects and given != outline(shown):
-        raise TypeError(f"{declaration.__name__} is declared otherwise: want {shown}")
-
-
 def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -> None:
     """TypeError for a keyword that names no parameter, as functions of the extension have it."""
     known = [p.name for p in signature.parameters]
@@ -167,7 +158,6 @@ def calling(
     def decorate(declaration: Function) -> Function:
         name = declaration.__name__
         shown = _inspected(signature)
-        _refuse_others(declaration, shown)
 
         @functools.wraps(declaration)
         def call(*arguments, **options):
@@ -385,7 +375,7 @@ def operator(
             torch.compile records by itself leave it out.
         casts: what torch.autocast casts: names of tensors, with None for autocast's dtype or the
             name of the tensor whose dtype they take.
-        flops: of the shapes of the arguments, as torch.utils.flop_counter wants it.
+        flops: for torch.utils.flop_counter, of the arguments by name, shapes in place of tensors.
     """
     if signature is None:
         signature = signature_of(kernel)
@@ -428,12 +418,16 @@ def operator(
         _library.impl(name, run, "CUDA")
         fake = _in_one_place(name, parameters, called(declaration, every))
         torch.library.register_fake(f"winnow::{name}", fake, lib=_library)
+        names = [p.name for p in parameters]
         if casts:
-            names = [p.name for p in parameters]
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
                 _library.impl(name, _casting(packet.default, device_type, names, casts), key)
         if flops is not None:
-            register_flop_formula(packet)(flops)
+
+            @register_flop_formula(packet)
+            def count(*shapes, out_shape=None, **options):
+                return flops(**dict(zip(names, shapes, strict=False)), **options)
+
         arguments = Arguments(packet.default.name(), parameters)
         if autograd is not None:
             recorded = autograd(packet.default, run, arguments)

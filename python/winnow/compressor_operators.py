@@ -3,11 +3,8 @@
 import torch
 
 from winnow import _operators
+from winnow._operators import accumulator
 from winnow._winnow import compressor as _compressor
-
-
-def _accumulator(kv):
-    return torch.float64 if kv.dtype == torch.float64 else torch.float32
 
 
 def _backward(*tensors, **options):
@@ -15,7 +12,7 @@ def _backward(*tensors, **options):
     if len(gradients) == 4:
         return gradients
     kv = tensors[0]
-    return *gradients, kv.new_empty(0, dtype=_accumulator(kv))
+    return *gradients, kv.new_empty(0, dtype=accumulator(kv))
 
 
 @_operators.operator(
@@ -28,7 +25,7 @@ def _backward(*tensors, **options):
 def compressor_backward(kv, gate, position_bias, *others, norm_weight=None, **options):
     """winnow.compressor.backward() as an operator: (d_kv, d_gate, d_position_bias, d_norm_weight),
     of which the last one is empty without norm_weight."""
-    real = _accumulator(kv)
+    real = accumulator(kv)
     return (
         kv.new_empty(kv.shape),
         kv.new_empty(kv.shape),
@@ -110,10 +107,7 @@ def _step_store(*tensors, **options):
 
 
 @_operators.operator(_step_store, _STORING.format("cache"), results=0, changes=("state", "cache"))
-def compressor_step_store(
-    kv, gate, position_bias, cu_seqlens, first_position, state, state_slots, cache, slots, *,
-    overlap=False, norm_weight=None, eps=None, cos=None, sin=None, hadamard=False,
-):  # fmt: skip
+def compressor_step_store(*tensors, **options):
     """winnow.compressor.step() into a cache of sparse MLA, as an operator that changes the state
     and the cache."""
 
@@ -129,10 +123,6 @@ def _step_pages(*tensors, **options):
     results=0,
     changes=("state", "pages"),
 )
-def compressor_step_pages(
-    kv, gate, position_bias, cu_seqlens, first_position, state, state_slots, pages, slots, *,
-    overlap=False, norm_weight=None, eps=None, cos=None, sin=None, hadamard=False,
-    power_of_two=False,
-):  # fmt: skip
+def compressor_step_pages(*tensors, **options):
     """winnow.compressor.step() into pages of the indexer's keys, as an operator that changes the
     state and the pages."""

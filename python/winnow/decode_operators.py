@@ -8,11 +8,7 @@ from winnow._winnow import sparse_mla as _sparse_mla
 _VALUE_DIM = 512
 
 
-def _decode_flops(
-    q, cache, indices=None, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
-    extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
-    in_list_order=False, block_tables=None, *others, out_shape=None, **options,
-):  # fmt: skip
+def _decode_flops(q, cache, indices=None, extra_indices=None, block_tables=None, **options):
     b, s_q, h_q, d_qk = q
     if indices is None:
         chosen = 0 if block_tables is None else block_tables[-1] * cache[1]
@@ -22,19 +18,12 @@ def _decode_flops(
 
 
 @_operators.operator(_sparse_mla.decode, results=2, flops=_decode_flops)
-def sparse_mla_decode(
-    q, cache, indices=None, *, format="fp8_656", scale=None, topk_length=None, attn_sink=None,
-    extra_cache=None, extra_indices=None, extra_topk_length=None, batch_invariant=True,
-    in_list_order=False, block_tables=None, context_lens=None,
-):  # fmt: skip
+def sparse_mla_decode(q, *others, **options):
     """winnow.sparse_mla.decode() as an operator: (out, lse). It has no gradient."""
     b, s_q, h_q = q.shape[:3]
-    return (
-        q.new_empty((b, s_q, h_q, _VALUE_DIM)),
-        q.new_empty((b, s_q, h_q), dtype=torch.float32),
-    )
+    return (q.new_empty((b, s_q, h_q, _VALUE_DIM)), q.new_empty((b, s_q, h_q), dtype=torch.float32))
 
 
 @_operators.operator(_sparse_mla.store, results=0, changes=("cache",))
-def sparse_mla_store(rows, cache, slots, *, format="fp8_656"):
+def sparse_mla_store(*tensors, **options):
     """winnow.sparse_mla.store() as an operator that changes the cache."""

@@ -14,10 +14,7 @@ __all__ = ["finalize_distributed", "initialize_distributed"]
 
 
 def initialize_distributed(
-    seed: Optional[int] = None,
-    initialize_shmem: bool = True,
-    *,
-    timeout: Optional[float] = None,
+    seed: Optional[int] = None, initialize_shmem: bool = True, *, timeout: Optional[float] = None
 ) -> Tuple[int, int]:
     """Joins the ranks that torchrun has started, and makes this process's run repeatable.
 

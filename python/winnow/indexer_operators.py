@@ -5,11 +5,6 @@ import torch
 from winnow import _operators
 from winnow._winnow import indexer as _indexer
 
-
-def _columns(k, indices):
-    return k.shape[0] if indices is None else indices.shape[1]
-
-
 # What torch.autocast casts. Weights may be float32 beside any q and k.
 _CASTS = {"q": None, "k": None}
 
@@ -17,10 +12,10 @@ _CASTS = {"q": None, "k": None}
 # The products with k; the sums over heads are not counted, as torch counts none of its own.
 
 
-def _flops(products, chosen=True):
-    def count(q, k, weights, indices=None, *others, out_shape=None, **options):
+def _flops(products):
+    def count(q, k, indices=None, **options):
         s_q, heads, d = q
-        rows = indices[1] if chosen and indices is not None else k[0]
+        rows = k[0] if indices is None else indices[1]
         return 2 * s_q * heads * d * rows * products
 
     return count
@@ -29,9 +24,18 @@ def _flops(products, chosen=True):
 # ---- topk
 
 
-def _topk(q, *others, return_scores=False, **options):
-    results = _indexer.topk(q, *others, return_scores=return_scores, **options)
-    return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
+def _three_results(native):
+    def choose(q, *others, return_scores=False, **options):
+        results = native(q, *others, return_scores=return_scores, **options)
+        return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
+
+    return choose
+
+
+def _choice(q, topk, return_scores):
+    length = q.new_empty(q.shape[:-2], dtype=torch.int32)
+    indices = q.new_empty((*length.shape, topk), dtype=torch.int32)
+    return indices, length, q.new_empty(indices.shape if return_scores else 0, dtype=torch.float32)
 
 
 def _scores_if_wanted(results, options):
@@ -39,17 +43,14 @@ def _scores_if_wanted(results, options):
 
 
 @_operators.operator(
-    _topk,
+    _three_results(_indexer.topk),
     _operators.signature_of(_indexer.topk),
     results=3,
     after=_scores_if_wanted,
     casts=_CASTS,
-    flops=_flops(1, chosen=False),
+    flops=_flops(1),
 )
-def indexer_topk(
-    q, k, weights, topk, *, k_scale=None, key_start=None, key_end=None, q_start=None, k_stride=1,
-    ties="smaller", return_scores=False,
-):  # fmt: skip
+def indexer_topk(q, k, weights, topk, *, return_scores=False, **options):
     """winnow.indexer.topk() as an operator: (indices, length), with return_scores (indices, length,
     scores).
 
@@ -57,52 +58,36 @@ def indexer_topk(
     indexer_scores() at the indices have one. The operator itself always has three results; the last
     one is empty where scores are not asked for.
     """
-    indices = q.new_empty((q.shape[0], topk), dtype=torch.int32)
-    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
-    return indices, q.new_empty(q.shape[:1], dtype=torch.int32), scores
+    return _choice(q, topk, return_scores)
 
 
 # ---- topk over a paged cache
 
 
-def _topk_paged(q, *others, return_scores=False, **options):
-    results = _indexer.topk_paged(q, *others, return_scores=return_scores, **options)
-    return results if return_scores else (*results, q.new_empty(0, dtype=torch.float32))
-
-
-def _paged_flops(q, pages, weights, block_tables, *others, out_shape=None, **options):
+def _paged_flops(q, block_tables, **options):
     b, s_q, heads, d = q
     return 2 * b * s_q * heads * d * 64 * block_tables[1]
 
 
 @_operators.operator(
-    _topk_paged,
+    _three_results(_indexer.topk_paged),
     _operators.signature_of(_indexer.topk_paged),
     results=3,
     after=_scores_if_wanted,
     flops=_paged_flops,
 )
 def indexer_topk_paged(
-    q, pages, weights, block_tables, context_lens, topk, *, positions=False, ties="smaller",
-    return_scores=False,
-):  # fmt: skip
+    q, pages, weights, block_tables, context_lens, topk, *, return_scores=False, **options
+):
     """winnow.indexer.topk_paged() as an operator: (indices, length), with return_scores (indices,
     length, scores). It has no gradient. The operator itself always has three results; the last one
     is empty where scores are not asked for.
     """
-    indices = q.new_empty((*q.shape[:2], topk), dtype=torch.int32)
-    scores = q.new_empty(indices.shape if return_scores else (0,), dtype=torch.float32)
-    return indices, q.new_empty(q.shape[:2], dtype=torch.int32), scores
+    return _choice(q, topk, return_scores)
 
 
-@_operators.operator(
-    _indexer.scores_paged,
-    results=1,
-    flops=_paged_flops,
-)
-def indexer_scores_paged(
-    q, pages, weights, block_tables, context_lens, max_context, *, clean=True,
-):  # fmt: skip
+@_operators.operator(_indexer.scores_paged, results=1, flops=_paged_flops)
+def indexer_scores_paged(q, pages, weights, block_tables, context_lens, max_context, **options):
     """winnow.indexer.scores_paged() as an operator. It has no gradient."""
     return q.new_empty((*q.shape[:2], max_context), dtype=torch.float32)
 
@@ -118,17 +103,12 @@ def _backward(q, k, *others, dk_dtype=None, **options):
 @_operators.operator(
     _backward,
     _operators.signature_of(
-        _indexer.backward,
-        plus="dk_dtype: dtype | None = None",
-        without=("dq", "dk", "d_weights"),
+        _indexer.backward, plus="dk_dtype: dtype | None = None", without=("dq", "dk", "d_weights")
     ),
     results=3,
     flops=_flops(3),
 )
-def indexer_backward(
-    q, k, weights, indices, d_scores, *, k_scale=None, key_start=None, key_end=None, q_start=None,
-    k_stride=1, deterministic=False, dk_dtype=None,
-):  # fmt: skip
+def indexer_backward(q, k, weights, *others, dk_dtype=None, **options):
     """winnow.indexer.backward() as an operator: (dq, dk, d_weights).
 
     dq is as q (float32 for float8), d_weights float32, and dk float32 unless its dtype is given.
@@ -187,16 +167,14 @@ class _RecordedScores(_operators.Recorded):
     ),
     flops=_flops(1),
 )
-def indexer_scores(
-    q, k, weights, indices=None, *, k_scale=None, key_start=None, key_end=None, q_start=None,
-    k_stride=1, clean=True, deterministic=False,
-):  # fmt: skip
+def indexer_scores(q, k, weights, indices=None, **options):
     """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
 
     Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
     the gradient, as in winnow.indexer.backward().
     """
-    return q.new_empty((q.shape[0], _columns(k, indices)), dtype=torch.float32)
+    columns = k.shape[0] if indices is None else indices.shape[1]
+    return q.new_empty((q.shape[0], columns), dtype=torch.float32)
 
 
 # ---- quantize
@@ -207,7 +185,7 @@ def indexer_scores(
     _operators.signature_of(_indexer.quantize, without=("pages", "slots")),
     results=2,
 )
-def indexer_quantize(x, *, power_of_two=False):
+def indexer_quantize(x, **options):
     """winnow.indexer.quantize() as an operator: (rows, scale). It has no gradient."""
     return (
         x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
@@ -225,5 +203,5 @@ def _quantize_pages(x, pages, slots, **options):
     results=0,
     changes=("pages",),
 )
-def indexer_quantize_pages(x, pages, slots, *, power_of_two=False):
+def indexer_quantize_pages(*tensors, **options):
     """winnow.indexer.quantize() into pages, as an operator that changes them."""

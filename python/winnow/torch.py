@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from winnow import _operators
+from winnow._operators import accumulator as _accumulator
 from winnow._winnow import expert_parallel as _expert_parallel
 from winnow._winnow import paged_xl as _paged_xl
 from winnow._winnow import sparse_mla as _sparse_mla
@@ -80,11 +81,6 @@ __all__ = [
 _VALUE_DIM = 512
 
 
-def _accumulator(tensor):
-    """The dtype of the lse, the sums and the sinks that come with a tensor."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def _whether_lse(options):
     return options.pop("return_lse", False)
 
@@ -97,17 +93,13 @@ def _lse_if_wanted(results, wanted):
 # count is of all rows that `indices` or the block tables have room for, or of all that there are.
 
 
-def _sparse_mla_flops(native, products):
-    names = [p.name for p in _operators.signature_of(native).parameters]
-
-    def count(*shapes, out_shape=None, **options):
-        given = {**dict(zip(names, shapes, strict=False)), **options}
-        s_q, h_q, d_qk = given["q"]
+def _sparse_mla_flops(products):
+    def count(q, kv, indices=None, extra_kv=None, extra_indices=None, **options):
+        s_q, h_q, d_qk = q
         entries = 0
-        for prefix in ("", "extra_"):
-            kv, indices = given.get(f"{prefix}kv"), given.get(f"{prefix}indices")
-            if kv is not None:
-                entries += kv[0] if indices is None else indices[-1]
+        for rows, chosen in ((kv, indices), (extra_kv, extra_indices)):
+            if rows is not None:
+                entries += rows[0] if chosen is None else chosen[-1]
         return 2 * s_q * h_q * entries * products(d_qk)
 
     return count
@@ -156,14 +148,11 @@ def _those_asked_for(gradients, options):
     ),
     results=4,
     after=_those_asked_for,
-    flops=_sparse_mla_flops(_sparse_mla.backward, lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
+    flops=_sparse_mla_flops(lambda d_qk: 3 * d_qk + 2 * _VALUE_DIM),
 )
 def sparse_mla_backward(
-    q, kv, indices, out, lse, d_out, *, delta=None, scale=None, topk_length=None, attn_sink=None,
-    key_start=None, key_end=None, q_start=None, k_stride=1, extra_kv=None, extra_indices=None,
-    extra_topk_length=None, extra_key_start=None, extra_key_end=None, extra_k_stride=1,
-    deterministic=False, dq_dtype=None, dkv_dtype=None,
-):  # fmt: skip
+    q, kv, *others, attn_sink=None, extra_kv=None, dq_dtype=None, dkv_dtype=None, **options
+):
     """winnow.sparse_mla.backward() as an operator: (dq, dkv), then d_sink with a sink, then
     dextra_kv with extra_kv.
 
@@ -236,14 +225,9 @@ class _Recorded(_operators.Recorded):
         _operators.recorded_by(_Recorded), leaves=("q", "kv", "attn_sink", "extra_kv")
     ),
     casts={"q": None, "kv": None, "extra_kv": None},
-    flops=_sparse_mla_flops(_sparse_mla.forward, lambda d_qk: d_qk + _VALUE_DIM),
+    flops=_sparse_mla_flops(lambda d_qk: d_qk + _VALUE_DIM),
 )
-def sparse_mla_forward(
-    q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
-    extra_key_start=None, extra_key_end=None, extra_k_stride=1, in_list_order=False,
-    deterministic=False, dkv_dtype=None,
-):  # fmt: skip
+def sparse_mla_forward(q, *others, **options):
     """winnow.sparse_mla.forward() as an operator: (out, max_logits, lse), differentiable in out.
 
     deterministic and dkv_dtype are for its gradient, as in sparse_mla_attention().
@@ -268,13 +252,7 @@ def _sink_in_f32(options):
     before=_sink_in_f32,
     after=_lse_if_wanted,
 )
-def sparse_mla_attention(
-    q, kv, indices, *, scale=None, topk_length=None, attn_sink=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
-    extra_key_start=None, extra_key_end=None, extra_k_stride=1, in_list_order=False,
-    deterministic=False, dkv_dtype=None,
-    return_lse=False,
-):  # fmt: skip
+def sparse_mla_attention(q, kv, indices, **options):
     """Top-k sparse MLA attention, differentiable in q, kv, attn_sink and extra_kv.
 
     Args:
@@ -316,13 +294,9 @@ def _first_without_extra(sums, options):
     results=2,
     after=_first_without_extra,
     casts={"q": None, "kv": None, "extra_kv": None},
-    flops=_sparse_mla_flops(_sparse_mla.distribution, lambda d_qk: d_qk),
+    flops=_sparse_mla_flops(lambda d_qk: d_qk),
 )
-def sparse_mla_distribution(
-    q, kv, indices, lse, *, scale=None, topk_length=None, key_start=None, key_end=None,
-    q_start=None, k_stride=1, extra_kv=None, extra_indices=None, extra_topk_length=None,
-    extra_key_start=None, extra_key_end=None, extra_k_stride=1,
-):  # fmt: skip
+def sparse_mla_distribution(q, kv, indices, *others, extra_kv=None, extra_indices=None, **options):
     """winnow.sparse_mla.distribution() as an operator; a teacher, without a gradient.
 
     The operator itself always has two results; without extra_kv the second one is empty.
@@ -340,9 +314,9 @@ def sparse_mla_distribution(
 
 
 def _paged_flops(products):
-    def count(query, key_cache, *others, out_shape=None, **options):
+    def count(query, key_cache, block_tables, **options):
         num_seqs, num_heads, head_size = query
-        tokens = others[-2][1] * key_cache[3]  # for which the block tables have room
+        tokens = block_tables[1] * key_cache[3]  # for which the block tables have room
         return 2 * num_seqs * num_heads * tokens * products * head_size
 
     return count
@@ -361,10 +335,7 @@ def _step(query):
     casts=dict.fromkeys(("query", "pos_bias_u", "matrix_bd"), "key_cache"),
     flops=_paged_flops(2),
 )
-def paged_xl_attention(
-    query, key_cache, value_cache, pos_bias_u, matrix_bd, scale, block_tables, context_lens, *,
-    return_lse=False,
-):  # fmt: skip
+def paged_xl_attention(query, *others):
     """winnow.paged_xl.attention() as an operator: out, or (out, lse)."""
     return _step(query)
 
@@ -378,10 +349,7 @@ def paged_xl_attention(
     casts=dict.fromkeys(("query", "pos_bias_u", "pos_bias_v", "r"), "key_cache"),
     flops=_paged_flops(3),
 )
-def paged_xl_attention_fused(
-    query, key_cache, value_cache, pos_bias_u, pos_bias_v, r, scale, block_tables, context_lens, *,
-    return_lse=False,
-):  # fmt: skip
+def paged_xl_attention_fused(query, *others):
     """winnow.paged_xl.attention_fused() as an operator: out, or (out, lse)."""
     return _step(query)
 
@@ -392,7 +360,7 @@ def paged_xl_attention_fused(
     changes=("key_cache", "value_cache"),
     casts={"key": "key_cache", "value": "value_cache"},
 )
-def paged_xl_append(key, value, key_cache, value_cache, slot_mapping):
+def paged_xl_append(*tensors):
     """winnow.paged_xl.append() as an operator that changes both caches."""
 
 
@@ -400,11 +368,9 @@ def paged_xl_append(key, value, key_cache, value_cache, slot_mapping):
     _paged_xl.position_term,
     results=1,
     casts=dict.fromkeys(("query", "pos_bias_v", "r")),
-    flops=lambda query, pos_bias_v, r, *others, out_shape=None, **options: (
-        2 * query[0] * r[0] * r[1] * r[2]
-    ),
+    flops=lambda query, r, **options: 2 * query[0] * r[0] * r[1] * r[2],
 )
-def paged_xl_position_term(query, pos_bias_v, r, context_lens):
+def paged_xl_position_term(query, pos_bias_v, r, *others):
     """winnow.paged_xl.position_term() as an operator: [num_seqs, num_heads, max_distance]."""
     return query.new_empty((*query.shape[:2], r.shape[1]))
 

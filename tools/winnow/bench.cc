@@ -2,7 +2,6 @@
 // Benchmark does the timing; the two sides of a pair are repeated in random order. Under a
 // launcher each process with a GPU is a rank of the benchmarks; rank 0 speaks for all.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <iostream>

@@ -1,6 +1,5 @@
 #include "winnow/cache/cache.h"
 
-#include <algorithm>
 #include <limits>
 #include <string>
 

@@ -1,7 +1,5 @@
 #include "winnow/cache/cache_cases.h"
 
-#include <algorithm>
-
 namespace winnow::sparse_mla {
 
 using testing::Layout;

@@ -55,54 +55,51 @@ bool refused(const char* text) {
 }
 
 TEST(Parallel, EnvironmentSaysHowManyThreads) {
-  EXPECT_EQ(in_child([] {
-              setenv("WINNOW_NUM_THREADS", "7", 1);
-              if (num_threads() != 7) return false;
-              setenv("WINNOW_NUM_THREADS", "", 1);
-              if (num_threads() < 1) return false;
-              // What the program sets counts more.
-              setenv("WINNOW_NUM_THREADS", "7", 1);
-              set_num_threads(3);
-              return num_threads() == 3;
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    setenv("WINNOW_NUM_THREADS", "7", 1);
+    if (num_threads() != 7) return false;
+    setenv("WINNOW_NUM_THREADS", "", 1);
+    if (num_threads() < 1) return false;
+    // What the program sets counts more.
+    setenv("WINNOW_NUM_THREADS", "7", 1);
+    set_num_threads(3);
+    return num_threads() == 3;
+  }));
 }
 
 // As launchers set it. torchrun's own is in test_reliability.py.
 TEST(Parallel, OpenMPsEnvironmentCountsToo) {
-  EXPECT_EQ(in_child([] {
-              unsetenv("WINNOW_NUM_THREADS");
-              unsetenv("OMP_NUM_THREADS");
-              const int processors = num_threads();
-              for (const char* ignored : {"", "0", "-3", "many"}) {
-                setenv("OMP_NUM_THREADS", ignored, 1);
-                if (num_threads() != processors) return false;
-              }
-              setenv("OMP_NUM_THREADS", " 5,2", 1);
-              if (num_threads() != 5) return false;
-              setenv("WINNOW_NUM_THREADS", "7", 1);
-              return num_threads() == 7;
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    unsetenv("WINNOW_NUM_THREADS");
+    unsetenv("OMP_NUM_THREADS");
+    const int processors = num_threads();
+    for (const char* ignored : {"", "0", "-3", "many"}) {
+      setenv("OMP_NUM_THREADS", ignored, 1);
+      if (num_threads() != processors) return false;
+    }
+    setenv("OMP_NUM_THREADS", " 5,2", 1);
+    if (num_threads() != 5) return false;
+    setenv("WINNOW_NUM_THREADS", "7", 1);
+    return num_threads() == 7;
+  }));
 }
 
 TEST(Parallel, EnvironmentThatIsNoCountIsRefused) {
   for (const char* text : {"0", "-2", "two", "2x", " 2", "2.5", "99999999999999999999"}) {
-    EXPECT_EQ(in_child([text] { return refused(text); }), 0) << text;
+    EXPECT_TRUE(in_child([text] { return refused(text); })) << text;
   }
   // An operation that needs the count passes the error on, with its outputs untouched.
-  EXPECT_EQ(in_child([] {
-              setenv("WINNOW_NUM_THREADS", "none", 1);
-              sparse_mla::TestProblem problem;
-              testing::fill_unwritten(problem.out);
-              try {
-                sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
-                return false;
-              } catch (const Error&) {
-                return testing::count_unwritten(problem.out.view()) == problem.out.numel();
-              }
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    setenv("WINNOW_NUM_THREADS", "none", 1);
+    sparse_mla::TestProblem problem;
+    testing::fill_unwritten(problem.out);
+    try {
+      sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
+      return false;
+    } catch (const Error&) {
+      return testing::count_unwritten(problem.out.view()) == problem.out.numel();
+    }
+  }));
 }
 
 TEST(Parallel, CountsBelowOneAreRefused) {
@@ -153,24 +150,22 @@ TEST(Parallel, OperationsWorkAfterFork) {
     return problem;
   };
   const sparse_mla::TestProblem expected = run();
-  EXPECT_EQ(in_child([&] {
-              for (int repeat = 0; repeat < 3; ++repeat) {
-                const sparse_mla::TestProblem problem = run();
-                if (!testing::same_bytes(problem.out, expected.out) ||
-                    !testing::same_bytes(problem.attn_sum, expected.attn_sum) ||
-                    !testing::same_bytes(problem.dkv, expected.dkv)) {
-                  return false;
-                }
-              }
-              return num_threads() == 4;
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const sparse_mla::TestProblem problem = run();
+      if (!testing::same_bytes(problem.out, expected.out) ||
+          !testing::same_bytes(problem.attn_sum, expected.attn_sum) ||
+          !testing::same_bytes(problem.dkv, expected.dkv)) {
+        return false;
+      }
+    }
+    return num_threads() == 4;
+  }));
   // A child of the child too.
-  EXPECT_EQ(in_child([&] {
-              run();
-              return in_child([&] { return testing::same_bytes(run().out, expected.out); }) == 0;
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    run();
+    return bool(in_child([&] { return testing::same_bytes(run().out, expected.out); }));
+  }));
   // And the parent goes on as before.
   EXPECT_TRUE(testing::same_bytes(run().out, expected.out));
   set_num_threads(before);
@@ -188,37 +183,34 @@ TEST(Parallel, ThreadsThatCannotBeCreatedAreDoneWithout) {
   };
   const sparse_mla::TestProblem expected = run();
   for (const int left : {0, 1, 3}) {
-    EXPECT_EQ(in_child([&] {  // which has no thread yet
-                g_threads_left = left;
-                for (int repeat = 0; repeat < 3; ++repeat) {
-                  const sparse_mla::TestProblem problem = run();
-                  if (!testing::same_bytes(problem.out, expected.out) ||
-                      !testing::same_bytes(problem.dkv, expected.dkv)) {
-                    return false;
-                  }
-                }
-                return g_threads_left < 0;
-              }),
-              0)
-        << left;
+    EXPECT_TRUE(in_child([&] {  // which has no thread yet
+      g_threads_left = left;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const sparse_mla::TestProblem problem = run();
+        if (!testing::same_bytes(problem.out, expected.out) ||
+            !testing::same_bytes(problem.dkv, expected.dkv)) {
+          return false;
+        }
+      }
+      return g_threads_left < 0;
+    })) << left;
   }
   set_num_threads(before);
 }
 
 // Ranks are threads that wait for each other: all of them, or an error.
 TEST(Parallel, RanksWithoutThreadsAreAnError) {
-  EXPECT_EQ(in_child([] {
-              g_threads_left = 1;
-              try {
-                expert_parallel::RankTeam team(3);
-                return false;
-              } catch (const Error& error) {
-                return error.code() == ErrorCode::resource &&
-                       std::string(error.what())
-                           .starts_with("expert_parallel: no thread for each of 3 ranks: ");
-              }
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    g_threads_left = 1;
+    try {
+      expert_parallel::RankTeam team(3);
+      return false;
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::resource &&
+             std::string(error.what())
+                 .starts_with("expert_parallel: no thread for each of 3 ranks: ");
+    }
+  }));
 }
 
 // Large products allocate in the midst of a loop.

@@ -1,11 +1,11 @@
 // The log of calls (WINNOW_LOG) and the records of them (WINNOW_RECORD). Internal.
 //
 // The entry point of an operation is one line around the call itself: recorded(kContract, args,
-// options, run). docs/troubleshooting.md is the page. What all ranks call has logged() instead, and
-// each_argument() beside logged() in its entry point, which visits the arguments by name.
+// options, run). docs/troubleshooting.md is the page. What all ranks call has logged() instead.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "winnow/core/backend.h"
+#include "winnow/core/contract.h"
 #include "winnow/core/export.h"
 #include "winnow/core/tensor.h"
 
@@ -66,6 +67,11 @@ class WINNOW_EXPORT RecordedCall {
     arguments_.push_back({name, {}, false, to_text(value), false});
   }
 
+  template <class T>
+  void add(std::string_view name, const std::shared_ptr<T>& value) {
+    add(name, value != nullptr);
+  }
+
   void begin();
   void begin_without_record();  // only the log
   void end(Backend backend);
@@ -104,16 +110,25 @@ Backend recorded(const Contract& contract, const Args& args, const RunOptions& o
   }
 }
 
+// All members of a struct of arguments. The log has those that RecordedCall::add() takes.
+template <auto... kMembers>
+struct Members {};
+
 // run(), logged where that is asked for: a call of `rank` in which all ranks take part. None is
 // recorded, since one rank cannot repeat it.
-template <class Args, class Run>
-auto logged(std::string_view operation, int rank, const Args& args, Backend backend,
-            const Run& run) {
+template <auto... kMembers, class Args, class Run>
+auto logged(Members<kMembers...>, std::string_view operation, int rank, const Args& args,
+            Backend backend, const Run& run) {
+  static_assert(sizeof...(kMembers) == contract::detail::members_of<Args>(),
+                "a member is left out");
   if (!recording(operation)) [[likely]]
     return run();
   RecordedCall call(operation, {.stream = args.stream});
   call.add("rank", std::int64_t{rank});
-  each_argument(args, [&](std::string_view name, const auto& value) { call.add(name, value); });
+  const auto add = [&](std::string_view name, const auto& value) {
+    if constexpr (requires { call.add(name, value); }) call.add(name, value);
+  };
+  (add(contract::name_of<kMembers>(), args.*kMembers), ...);
   call.begin_without_record();
   try {
     if constexpr (std::is_void_v<decltype(run())>) {

@@ -60,27 +60,25 @@ void limit_file_sizes(rlim_t bytes) {
 
 TEST(Record, ALimitOfFileSizesIsAnErrorAndLeavesNothing) {
   const TemporaryFolder folder;
-  EXPECT_EQ(in_child([&] {
-              limit_file_sizes(4096);
-              const std::optional<Error> error = call("WINNOW_RECORD", folder.path());
-              return error && error->code() == ErrorCode::resource &&
-                     error->argument() == "WINNOW_RECORD" && files(folder.path()) == 0;
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    limit_file_sizes(4096);
+    const std::optional<Error> error = call("WINNOW_RECORD", folder.path());
+    return error && error->code() == ErrorCode::resource && error->argument() == "WINNOW_RECORD" &&
+           files(folder.path()) == 0;
+  }));
 }
 
 TEST(Record, WithoutRoomForTheResultsTheArgumentsRemain) {
   const TemporaryFolder folder, other;
-  ASSERT_EQ(in_child([&] { return !call("WINNOW_RECORD", other.path()); }), 0);
+  ASSERT_TRUE(in_child([&] { return !call("WINNOW_RECORD", other.path()); }));
   const std::string whole = contents(fs::directory_iterator(other.path())->path());
   const std::size_t arguments = whole.rfind("result cpu ");
   ASSERT_NE(arguments, std::string::npos);
-  EXPECT_EQ(in_child([&] {
-              limit_file_sizes(arguments + 100);
-              const std::optional<Error> error = call("WINNOW_RECORD", folder.path());
-              return error && error->argument() == "WINNOW_RECORD";
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    limit_file_sizes(arguments + 100);
+    const std::optional<Error> error = call("WINNOW_RECORD", folder.path());
+    return error && error->argument() == "WINNOW_RECORD";
+  }));
   ASSERT_EQ(files(folder.path()), 1u);
   EXPECT_EQ(contents(fs::directory_iterator(folder.path())->path()), whole.substr(0, arguments));
 }
@@ -89,12 +87,11 @@ TEST(Record, WithoutRoomForTheResultsTheArgumentsRemain) {
 TEST(Record, FilesAreTheUsersAlone) {
   const TemporaryFolder folder, log;
   const fs::path lines = fs::path(log.path()) / "log";
-  ASSERT_EQ(in_child([&] {
-              umask(022);
-              setenv("WINNOW_LOG", lines.c_str(), 1);
-              return !call("WINNOW_RECORD", folder.path());
-            }),
-            0);
+  ASSERT_TRUE(in_child([&] {
+    umask(022);
+    setenv("WINNOW_LOG", lines.c_str(), 1);
+    return !call("WINNOW_RECORD", folder.path());
+  }));
   constexpr fs::perms kOwn = fs::perms::owner_read | fs::perms::owner_write;
   EXPECT_EQ(fs::status(lines).permissions(), kOwn);
   ASSERT_EQ(files(folder.path()), 1u);
@@ -103,55 +100,49 @@ TEST(Record, FilesAreTheUsersAlone) {
 
 TEST(Record, OpensNothingThatIsThere) {
   const TemporaryFolder folder, victim;
-  EXPECT_EQ(in_child([&] {
-              const fs::path name =
-                  folder.path() / (std::to_string(getpid()) + "-0000-sparse_mla.forward");
-              fs::create_symlink(victim.path() / "file", name.string() + ".call");
-              std::ofstream(name.string() + "-1.call") << "of another process";
-              return !call("WINNOW_RECORD", folder.path()) &&
-                     contents(name.string() + "-1.call") == "of another process" &&
-                     contents(name.string() + "-2.call").starts_with("winnow call 1\n");
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    const fs::path name = folder.path() / (std::to_string(getpid()) + "-0000-sparse_mla.forward");
+    fs::create_symlink(victim.path() / "file", name.string() + ".call");
+    std::ofstream(name.string() + "-1.call") << "of another process";
+    return !call("WINNOW_RECORD", folder.path()) &&
+           contents(name.string() + "-1.call") == "of another process" &&
+           contents(name.string() + "-2.call").starts_with("winnow call 1\n");
+  }));
   EXPECT_EQ(files(victim.path()), 0u);
 }
 
 // A log that cannot be written stops no call and ends no process.
 TEST(Log, APipeThatNobodyReadsEndsNothing) {
-  EXPECT_EQ(in_child([] {
-              int ends[2];
-              if (pipe(ends) != 0) return false;
-              close(ends[0]);
-              dup2(ends[1], STDERR_FILENO);
-              return !call("WINNOW_LOG", "1");
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    int ends[2];
+    if (pipe(ends) != 0) return false;
+    close(ends[0]);
+    dup2(ends[1], STDERR_FILENO);
+    return !call("WINNOW_LOG", "1");
+  }));
 }
 
 TEST(Log, ALimitOfFileSizesEndsNothing) {
   const TemporaryFolder folder;
-  EXPECT_EQ(in_child([&] {
-              limit_file_sizes(0);
-              return !call("WINNOW_LOG", folder.path() / "log");
-            }),
-            0);
+  EXPECT_TRUE(in_child([&] {
+    limit_file_sizes(0);
+    return !call("WINNOW_LOG", folder.path() / "log");
+  }));
 }
 
 // A rank that cannot write its log says so before others wait for it in a call.
 TEST(Log, AValueThatCannotBeIsFoundWhenALayerIsMade) {
-  EXPECT_EQ(in_child([] {
-              setenv("WINNOW_LOG", "/nowhere/log", 1);
-              expert_parallel::InProcessWorld world(1);
-              try {
-                expert_parallel::LowLatency(
-                    world.transport(0), world.store(),
-                    {.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1});
-                return false;
-              } catch (const Error& error) {
-                return error.argument() == "WINNOW_LOG";
-              }
-            }),
-            0);
+  EXPECT_TRUE(in_child([] {
+    setenv("WINNOW_LOG", "/nowhere/log", 1);
+    expert_parallel::InProcessWorld world(1);
+    try {
+      expert_parallel::LowLatency(world.transport(0), world.store(),
+                                  {.max_tokens = 1, .hidden = 8, .topk = 1, .experts = 1});
+      return false;
+    } catch (const Error& error) {
+      return error.argument() == "WINNOW_LOG";
+    }
+  }));
 }
 
 // Whoever reads the log in a terminal sees lines, whatever text a call was given.

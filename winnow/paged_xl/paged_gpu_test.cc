@@ -2,7 +2,6 @@
 // their kind, ragged batches, odd addresses, sizes past 2^31, repeats, refusals. Skipped without a
 // GPU.
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 

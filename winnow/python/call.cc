@@ -16,8 +16,6 @@
 
 namespace winnow::python {
 
-NativeTiming native_timing;
-
 namespace {
 
 constexpr const char* kAnyTensor = "a tensor of numpy, torch or another framework with __dlpack__";

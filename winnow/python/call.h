@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -25,13 +24,6 @@ namespace winnow::python {
 namespace nb = nanobind;
 
 struct Framework;
-
-// Repeats the C++ call alone, for the benchmark of the binding: see time_native().
-struct NativeTiming {
-  int repeats = 0;
-  double seconds = 0;
-};
-extern NativeTiming native_timing;
 
 // The views stay valid until the call is destroyed. Create, use and destroy it with the interpreter
 // lock held; run() releases the lock while the library works.
@@ -93,13 +85,6 @@ class Call {
     const RunOptions options = run_options();
     const Unlocked unlocked;
     function(options);
-    if (native_timing.repeats > 0) [[unlikely]] {
-      const auto start = std::chrono::steady_clock::now();
-      for (int i = 0; i < native_timing.repeats; ++i) function(options);
-      native_timing.seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
-          native_timing.repeats;
-    }
   }
 
  private:

@@ -151,20 +151,6 @@ nb::list list_backends() {
   return list;
 }
 
-// Calls `function` once, with the C++ call inside repeated, and returns the seconds of one C++
-// call: what the benchmark of the binding compares a call from Python with.
-double time_native(int repeats, nb::callable function) {
-  native_timing.repeats = repeats;
-  try {
-    function();
-  } catch (...) {
-    native_timing.repeats = 0;
-    throw;
-  }
-  native_timing.repeats = 0;
-  return native_timing.seconds;
-}
-
 // What the message of an Error says of an argument, such as one that another rank reported: its
 // name, what was wanted of it, and what was given.
 std::tuple<std::string, std::string, std::string> details_of(const std::string& message) {
@@ -265,7 +251,6 @@ NB_MODULE(_winnow, m) {
          nb::sig("def set_num_threads(count: int) -> None"));
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
         nb::arg("backend").none(), nb::arg("sizes"));
-  m.def("time_native", time_native, nb::arg("repeats"), nb::arg("function"));
   m.def("details_of", details_of, nb::arg("message"));
 }
 

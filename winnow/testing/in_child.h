@@ -3,13 +3,14 @@
 
 #include <functional>
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 namespace winnow::testing {
 
-// Runs the test in a child, whose settings end with it; 0 if it returns true.
-inline int in_child(const std::function<bool()>& test) {
+// Runs the test in a child, whose settings end with it. Success if it returns true.
+inline ::testing::AssertionResult in_child(const std::function<bool()>& test) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);  // a child that hangs dies
@@ -17,7 +18,8 @@ inline int in_child(const std::function<bool()>& test) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  if (status == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "the child ended with the wait status " << status;
 }
 
 }  // namespace winnow::testing

@@ -304,12 +304,7 @@ def flash_mla_sparse_fwd(
     def forward(chosen: Any, **options: Any) -> Tuple[Any, Any, Any]:
         try:
             out, max_logits, lse = sparse_mla.forward(
-                q,
-                kv,
-                chosen,
-                scale=sm_scale,
-                topk_length=topk_length,
-                **options,
+                q, kv, chosen, scale=sm_scale, topk_length=topk_length, **options
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_FORWARD, error) from None

@@ -144,11 +144,7 @@ class ContextParallel:
         self._device = "cpu" if cpu else f"cuda:{torch.cuda.current_device()}"
 
     def tokens(
-        self,
-        count: int,
-        *,
-        batch: int = 1,
-        cu_seqlens: Union[Tensor, Sequence[int], None] = None,
+        self, count: int, *, batch: int = 1, cu_seqlens: Union[Tensor, Sequence[int], None] = None
     ) -> "Tokens":
         """The tokens of a call, of which this rank has its part. A collective call.
 

@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from winnow._torch_private import (
-    GradPaused,
-    count_modes,
-    forward_mode_level,
-    transforms_active,
-)
+from winnow._torch_private import GradPaused, count_modes, forward_mode_level, transforms_active
 from winnow._winnow.expert_parallel import AllToAll, Descriptor, Notifier
 from winnow.expert_parallel import gradients, operators
 

@@ -18,12 +18,7 @@ from winnow.transformers import experts
 from winnow.transformers.choices import Choices
 from winnow.transformers.choosing import record, replay
 from winnow.transformers.context_parallel import enable_context_parallel
-from winnow.transformers.loss import (
-    attend_densely,
-    attention_share,
-    choose_in_f8,
-    indexer_loss,
-)
+from winnow.transformers.loss import attend_densely, attention_share, choose_in_f8, indexer_loss
 from winnow.transformers.registry import FAMILIES, VERSIONS, register
 
 __all__ = [

@@ -55,10 +55,7 @@ class _Layer:
     beside = "sdpa"
     kind = ""  # before the name of the operation
     operations: Tuple[str, ...] = tuple(_TARGETS)
-    tokens: Dict[str, Tuple[int, ...]] = {
-        "cpu": (512, 1024),
-        "cuda": (8192, 16384, 32768, 131072),
-    }
+    tokens: Dict[str, Tuple[int, ...]] = {"cpu": (512, 1024), "cuda": (8192, 16384, 32768, 131072)}
 
     def __init__(self, device: torch.device):
         torch.manual_seed(0)

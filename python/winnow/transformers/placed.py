@@ -12,11 +12,7 @@ class Placed:
     """In the place of an attention mask: the tokens of all ranks, and what this rank's see."""
 
     def __init__(
-        self,
-        tokens: Tokens,
-        ranges: Tensor,
-        position_ids: Tensor,
-        sequences: Optional[Sequences],
+        self, tokens: Tokens, ranges: Tensor, position_ids: Tensor, sequences: Optional[Sequences]
     ):
         self.tokens = tokens
         self.position_ids = position_ids  # [batch or 1, own]

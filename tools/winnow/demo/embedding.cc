@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <span>
 #include <vector>
 
 #include "tools/winnow/demo/layer.h"

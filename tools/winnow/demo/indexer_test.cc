@@ -1,6 +1,5 @@
 #include "tools/winnow/demo/indexer.h"
 
-#include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>

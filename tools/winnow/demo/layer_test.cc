@@ -1,6 +1,5 @@
 #include "tools/winnow/demo/layer.h"
 
-#include <cmath>
 #include <string>
 
 #include "tools/winnow/demo/comparison.h"

@@ -1,10 +1,8 @@
 // Step 10: the last tokens once more, one at a time, as a program that writes text meets them: over
 // a paged cache and with relative positions.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 

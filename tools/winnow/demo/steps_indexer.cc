@@ -1,5 +1,4 @@
 // Steps 4, 7 and 8: an indexer, its training, and attention over what it then picks.
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "winnow/core/error.h"

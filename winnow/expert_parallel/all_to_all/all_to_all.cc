@@ -15,39 +15,6 @@
 #include "winnow/expert_parallel/layer/descriptor_state.h"
 
 namespace winnow::expert_parallel {
-
-// The arguments by name, for the log of calls.
-
-template <class Visitor>
-void each_argument(const CombineArgs& args, Visitor&& visit) {
-  visit("expert_output", args.expert_output);
-  visit("bias", args.bias);
-  visit("second_bias", args.second_bias);
-  visit("weighted", args.weighted);
-  visit("weights", args.weights);
-  visit("pair_values", args.pair_values);
-  visit("pair_values_out", args.pair_values_out);
-  visit("add_values", args.add_values);
-  visit("out", args.out);
-  visit("sm_count", args.sm_count);
-}
-
-template <class Visitor>
-void each_argument(const DispatchArgs& args, Visitor&& visit) {
-  visit("input", args.input);
-  visit("expert_indices", args.expert_indices);
-  visit("weights", args.weights);
-  visit("scales", args.scales);
-  visit("scatter_indices", args.scatter_indices);
-  visit("order", args.order);
-  visit("expert_alignment", args.expert_alignment);
-  visit("worst_case_rows", args.worst_case_rows);
-  visit("copy_out", args.copy_out);
-  visit("out", args.out);
-  visit("sm_count", args.sm_count);
-  visit("cached", args.cached != nullptr);
-}
-
 namespace {
 
 constexpr std::string_view kOperation = "expert_parallel::AllToAll";
@@ -62,11 +29,6 @@ struct BarrierArgs {
   bool intra_node_only;
   Stream stream;
 };
-
-template <class Visitor>
-void each_argument(const BarrierArgs& args, Visitor&& visit) {
-  visit("intra_node_only", args.intra_node_only);
-}
 
 // What another field decides. Ranks compare the result, so that a default equals its value.
 Config with_defaults(Config config, int world) {
@@ -172,13 +134,24 @@ AllToAllBackend& AllToAll::open(std::string_view operation) const {
 Dispatched AllToAll::dispatch(const DispatchArgs& args) {
   constexpr std::string_view operation = "expert_parallel::dispatch";
   AllToAllBackend& backend = open(operation);
-  return logged(operation, rank_, args, which_, [&] { return backend.dispatch(args); });
+  using A = DispatchArgs;
+  constexpr Members<&A::input, &A::expert_indices, &A::weights, &A::scales, &A::scatter_indices,
+                    &A::order, &A::expert_alignment, &A::worst_case_rows, &A::copy_out, &A::out,
+                    &A::sm_count, &A::cached, &A::allocate, &A::stream, &A::refusal>
+      members;
+  return logged(members, operation, rank_, args, which_, [&] { return backend.dispatch(args); });
 }
 
 Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) {
   constexpr std::string_view operation = "expert_parallel::combine";
   AllToAllBackend& backend = open(operation);
-  return logged(operation, rank_, args, which_, [&] { return backend.combine(args, descriptor); });
+  using A = CombineArgs;
+  constexpr Members<&A::expert_output, &A::bias, &A::second_bias, &A::weighted, &A::weights,
+                    &A::pair_values, &A::pair_values_out, &A::add_values, &A::out, &A::sm_count,
+                    &A::stream, &A::refusal>
+      members;
+  return logged(members, operation, rank_, args, which_,
+                [&] { return backend.combine(args, descriptor); });
 }
 
 TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
@@ -190,7 +163,9 @@ TensorView AllToAll::combine_buffer(const Descriptor& descriptor) {
 void AllToAll::barrier(bool intra_node_only, Stream stream) {
   constexpr std::string_view operation = "expert_parallel::barrier";
   AllToAllBackend& backend = open(operation);
-  logged(operation, rank_, BarrierArgs{intra_node_only, stream}, which_,
+  using A = BarrierArgs;
+  constexpr Members<&A::intra_node_only, &A::stream> members;
+  logged(members, operation, rank_, BarrierArgs{intra_node_only, stream}, which_,
          [&] { backend.barrier(intra_node_only, stream); });
 }
 

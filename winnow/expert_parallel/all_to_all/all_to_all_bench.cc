@@ -45,13 +45,6 @@ struct Shape {
   RowOrder order = RowOrder::token_major;
 };
 
-Tensor choose(int rank) {
-  Tensor indices(DType::i32, {kTokens, kTopk});
-  testing::Random random(std::uint64_t(rank) + 1);
-  choose_experts(indices, random, kExperts, ExpertChoice::distinct);
-  return indices;
-}
-
 // One rank with its layer and inputs; run() is what is timed.
 class Rank {
  public:
@@ -60,7 +53,7 @@ class Rank {
         layer_(transport, store,
                {.max_tokens = kTokens, .hidden = kHidden, .topk = kTopk, .experts = kExperts}),
         input_(DType::bf16, {kTokens, kHidden}),
-        indices_(choose(layer_.rank())),
+        indices_(distinct_experts(layer_.rank(), kTokens, kTopk, kExperts)),
         sums_(DType::bf16, {kTokens, kHidden}) {
     testing::Random random(3);
     testing::fill_normal_rows(input_, random);
@@ -193,7 +186,7 @@ class Pair {
 std::int64_t count_rows(RowOrder order) {
   std::int64_t rows = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
-    const Tensor indices = choose(rank);
+    const Tensor indices = distinct_experts(rank, kTokens, kTopk, kExperts);
     for (std::int64_t t = 0; t < kTokens; ++t) {
       int pairs[kRanks] = {};
       for (int k = 0; k < kTopk; ++k) {

@@ -7,7 +7,6 @@
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
-#include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/python/framework.h"
 
 namespace winnow::python {

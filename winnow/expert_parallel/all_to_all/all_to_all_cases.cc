@@ -22,33 +22,31 @@ void add_common(CaseTable& table, World world) {
 }
 
 void add_options(CaseTable& table, World world) {
+  using enum ExpertChoice;
   for (const DType dtype : {DType::f32, DType::f16}) {
     const std::string name(to_string(dtype));
-    table.add(world, name, {.dtype = dtype, .choice = ExpertChoice::dropped});
-    table.add(world, name + "-local-combine-bias",
-              {.dtype = dtype,
-               .topk = 6,
-               .choice = ExpertChoice::duplicates,
-               .local_combine = true,
-               .bias = true});
+    table.add(world, name, {.dtype = dtype, .choice = dropped});
+    table.add(
+        world, name + "-local-combine-bias",
+        {.dtype = dtype, .topk = 6, .choice = duplicates, .local_combine = true, .bias = true});
   }
   for (const DType dtype : {DType::bf16, DType::f16}) {
     const std::string name = std::string(to_string(dtype)) + "-weights";
     table.add(world, name,
               {.weight_dtype = dtype,
                .topk = 3,
-               .choice = ExpertChoice::dropped,
+               .choice = dropped,
                .weights = true,
                .weighted_combine = true});
     table.add(world, name + "-token-major",
               {.weight_dtype = dtype,
                .topk = 3,
-               .choice = ExpertChoice::dropped,
+               .choice = dropped,
                .token_major = true,
                .weights = true});
   }
   table.add(world, "in-flight",
-            {.choice = ExpertChoice::dropped, .weights = true, .in_flight = true, .rounds = 4});
+            {.choice = dropped, .weights = true, .in_flight = true, .rounds = 4});
   table.add(world, "in-flight-token-major",
             {.token_major = true, .copy_out = true, .in_flight = true, .rounds = 3});
   add_dispatch_options(table, world);
@@ -56,6 +54,8 @@ void add_options(CaseTable& table, World world) {
 }
 
 std::vector<Problem> make_problems() {
+  using enum ExpertChoice;
+  using enum Mode;
   CaseTable table;
   for (const World& world :
        {kOneRank, World{1, 2}, World{2, 1}, kOneNode, kTwoNodes, kRails, World{2, 3}}) {
@@ -65,13 +65,9 @@ std::vector<Problem> make_problems() {
     add_options(table, world);
   }
   table.add(kRails, "chunks",
-            {.topk = 1,
-             .max_tokens = 600,
-             .hidden = 8,
-             .tokens = Tokens::full,
-             .choice = ExpertChoice::dropped});
+            {.topk = 1, .max_tokens = 600, .hidden = 8, .tokens = Tokens::full, .choice = dropped});
   table.add(kRails, "in-flight",
-            {.choice = ExpertChoice::dropped, .weights = true, .in_flight = true, .rounds = 4});
+            {.choice = dropped, .weights = true, .in_flight = true, .rounds = 4});
   // The topology of the example: 4 nodes of 8 ranks, 256 experts, 8 per token.
   constexpr World kExample{4, 8};
   const Problem example{.experts_per_rank = 8, .topk = 8, .max_tokens = 8, .hidden = 16};
@@ -83,11 +79,11 @@ std::vector<Problem> make_problems() {
   table.add(kExample, "plain", example);
   table.add(kExample, "weights", with([](Problem& p) {
               p.weights = p.weighted_combine = p.bias = true;
-              p.choice = ExpertChoice::dropped;
+              p.choice = dropped;
             }));
   table.add(kExample, "local-combine", with([](Problem& p) { p.local_combine = true; }));
   table.add(kExample, "token-major", with([](Problem& p) { p.token_major = p.weights = true; }));
-  table.add(kExample, "cached", with([](Problem& p) { p.mode = Mode::cached; }));
+  table.add(kExample, "cached", with([](Problem& p) { p.mode = cached; }));
   table.add(kExample, "fp8-copy-out", with([](Problem& p) { p.fp8 = p.copy_out = true; }));
   return table.take();
 }

@@ -1,7 +1,6 @@
 // Tests of expert_parallel::AllToAll with late and missing ranks, on every device, and of the
 // lifetime of layers. Every rank is a thread; all_to_all_processes_test.cc kills and stops
 // processes, all_to_all_faults_gpu_test.cc tests faults of kernels.
-#include <algorithm>
 #include <latch>
 #include <mutex>
 #include <string>

@@ -33,13 +33,6 @@ struct Shape {
   Stream stream{};  // of the rank, if it has a GPU for itself
 };
 
-Tensor choose(int rank) {
-  Tensor indices(DType::i32, {kTokens, kTopk});
-  testing::Random random(std::uint64_t(rank) + 1);
-  choose_experts(indices, random, kExperts, ExpertChoice::distinct);
-  return indices;
-}
-
 // What all ranks' tokens are, by what they cost.
 struct Routing {
   std::int64_t copies = 0;   // (token, rank) with an expert there: token-major rows
@@ -51,7 +44,7 @@ Routing count(const BenchWorld& world) {
   Routing routing;
   if (kExperts % world.ranks != 0) return routing;  // told when the benchmarks run
   for (int rank = 0; rank < world.ranks; ++rank) {
-    const Tensor indices = choose(rank);
+    const Tensor indices = distinct_experts(rank, kTokens, kTopk, kExperts);
     for (std::int64_t t = 0; t < kTokens; ++t) {
       std::vector<bool> wanted(std::size_t(world.ranks), false);
       for (int k = 0; k < kTopk; ++k) {
@@ -100,7 +93,7 @@ class Rank {
     testing::Random random(3);
     testing::fill_normal_rows(rows, random);
     input_ = place_.copy(rows);
-    indices_ = place_.copy(choose(layer_.rank()));
+    indices_ = place_.copy(distinct_experts(layer_.rank(), kTokens, kTopk, kExperts));
     sums_ = place_.make(DType::bf16, {{kTokens, kHidden}});
     kept_ = dispatch(nullptr);
     // Whatever the experts would say: the rows themselves.

@@ -2,7 +2,6 @@
 // rank's results come out, bit for bit. Plain loops; it shares no code with the layer.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>

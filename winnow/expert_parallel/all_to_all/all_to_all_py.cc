@@ -245,23 +245,22 @@ void bind_layer(nb::module_& m) {
 }  // namespace
 
 void bind_expert_parallel_all_to_all(nb::module_& m) {
-  nb::class_<BoundDispatched>(m, "Dispatched", "The result of AllToAll.dispatch().",
-                              nb::type_slots(Collected<BoundDispatched>::kSlots), nb::is_generic(),
-                              nb::sig("class Dispatched(typing.Generic[T])"))
-      .def_ro("output", &BoundDispatched::output, "[R, H], as input.",
-              nb::for_getter(nb::sig("def output(self) -> T")))
-      .def_ro("weights", &BoundDispatched::weights,
-              "[R], in token-major order [R, K], of weight_dtype; None without weights.",
-              nb::for_getter(nb::sig("def weights(self) -> T | None")))
-      .def_ro("scales", &BoundDispatched::scales,
-              "[R, S], of the dtype that was given; None without.",
-              nb::for_getter(nb::sig("def scales(self) -> T | None")))
-      .def_ro("expert_ids", &BoundDispatched::expert_ids,
-              "[R, K], int32, in token-major order: the local expert of each pair, -1 if it lives\n"
-              "elsewhere or was dropped; else None.",
-              nb::for_getter(nb::sig("def expert_ids(self) -> T | None")))
-      .def_ro("descriptor", &BoundDispatched::descriptor, "For combine().",
-              nb::for_getter(nb::sig("def descriptor(self) -> Descriptor")));
+  nb::class_<BoundDispatched> dispatched(m, "Dispatched", "The result of AllToAll.dispatch().",
+                                         nb::type_slots(Collected<BoundDispatched>::kSlots),
+                                         nb::is_generic(),
+                                         nb::sig("class Dispatched(typing.Generic[T])"));
+  define_member<&BoundDispatched::output>(dispatched, "[R, H], as input.");
+  define_member<&BoundDispatched::weights>(
+      dispatched, "[R], in token-major order [R, K], of weight_dtype; None without weights.",
+      "T | None");
+  define_member<&BoundDispatched::scales>(
+      dispatched, "[R, S], of the dtype that was given; None without.", "T | None");
+  define_member<&BoundDispatched::expert_ids>(
+      dispatched,
+      "[R, K], int32, in token-major order: the local expert of each pair, -1 if it lives\n"
+      "elsewhere or was dropped; else None.",
+      "T | None");
+  define_member<&BoundDispatched::descriptor>(dispatched, "For combine().", "Descriptor");
   bind_layer(m);
   m.def("_numbered", Number::find, nb::arg("number"),
         nb::sig("def _numbered(number: int) -> typing.Any"));

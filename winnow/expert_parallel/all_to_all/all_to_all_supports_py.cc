@@ -1,5 +1,4 @@
 // Whether dispatch and combine can run: calls without tokens on a layer of one rank.
-#include <memory>
 
 #include "winnow/expert_parallel/all_to_all/all_to_all_calls_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"

@@ -2,8 +2,6 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 
 #include <algorithm>
-#include <numeric>
-#include <span>
 #include <thread>
 
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
@@ -240,10 +238,9 @@ TEST(AllToAll, CombinesInAnyOrder) {
     const std::vector<Round> rounds = make_rounds(problem);
     const Ranks ranks(problem.world_size());
     const auto layers = ranks.layers(problem.config());
-    std::vector<Comparisons> comparisons(layers.size());
     expect_all_return(ranks.run([&](int rank) {
       AllToAll& layer = *layers[std::size_t(rank)];
-      Comparisons& mine = comparisons[std::size_t(rank)];
+      Comparisons mine;
       std::vector<Dispatched> alive;
       for (const Round& round : rounds) {
         alive.push_back(dispatch_and_check(layer, kHere, problem, round, rank, nullptr, mine));
@@ -257,8 +254,8 @@ TEST(AllToAll, CombinesInAnyOrder) {
         alive[0] = dispatch_and_check(layer, kHere, problem, rounds[0], rank, nullptr, mine);
         check_dispatched(kHere, problem, rounds[4], rank, alive[4], mine);
       }
+      expect_passed(mine);
     }));
-    for (const Comparisons& one : comparisons) expect_passed(one);
   }
 }
 
@@ -273,21 +270,20 @@ TEST(AllToAll, MixesWorstCaseAndCountedCalls) {
   const std::vector<Round> rounds = make_rounds(problem);
   const Ranks ranks(problem.world_size());
   const auto layers = ranks.layers(problem.config());
-  std::vector<Comparisons> comparisons(layers.size());
   expect_all_return(ranks.run([&](int rank) {
+    Comparisons mine;
     for (std::size_t i = 0; i < rounds.size(); ++i) {
       Problem one = problem;
       one.mode = i % 3 == 1 ? Mode::counted : Mode::worst_case;
       one.token_major = false;
-      Comparisons& mine = comparisons[std::size_t(rank)];
       const Dispatched got = dispatch_and_check(*layers[std::size_t(rank)], kHere, one, rounds[i],
                                                 rank, nullptr, mine);
       if (i % 2 == 0) {
         combine_and_check(*layers[std::size_t(rank)], kHere, one, rounds[i], rank, got, mine);
       }
     }
+    expect_passed(mine);
   }));
-  for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
 TEST(AllToAll, TwoLayersOnOneTransportAreIndependent) {
@@ -306,18 +302,17 @@ TEST(AllToAll, TwoLayersOnOneTransportAreIndependent) {
   const std::vector<Round> rounds[2] = {make_rounds(first), make_rounds(second)};
   const Ranks ranks(4);
   const auto layers_a = ranks.layers(first.config()), layers_b = ranks.layers(second.config());
-  std::vector<Comparisons> comparisons(4);
   expect_all_return(ranks.run([&](int rank) {
     AllToAll &a = *layers_a[std::size_t(rank)], &b = *layers_b[std::size_t(rank)];
-    Comparisons& mine = comparisons[std::size_t(rank)];
+    Comparisons mine;
     for (std::size_t i = 0; i < 5; ++i) {
       const Dispatched x = dispatch_and_check(a, kHere, first, rounds[0][i], rank, nullptr, mine);
       const Dispatched y = dispatch_and_check(b, kHere, second, rounds[1][i], rank, nullptr, mine);
       combine_and_check(a, kHere, first, rounds[0][i], rank, x, mine);
       combine_and_check(b, kHere, second, rounds[1][i], rank, y, mine);
     }
+    expect_passed(mine);
   }));
-  for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
 // 20 repeats with random delays give the same bits: the order of arrival has no effect.
@@ -334,19 +329,18 @@ TEST(AllToAll, ResultsDoNotDependOnTiming) {
   const std::vector<Round> rounds = make_rounds(problem);
   const Ranks ranks(problem.world_size());
   const auto layers = ranks.layers(problem.config());
-  std::vector<Comparisons> comparisons(layers.size());
   expect_all_return(ranks.run([&](int rank) {
     testing::Random random{std::uint64_t(rank)};
+    Comparisons mine;
     for (int again = 0; again < 20; ++again) {
       std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
-      Comparisons& mine = comparisons[std::size_t(rank)];
       const Dispatched got = dispatch_and_check(*layers[std::size_t(rank)], kHere, problem,
                                                 rounds[0], rank, nullptr, mine);
       std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
       combine_and_check(*layers[std::size_t(rank)], kHere, problem, rounds[0], rank, got, mine);
     }
+    expect_passed(mine);
   }));
-  for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
 TEST_F(TwoRanks, OutputsOutliveTheLayer) {

@@ -13,6 +13,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "winnow/core/contract_table.h"
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/fault.h"
@@ -95,6 +96,14 @@ struct Collected {
                                               {Py_tp_clear, reinterpret_cast<void*>(&clear)},
                                               {0, nullptr}};
 };
+
+// A member of a result under its own name. `annotation`: as stubs have it.
+template <auto kMember, class Class>
+void define_member(nanobind::class_<Class>& type, const char* doc, const char* annotation = "T") {
+  const std::string name(contract::name_of<kMember>());
+  const std::string signature = "def " + name + "(self) -> " + annotation;
+  type.def_ro(name.c_str(), kMember, doc, nanobind::for_getter(nanobind::sig(signature.c_str())));
+}
 
 // What reading the arguments threw; null for nothing.
 template <class Function>

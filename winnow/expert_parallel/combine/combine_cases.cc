@@ -4,16 +4,13 @@
 namespace winnow::expert_parallel {
 
 void add_combine_cases(CaseTable& table, World world) {
+  using enum ExpertChoice;
   table.add(world, "weighted-bias",
-            {.choice = ExpertChoice::duplicates,
-             .weights = true,
-             .weighted_combine = true,
-             .bias = true});
-  table.add(world, "local-combine",
-            {.topk = 5, .choice = ExpertChoice::duplicates, .local_combine = true});
+            {.choice = duplicates, .weights = true, .weighted_combine = true, .bias = true});
+  table.add(world, "local-combine", {.topk = 5, .choice = duplicates, .local_combine = true});
   table.add(world, "local-combine-weighted",
             {.topk = 3,
-             .choice = ExpertChoice::dropped,
+             .choice = dropped,
              .local_combine = true,
              .weights = true,
              .weighted_combine = true});
@@ -21,48 +18,46 @@ void add_combine_cases(CaseTable& table, World world) {
   for (const int sms : {8, 24}) {
     table.add(world, "token-major-" + std::to_string(sms) + "-sms",
               {.topk = 3,
-               .choice = ExpertChoice::dropped,
+               .choice = dropped,
                .token_major = true,
                .local_combine = true,
                .sm_count = sms});
   }
   table.add(world, "pair-values",
             {.topk = 3,
-             .choice = ExpertChoice::dropped,
+             .choice = dropped,
              .bias = true,
              .second_bias = true,
              .combine_weights = true,
              .pair_values = true});
-  table.add(
-      world, "pair-values-token-major",
-      {.topk = 5, .choice = ExpertChoice::duplicates, .token_major = true, .pair_values = true});
-  table.add(world, "all-dropped", {.choice = ExpertChoice::none, .bias = true});
+  table.add(world, "pair-values-token-major",
+            {.topk = 5, .choice = duplicates, .token_major = true, .pair_values = true});
+  table.add(world, "all-dropped", {.choice = none, .bias = true});
 }
 
 void add_combine_options(CaseTable& table, World world) {
-  table.add(world, "own-rows", {.choice = ExpertChoice::dropped, .expert_rows = ExpertRows::own});
-  table.add(world, "in-place",
-            {.choice = ExpertChoice::dropped,
-             .expert_rows = ExpertRows::in_place,
-             .local_combine = true});
-  table.add(world, "in-place-token-major",
-            {.expert_rows = ExpertRows::in_place, .token_major = true});
+  using enum ExpertChoice;
+  using enum Mode;
+  using enum ExpertRows;
+  table.add(world, "own-rows", {.choice = dropped, .expert_rows = own});
+  table.add(world, "in-place", {.choice = dropped, .expert_rows = in_place, .local_combine = true});
+  table.add(world, "in-place-token-major", {.expert_rows = in_place, .token_major = true});
   table.add(world, "strided",
-            {.choice = ExpertChoice::dropped,
-             .expert_rows = ExpertRows::own,
+            {.choice = dropped,
+             .expert_rows = own,
              .weights = true,
              .weighted_combine = true,
              .bias = true,
              .strided = true});
   table.add(world, "own-rows-copy-out",
-            {.expert_rows = ExpertRows::own, .local_combine = true, .copy_out = true});
+            {.expert_rows = own, .local_combine = true, .copy_out = true});
   table.add(world, "one-expert-local-combine",
-            {.topk = 7, .choice = ExpertChoice::one_expert, .local_combine = true});
+            {.topk = 7, .choice = one_expert, .local_combine = true});
   // Values of pairs, weights of combine, two biases.
   for (const int sms : {8, 24}) {
     table.add(world, "pair-values-pushed-" + std::to_string(sms) + "-sms",
               {.topk = 3,
-               .choice = ExpertChoice::dropped,
+               .choice = dropped,
                .token_major = true,
                .local_combine = true,
                .pair_values = true,
@@ -71,7 +66,7 @@ void add_combine_options(CaseTable& table, World world) {
   table.add(world, "added-values",
             {.weight_dtype = DType::bf16,
              .topk = 4,
-             .choice = ExpertChoice::dropped,
+             .choice = dropped,
              .token_major = true,
              .pair_values = true,
              .add_values = true});
@@ -79,20 +74,20 @@ void add_combine_options(CaseTable& table, World world) {
             {.dtype = DType::f32,
              .weight_dtype = DType::f16,
              .topk = 3,
-             .choice = ExpertChoice::duplicates,
-             .expert_rows = ExpertRows::own,
+             .choice = duplicates,
+             .expert_rows = own,
              .local_combine = true,
              .strided = true,
              .combine_weights = true,
              .pair_values = true});
   table.add(world, "pair-values-worst-case",
-            {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .pair_values = true});
+            {.choice = dropped, .mode = worst_case, .pair_values = true});
   table.add(world, "pair-values-copy-out-cached",
-            {.mode = Mode::cached, .token_major = true, .copy_out = true, .pair_values = true});
+            {.mode = cached, .token_major = true, .copy_out = true, .pair_values = true});
   table.add(world, "combine-weights-bf16-aligned",
             {.weight_dtype = DType::bf16,
              .alignment = 4,
-             .choice = ExpertChoice::dropped,
+             .choice = dropped,
              .weights = true,
              .copy_out = true,
              .combine_weights = true});

@@ -4,25 +4,21 @@
 namespace winnow::expert_parallel {
 
 void add_dispatch_cases(CaseTable& table, World world) {
-  table.add(world, "weights", {.choice = ExpertChoice::dropped, .weights = true});
-  table.add(world, "aligned", {.alignment = 8, .choice = ExpertChoice::dropped, .weights = true});
-  table.add(world, "token-major",
-            {.topk = 4, .choice = ExpertChoice::duplicates, .token_major = true});
+  using enum ExpertChoice;
+  using enum Mode;
+  table.add(world, "weights", {.choice = dropped, .weights = true});
+  table.add(world, "aligned", {.alignment = 8, .choice = dropped, .weights = true});
+  table.add(world, "token-major", {.topk = 4, .choice = duplicates, .token_major = true});
   table.add(world, "token-major-weights",
-            {.topk = 3,
-             .choice = ExpertChoice::dropped,
-             .token_major = true,
-             .weights = true,
-             .bias = true});
+            {.topk = 3, .choice = dropped, .token_major = true, .weights = true, .bias = true});
   table.add(world, "cached",
             {.topk = 3,
-             .choice = ExpertChoice::dropped,
-             .mode = Mode::cached,
+             .choice = dropped,
+             .mode = cached,
              .weights = true,
              .weighted_combine = true,
              .rounds = 3});
-  table.add(world, "worst-case",
-            {.choice = ExpertChoice::dropped, .mode = Mode::worst_case, .weights = true});
+  table.add(world, "worst-case", {.choice = dropped, .mode = worst_case, .weights = true});
   // For which blocks send apart where ranks have GPUs of their own: taken in several slices, new
   // and repeated, and left; more scales of a row than a warp loads at once.
   table.add(world, "large-rows-taken",
@@ -30,8 +26,8 @@ void add_dispatch_cases(CaseTable& table, World world) {
              .max_tokens = world == World{1, 2} ? 1200 : 40,
              .hidden = 4096,
              .tokens = Tokens::full,
-             .choice = ExpertChoice::dropped,
-             .mode = Mode::cached,
+             .choice = dropped,
+             .mode = cached,
              .token_major = true,
              .weights = true,
              .copy_out = true,
@@ -39,7 +35,7 @@ void add_dispatch_cases(CaseTable& table, World world) {
   table.add(world, "large-rows-taken-fp8",
             {.max_tokens = 40,
              .hidden = 8320,
-             .choice = ExpertChoice::one_expert,
+             .choice = one_expert,
              .token_major = true,
              .weights = true,
              .fp8 = true,
@@ -50,79 +46,62 @@ void add_dispatch_cases(CaseTable& table, World world) {
              .max_tokens = 40,
              .hidden = 4096,
              .tokens = Tokens::even_ranks_empty,
-             .choice = ExpertChoice::dropped,
-             .mode = Mode::worst_case,
+             .choice = dropped,
+             .mode = worst_case,
              .token_major = true,
              .weights = true,
              .sm_count = 24});
   table.add(world, "no-token", {.tokens = Tokens::none, .weights = true});
-  table.add(world, "one-expert", {.choice = ExpertChoice::one_expert, .weights = true});
+  table.add(world, "one-expert", {.choice = one_expert, .weights = true});
 }
 
 void add_dispatch_options(CaseTable& table, World world) {
-  table.add(world, "fp8",
-            {.hidden = 144, .choice = ExpertChoice::dropped, .weights = true, .fp8 = true});
+  using enum ExpertChoice;
+  using enum Mode;
+  table.add(world, "fp8", {.hidden = 144, .choice = dropped, .weights = true, .fp8 = true});
   table.add(world, "fp8-token-major",
-            {.topk = 3,
-             .hidden = 256,
-             .choice = ExpertChoice::duplicates,
-             .token_major = true,
-             .fp8 = true});
-  table.add(world, "fp8-cached", {.hidden = 144, .mode = Mode::cached, .fp8 = true});
-  table.add(
-      world, "scatter-slice",
-      {.topk = 3, .choice = ExpertChoice::dropped, .scatter = Scatter::slice, .weights = true});
+            {.topk = 3, .hidden = 256, .choice = duplicates, .token_major = true, .fp8 = true});
+  table.add(world, "fp8-cached", {.hidden = 144, .mode = cached, .fp8 = true});
+  table.add(world, "scatter-slice",
+            {.topk = 3, .choice = dropped, .scatter = Scatter::slice, .weights = true});
   table.add(world, "scatter-table",
-            {.topk = 3,
-             .choice = ExpertChoice::duplicates,
-             .scatter = Scatter::table,
-             .local_combine = true});
-  table.add(world, "scatter-table-uneven",
-            {.choice = ExpertChoice::duplicates, .scatter = Scatter::table});
-  table.add(world, "copy-out",
-            {.choice = ExpertChoice::dropped, .weights = true, .copy_out = true});
+            {.topk = 3, .choice = duplicates, .scatter = Scatter::table, .local_combine = true});
+  table.add(world, "scatter-table-uneven", {.choice = duplicates, .scatter = Scatter::table});
+  table.add(world, "copy-out", {.choice = dropped, .weights = true, .copy_out = true});
   table.add(world, "copy-out-token-major", {.token_major = true, .copy_out = true});
-  table.add(world, "wide-indices",
-            {.choice = ExpertChoice::dropped, .strided = true, .wide_indices = true});
+  table.add(world, "wide-indices", {.choice = dropped, .strided = true, .wide_indices = true});
   table.add(world, "wide-indices-token-major",
-            {.max_tokens = 70,
-             .choice = ExpertChoice::duplicates,
-             .token_major = true,
-             .wide_indices = true});
-  table.add(world, "copy-out-no-rows",
-            {.choice = ExpertChoice::none, .token_major = true, .copy_out = true});
+            {.max_tokens = 70, .choice = duplicates, .token_major = true, .wide_indices = true});
+  table.add(world, "copy-out-no-rows", {.choice = none, .token_major = true, .copy_out = true});
   table.add(world, "copy-out-cached-token-major",
             {.max_tokens = 70,
-             .choice = ExpertChoice::dropped,
-             .mode = Mode::cached,
+             .choice = dropped,
+             .mode = cached,
              .token_major = true,
              .weights = true,
              .copy_out = true});
-  table.add(world, "out", {.choice = ExpertChoice::dropped, .weights = true, .out = true});
+  table.add(world, "out", {.choice = dropped, .weights = true, .out = true});
   table.add(world, "out-token-major",
             {.topk = 3, .token_major = true, .weights = true, .out = true, .in_flight = true});
-  table.add(world, "out-cached", {.alignment = 4, .mode = Mode::cached, .out = true});
+  table.add(world, "out-cached", {.alignment = 4, .mode = cached, .out = true});
   table.add(world, "out-worst-case-token-major",
-            {.topk = 3, .mode = Mode::worst_case, .token_major = true, .out = true});
-  table.add(world, "out-worst-case", {.mode = Mode::worst_case, .weights = true, .out = true});
+            {.topk = 3, .mode = worst_case, .token_major = true, .out = true});
+  table.add(world, "out-worst-case", {.mode = worst_case, .weights = true, .out = true});
   table.add(world, "out-strided-fp8",
             {.hidden = 144, .weights = true, .fp8 = true, .out = true, .strided = true});
   table.add(world, "strided-fp8",
             {.hidden = 144, .token_major = true, .weights = true, .fp8 = true, .strided = true});
   table.add(world, "growth", {.arena_rows = 4, .weights = true, .in_flight = true, .rounds = 4});
   table.add(world, "growth-cached",
-            {.arena_rows = 4, .mode = Mode::cached, .in_flight = true, .rounds = 3});
-  table.add(world, "cached-token-major",
-            {.topk = 3,
-             .choice = ExpertChoice::duplicates,
-             .mode = Mode::cached,
-             .token_major = true,
-             .weights = true});
-  table.add(world, "cached-aligned", {.alignment = 4, .mode = Mode::cached, .weights = true});
+            {.arena_rows = 4, .mode = cached, .in_flight = true, .rounds = 3});
+  table.add(
+      world, "cached-token-major",
+      {.topk = 3, .choice = duplicates, .mode = cached, .token_major = true, .weights = true});
+  table.add(world, "cached-aligned", {.alignment = 4, .mode = cached, .weights = true});
   table.add(world, "worst-case-token-major",
-            {.topk = 3, .mode = Mode::worst_case, .token_major = true, .weights = true});
+            {.topk = 3, .mode = worst_case, .token_major = true, .weights = true});
   table.add(world, "worst-case-aligned",
-            {.alignment = 4, .choice = ExpertChoice::duplicates, .mode = Mode::worst_case});
+            {.alignment = 4, .choice = duplicates, .mode = worst_case});
   table.add(world, "empty-ranks", {.tokens = Tokens::even_ranks_empty, .weights = true});
   table.add(world, "empty-ranks-token-major",
             {.tokens = Tokens::even_ranks_empty, .token_major = true});
@@ -131,23 +110,17 @@ void add_dispatch_options(CaseTable& table, World world) {
   table.add(world, "k32",
             {.experts_per_rank = 16,
              .topk = 32,
-             .choice = ExpertChoice::duplicates,
+             .choice = duplicates,
              .weights = true,
              .weighted_combine = true});
-  table.add(world, "one-expert-per-rank",
-            {.experts_per_rank = 1, .topk = 3, .choice = ExpertChoice::duplicates});
-  table.add(world, "narrow", {.hidden = 8, .choice = ExpertChoice::dropped});
+  table.add(world, "one-expert-per-rank", {.experts_per_rank = 1, .topk = 3, .choice = duplicates});
+  table.add(world, "narrow", {.hidden = 8, .choice = dropped});
   table.add(world, "wide", {.max_tokens = 3, .hidden = 7176});
   // More than one chunk of 64 tokens, with gaps between the runs.
   table.add(world, "chunks",
-            {.topk = 1,
-             .max_tokens = 600,
-             .hidden = 8,
-             .tokens = Tokens::full,
-             .choice = ExpertChoice::dropped});
-  table.add(
-      world, "chunk-end",
-      {.max_tokens = 512, .hidden = 8, .tokens = Tokens::full, .choice = ExpertChoice::one_expert});
+            {.topk = 1, .max_tokens = 600, .hidden = 8, .tokens = Tokens::full, .choice = dropped});
+  table.add(world, "chunk-end",
+            {.max_tokens = 512, .hidden = 8, .tokens = Tokens::full, .choice = one_expert});
   // Opaque scales.
   table.add(world, "scales-i32-by-column",
             {.hidden = 512,
@@ -164,7 +137,7 @@ void add_dispatch_options(CaseTable& table, World world) {
              .scale_columns = 8});
   table.add(world, "scales-u8-by-column",
             {.hidden = 256,
-             .mode = Mode::cached,
+             .mode = cached,
              .fp8 = true,
              .scale_dtype = DType::u8,
              .scale_columns = 32,

@@ -1,5 +1,4 @@
 // dispatch() on a GPU: what is enqueued, in which order.
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>

@@ -1,8 +1,6 @@
 // What dispatch's kernels do differently for some sizes: routings larger than shared memory, rows
 // larger than a stage or not aligned, rows repeated while others arrive. The oracle is that of the
 // case table. Skipped without a GPU.
-#include <string>
-#include <vector>
 
 #include "winnow/expert_parallel/testing/gpu_ranks.h"
 

@@ -1,6 +1,5 @@
 #include "winnow/expert_parallel/dispatch/dispatch_request.h"
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>

@@ -5,7 +5,6 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -58,30 +57,6 @@ constexpr Config kTwoRanks{
 // to expert 1; rank 1 its token 0 to experts 1 and 0, token 1 to expert 3.
 Tensor example_indices(int rank) {
   return rank == 0 ? indices({0, 3, 2, 2, 4, 1}, 2) : indices({1, 0, 3, -1}, 2);
-}
-
-TEST(Dispatch, TheExampleAndBackWithOnes) {
-  run(2, kTwoRanks, [](AllToAll& layer, int rank) {
-    const Tensor input = tokens(rank, rank == 0 ? 3 : 2);
-    const Dispatched got =
-        layer.dispatch({.input = input, .expert_indices = example_indices(rank)});
-    if (rank == 0) {
-      EXPECT_THAT(first_column(got.output), ElementsAre(0, 100, 2, 100));
-    }
-    if (rank == 1) {
-      EXPECT_THAT(first_column(got.output), ElementsAre(1, 1, 0, 101));
-    }
-    const TensorView ones = layer.combine_buffer(*got.descriptor);
-    for (std::int64_t i = 0; i < ones.numel(); ++i) static_cast<float*>(ones.data())[i] = 1;
-    const Tensor sums = layer.combine({.expert_output = ones}, *got.descriptor);
-    // As many as the token has kept pairs.
-    if (rank == 0) {
-      EXPECT_THAT(first_column(sums), ElementsAre(2, 2, 1));
-    }
-    if (rank == 1) {
-      EXPECT_THAT(first_column(sums), ElementsAre(2, 1));
-    }
-  });
 }
 
 // The output is borrowed: experts may overwrite it in place, and combine reads it where it is.

@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/layer/layer.h"
 
 #include <string>
-#include <utility>
 
 #include "winnow/expert_parallel/memory/layouts.h"
 

@@ -33,13 +33,10 @@ testing::Benchmark make_benchmark(std::string name, std::int64_t tokens, std::in
   benchmark.device = device;
   benchmark.prepare = [=](const Target& target) -> std::function<void()> {
     const Device where = testing::device_of(target);
-    auto tensors = std::make_shared<BenchLayout>(
-        BenchLayout{Tensor(DType::i32, {tokens, kTopk}), Tensor(DType::i32, {ranks}, where),
-                    Tensor(DType::i32, {nodes}, where), Tensor(DType::i32, {kExperts}, where),
-                    Tensor(DType::u8, {tokens, ranks}, where)});
-    testing::Random random(1);
-    choose_experts(tensors->indices, random, kExperts, ExpertChoice::distinct);
-    tensors->indices = tensors->indices.to(where);
+    auto tensors = std::make_shared<BenchLayout>(BenchLayout{
+        distinct_experts(0, tokens, kTopk, kExperts).to(where), Tensor(DType::i32, {ranks}, where),
+        Tensor(DType::i32, {nodes}, where), Tensor(DType::i32, {kExperts}, where),
+        Tensor(DType::u8, {tokens, ranks}, where)});
     return [=, options = target.options] {
       layout({.expert_indices = tensors->indices,
               .experts = kExperts,

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "winnow/core/device_memory.h"
 #include "winnow/core/record.h"
@@ -13,39 +12,6 @@
 #include "winnow/expert_parallel/transport/fault.h"
 
 namespace winnow::expert_parallel {
-
-// The arguments by name, for the log of calls.
-
-template <class Visitor>
-void each_argument(const LowLatencyDispatchArgs& args, Visitor&& visit) {
-  visit("input", args.input);
-  visit("expert_indices", args.expert_indices);
-  visit("format", args.format);
-  visit("part", args.part);
-  visit("sent", args.sent);
-  visit("output", args.output);
-  visit("scales", args.scales);
-  visit("counts", args.counts);
-  visit("source_tokens", args.source_tokens);
-  visit("source_pairs", args.source_pairs);
-  visit("pair_rows", args.pair_rows);
-  visit("ranges", args.ranges);
-  visit("expert_statistics", args.expert_statistics);
-  visit("wait_statistics", args.wait_statistics);
-}
-
-template <class Visitor>
-void each_argument(const LowLatencyCombineArgs& args, Visitor&& visit) {
-  visit("expert_output", args.expert_output);
-  visit("pair_rows", args.pair_rows);
-  visit("expert_indices", args.expert_indices);
-  visit("weights", args.weights);
-  visit("out", args.out);
-  visit("wait_statistics", args.wait_statistics);
-  visit("part", args.part);
-  visit("sent", args.sent);
-}
-
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -321,12 +287,21 @@ LowLatencyBackend& LowLatency::open(const char* operation) const {
 LowLatencySent LowLatency::dispatch(const LowLatencyDispatchArgs& args) {
   const char* operation = kLowLatencyNames[kLowLatencyDispatch];
   LowLatencyBackend& backend = open(operation);
-  return logged(operation, rank_, args, which_, [&] { return backend.dispatch(args); });
+  using A = LowLatencyDispatchArgs;
+  constexpr Members<&A::input, &A::expert_indices, &A::format, &A::part, &A::sent, &A::output,
+                    &A::scales, &A::counts, &A::source_tokens, &A::source_pairs, &A::pair_rows,
+                    &A::ranges, &A::expert_statistics, &A::wait_statistics, &A::stream, &A::refusal>
+      members;
+  return logged(members, operation, rank_, args, which_, [&] { return backend.dispatch(args); });
 }
 LowLatencySent LowLatency::combine(const LowLatencyCombineArgs& args) {
   const char* operation = kLowLatencyNames[kLowLatencyCombine];
   LowLatencyBackend& backend = open(operation);
-  return logged(operation, rank_, args, which_, [&] { return backend.combine(args); });
+  using A = LowLatencyCombineArgs;
+  constexpr Members<&A::expert_output, &A::pair_rows, &A::expert_indices, &A::weights, &A::out,
+                    &A::wait_statistics, &A::part, &A::sent, &A::stream, &A::refusal>
+      members;
+  return logged(members, operation, rank_, args, which_, [&] { return backend.combine(args); });
 }
 std::vector<std::int32_t> LowLatency::mask() const { return open(kLowLatency).mask(); }
 void LowLatency::set_mask(int rank, bool masked) {

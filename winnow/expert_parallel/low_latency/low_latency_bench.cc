@@ -31,17 +31,10 @@ struct Shape {
   }
 };
 
-Tensor choose(int rank, std::int64_t tokens) {
-  Tensor indices(DType::i32, {tokens, kTopk});
-  testing::Random random(std::uint64_t(rank) + 1);
-  choose_experts(indices, random, kExperts, ExpertChoice::distinct);
-  return indices;
-}
-
 // The pairs of one GPU's ranks whose experts are on other GPUs, if every rank had those of rank 0.
 std::int64_t leaving_pairs(const BenchWorld& world, std::int64_t tokens) {
   std::int64_t pairs = 0;
-  const Tensor indices = choose(0, tokens);
+  const Tensor indices = distinct_experts(0, tokens, kTopk, kExperts);
   for (const std::int32_t expert : indices.values<std::int32_t>()) {
     pairs += expert / (kExperts / world.ranks) >= world.ranks_on_gpu;
   }
@@ -71,7 +64,7 @@ class Rank {
     testing::fill_normal(weights, random);
     input_ = place_.copy(input);
     weights_ = place_.copy(weights);
-    indices_ = place_.copy(choose(layer_.rank(), shape.tokens));
+    indices_ = place_.copy(distinct_experts(layer_.rank(), shape.tokens, kTopk, kExperts));
     output_ = place_.make(bf16 ? DType::bf16 : DType::f8_e4m3, {{experts, rows, kHidden}});
     if (!bf16) {
       scales_ = place_.make(DType::f32, {{experts, kHidden / 128, rows}});

@@ -1,5 +1,4 @@
 // The case table of expert_parallel::low_latency. Every comparison is of bits.
-#include <utility>
 
 #include "winnow/expert_parallel/memory/layouts.h"
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"

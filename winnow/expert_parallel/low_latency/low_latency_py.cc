@@ -9,7 +9,6 @@
 
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
-#include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"
@@ -283,30 +282,22 @@ Raises:
 
 void bind_expert_parallel_low_latency(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<Arrived>(m, "LowLatencyDispatched", "The result of LowLatency.dispatch().",
-                      nb::type_slots(Collected<Arrived>::kSlots), nb::is_generic(),
-                      nb::sig("class LowLatencyDispatched(typing.Generic[T])"))
-      .def_ro("output", &Arrived::output, "[E / W, W * M, H].",
-              nb::for_getter(nb::sig("def output(self) -> T")))
-      .def_ro("scales", &Arrived::scales, "[E / W, W * M, columns], or None.",
-              nb::for_getter(nb::sig("def scales(self) -> T | None")))
-      .def_ro("counts", &Arrived::counts, "[E / W], int32.",
-              nb::for_getter(nb::sig("def counts(self) -> T")))
-      .def_ro("source_tokens", &Arrived::source_tokens, "[E / W, W * M], int32.",
-              nb::for_getter(nb::sig("def source_tokens(self) -> T")))
-      .def_ro("source_pairs", &Arrived::source_pairs, "[E / W, W * M], int32: token * K + k.",
-              nb::for_getter(nb::sig("def source_pairs(self) -> T")))
-      .def_ro("pair_rows", &Arrived::pair_rows, "[W, M, K], int32: expert * W * M + row, or -1.",
-              nb::for_getter(nb::sig("def pair_rows(self) -> T")))
-      .def_ro("ranges", &Arrived::ranges, "[E / W, W], int64: first row << 32 | rows.",
-              nb::for_getter(nb::sig("def ranges(self) -> T")));
+  nb::class_<Arrived> dispatched(m, "LowLatencyDispatched", "The result of LowLatency.dispatch().",
+                                 nb::type_slots(Collected<Arrived>::kSlots), nb::is_generic(),
+                                 nb::sig("class LowLatencyDispatched(typing.Generic[T])"));
+  define_member<&Arrived::output>(dispatched, "[E / W, W * M, H].");
+  define_member<&Arrived::scales>(dispatched, "[E / W, W * M, columns], or None.", "T | None");
+  define_member<&Arrived::counts>(dispatched, "[E / W], int32.");
+  define_member<&Arrived::source_tokens>(dispatched, "[E / W, W * M], int32.");
+  define_member<&Arrived::source_pairs>(dispatched, "[E / W, W * M], int32: token * K + k.");
+  define_member<&Arrived::pair_rows>(dispatched, "[W, M, K], int32: expert * W * M + row, or -1.");
+  define_member<&Arrived::ranges>(dispatched, "[E / W, W], int64: first row << 32 | rows.");
 
-  nb::class_<Combining>(m, "LowLatencyCombining",
-                        "The result of a LowLatency.combine() that sends.",
-                        nb::type_slots(Collected<Combining>::kSlots), nb::is_generic(),
-                        nb::sig("class LowLatencyCombining(typing.Generic[T])"))
-      .def_ro("out", &Combining::out, "[n, H], which the call that receives writes.",
-              nb::for_getter(nb::sig("def out(self) -> T")));
+  nb::class_<Combining> combining(m, "LowLatencyCombining",
+                                  "The result of a LowLatency.combine() that sends.",
+                                  nb::type_slots(Collected<Combining>::kSlots), nb::is_generic(),
+                                  nb::sig("class LowLatencyCombining(typing.Generic[T])"));
+  define_member<&Combining::out>(combining, "[n, H], which the call that receives writes.");
 
   nb::class_<BoundLowLatency> type(m, "LowLatency", kClassDoc);
   define(type, "__init__", make_low_latency, "transport"_a, "store"_a, nb::kw_only(),

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 #include "winnow/expert_parallel/testing/low_latency_ranks.h"
 #include "winnow/testing/expect.h"
@@ -142,7 +141,6 @@ TEST_P(ThreeRanks, CombineEarlierDispatchesInAnyOrder) {
   problem_.rounds = 5;
   rounds_ = make_rounds(problem_);
   make(false);
-  std::vector<Comparisons> comparisons(kWorld);
   expect_all_return(run([&](int rank) {
     std::vector<std::unique_ptr<LowLatencyTensors>> all;
     for (const LowLatencyRound& round : rounds_) {
@@ -150,14 +148,15 @@ TEST_P(ThreeRanks, CombineEarlierDispatchesInAnyOrder) {
       layer(rank).dispatch(all.back()->dispatch_args(CallPart::both));
     }
     for (const auto& one : all) one->make_expert_output();
+    Comparisons mine;
     for (const int i : {3, 0, 4, 2, 1, 3}) {
       const LowLatencyDispatchArgs other = all[std::size_t(i)]->dispatch_args(CallPart::both);
       for (const TensorView& view : {other.source_pairs, other.ranges}) place(rank).spoil(view);
       layer(rank).combine(all[std::size_t(i)]->combine_args(CallPart::both));
-      all[std::size_t(i)]->check_combined(comparisons[std::size_t(rank)]);
+      all[std::size_t(i)]->check_combined(mine);
     }
+    expect_passed(mine);
   }));
-  for (const Comparisons& one : comparisons) expect_passed(one);
 }
 
 TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
@@ -192,9 +191,8 @@ TEST_P(ThreeRanks, RefuseAThirdCallThatIsNotReceived) {
 TEST_P(ThreeRanks, ReceiveTheCallThatIsAskedFor) {
   for (const bool shrink : {false, true}) {
     make(shrink);
-    std::vector<Comparisons> comparisons(kWorld);
     expect_all_return(run([&](int rank) {
-      Comparisons& mine = comparisons[std::size_t(rank)];
+      Comparisons mine;
       std::vector<std::unique_ptr<LowLatencyTensors>> two;
       const auto anew = [&] {
         two.clear();
@@ -226,8 +224,8 @@ TEST_P(ThreeRanks, ReceiveTheCallThatIsAskedFor) {
       two[1]->combine(layer(rank), CallPart::both);
       two[0]->combine(layer(rank), CallPart::receive);
       for (const auto& one : two) one->check_combined(mine);
+      expect_passed(mine);
     }));
-    for (const Comparisons& one : comparisons) expect_passed(one);
     expect_working();
   }
 }
@@ -299,7 +297,6 @@ TEST_P(ThreeRanks, NameARankThatDoesNotCome) {
 TEST_P(ThreeRanks, MakeTheirCallsInHalvesOrNot) {
   make(false);
   for (int split = 1; split < 1 << kWorld; ++split) {
-    std::vector<Comparisons> comparisons(kWorld);
     expect_all_return(run([&](int rank) {
       renew(rank);
       LowLatencyTensors& mine = tensors(rank);
@@ -317,9 +314,10 @@ TEST_P(ThreeRanks, MakeTheirCallsInHalvesOrNot) {
         if (part == CallPart::send && rank == 1) args.weights = args.expert_indices = {};
         sent = layer(rank).combine(args);
       });
-      mine.check_combined(comparisons[std::size_t(rank)]);
+      Comparisons comparisons;
+      mine.check_combined(comparisons);
+      expect_passed(comparisons);
     }));
-    for (const Comparisons& one : comparisons) expect_passed(one);
   }
 }
 
@@ -422,16 +420,14 @@ TEST(LowLatencySoak, RandomProblems) {
     problem.shrink = random.below(2) == 0;
     SCOPED_TRACE(problem.name + ": " + describe(problem));
     const std::vector<LowLatencyRound> rounds = make_rounds(problem);
-    std::vector<Comparisons> comparisons(std::size_t(problem.world));
     const Ranks ranks(problem.world);
     expect_all_return(ranks.run([&](int rank) {
       LowLatencyConfig config = problem.config();
       config.device = device;
       LowLatency layer(ranks.transport(rank), ranks.store(), config);
       std::this_thread::sleep_for(std::chrono::microseconds(200 * rank));
-      comparisons[std::size_t(rank)] = run_rank(layer, problem, rounds);
+      expect_passed(run_rank(layer, problem, rounds));
     }));
-    for (const Comparisons& one : comparisons) expect_passed(one);
   }
 }
 

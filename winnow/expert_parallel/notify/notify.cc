@@ -18,26 +18,6 @@
 
 namespace winnow::expert_parallel {
 
-// The arguments by name, for the log of calls.
-
-template <class Visitor>
-void each_argument(const NotifyArgs& args, Visitor&& visit) {
-  visit("tokens_per_rank", args.tokens_per_rank);
-  visit("tokens_per_node", args.tokens_per_node);
-  visit("tokens_per_expert", args.tokens_per_expert);
-  visit("is_token_in_rank", args.is_token_in_rank);
-  visit("channels", args.channels);
-  visit("expert_alignment", args.expert_alignment);
-  visit("worst_case_rows", args.worst_case_rows);
-  visit("node_channel_prefix_matrix", args.node_channel_prefix_matrix);
-  visit("rank_channel_prefix_matrix", args.rank_channel_prefix_matrix);
-  visit("recv_node_prefix_sum", args.recv_node_prefix_sum);
-  visit("recv_rank_prefix_sum", args.recv_rank_prefix_sum);
-  visit("num_recv_tokens", args.num_recv_tokens);
-  visit("num_forward_tokens", args.num_forward_tokens);
-  visit("recv_pairs_per_expert", args.recv_pairs_per_expert);
-}
-
 NotifierBackend::NotifierBackend(Backend backend, const NotifierConfig& config,
                                  const Transport& transport)
     : CollectiveBackend(backend),
@@ -201,7 +181,15 @@ Notifier::Notifier(std::shared_ptr<Transport> transport, std::shared_ptr<Store> 
 Notifier::~Notifier() = default;
 
 Backend Notifier::notify(const NotifyArgs& args) {
-  logged(kNotifyOperation, rank(), args, backend(), [&] { backend_->notify(args); });
+  using A = NotifyArgs;
+  constexpr Members<&A::tokens_per_rank, &A::tokens_per_node, &A::tokens_per_expert,
+                    &A::is_token_in_rank, &A::channels, &A::expert_alignment, &A::worst_case_rows,
+                    &A::node_channel_prefix_matrix, &A::rank_channel_prefix_matrix,
+                    &A::recv_node_prefix_sum, &A::recv_rank_prefix_sum, &A::num_recv_tokens,
+                    &A::num_forward_tokens, &A::recv_pairs_per_expert, &A::queues, &A::stream,
+                    &A::refusal>
+      members;
+  logged(members, kNotifyOperation, rank(), args, backend(), [&] { backend_->notify(args); });
   return backend();
 }
 Backend Notifier::backend() const { return backend_->backend(); }

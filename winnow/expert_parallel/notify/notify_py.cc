@@ -10,7 +10,6 @@
 #include "winnow/core/device_memory.h"
 #include "winnow/expert_parallel/all_to_all/collective_py.h"
 #include "winnow/expert_parallel/notify/notify.h"
-#include "winnow/expert_parallel/transport/arguments_py.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
@@ -193,28 +192,20 @@ void bind_expert_parallel_notify(nb::module_& m) {
                  "local_recv_tokens: int, node_buffer_bytes: int, local_buffer_bytes: int) "
                  "-> None"));
 
-  nb::class_<Notified>(m, "Notified", "The result of Notifier.notify(): int32 tensors.",
-                       nb::type_slots(Collected<Notified>::kSlots), nb::is_generic(),
-                       nb::sig("class Notified(typing.Generic[T])"))
-      .def_ro("node_channel_prefix_matrix", &Notified::node_channel_prefix_matrix,
-              "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.",
-              nb::for_getter(nb::sig("def node_channel_prefix_matrix(self) -> T")))
-      .def_ro("rank_channel_prefix_matrix", &Notified::rank_channel_prefix_matrix,
-              "[W, C]: the same for ranks.",
-              nb::for_getter(nb::sig("def rank_channel_prefix_matrix(self) -> T")))
-      .def_ro("recv_node_prefix_sum", &Notified::recv_node_prefix_sum,
-              "[W/L]: tokens that come here to be forwarded, over source nodes 0 to j.",
-              nb::for_getter(nb::sig("def recv_node_prefix_sum(self) -> T")))
-      .def_ro("recv_rank_prefix_sum", &Notified::recv_rank_prefix_sum,
-              "[W]: tokens received in the end, over source ranks 0 to r.",
-              nb::for_getter(nb::sig("def recv_rank_prefix_sum(self) -> T")))
-      .def_ro("num_recv_tokens", &Notified::num_recv_tokens, "[1]: all that are received.",
-              nb::for_getter(nb::sig("def num_recv_tokens(self) -> T")))
-      .def_ro("num_forward_tokens", &Notified::num_forward_tokens, "[1]: all to be forwarded.",
-              nb::for_getter(nb::sig("def num_forward_tokens(self) -> T")))
-      .def_ro("recv_pairs_per_expert", &Notified::recv_pairs_per_expert,
-              "[E/W]: pairs for each local expert, rounded up to expert_alignment.",
-              nb::for_getter(nb::sig("def recv_pairs_per_expert(self) -> T")));
+  nb::class_<Notified> notified(m, "Notified", "The result of Notifier.notify(): int32 tensors.",
+                                nb::type_slots(Collected<Notified>::kSlots), nb::is_generic(),
+                                nb::sig("class Notified(typing.Generic[T])"));
+  define_member<&Notified::node_channel_prefix_matrix>(
+      notified, "[W/L, C]: this rank's tokens that go to a node, each once, over channels 0 to c.");
+  define_member<&Notified::rank_channel_prefix_matrix>(notified, "[W, C]: the same for ranks.");
+  define_member<&Notified::recv_node_prefix_sum>(
+      notified, "[W/L]: tokens that come here to be forwarded, over source nodes 0 to j.");
+  define_member<&Notified::recv_rank_prefix_sum>(
+      notified, "[W]: tokens received in the end, over source ranks 0 to r.");
+  define_member<&Notified::num_recv_tokens>(notified, "[1]: all that are received.");
+  define_member<&Notified::num_forward_tokens>(notified, "[1]: all to be forwarded.");
+  define_member<&Notified::recv_pairs_per_expert>(
+      notified, "[E/W]: pairs for each local expert, rounded up to expert_alignment.");
 
   nb::class_<ep::NotifyTotals>(m, "NotifyTotals", "The totals on the host; -1 if unknown.")
       .def_ro("recv_tokens", &ep::NotifyTotals::recv_tokens)

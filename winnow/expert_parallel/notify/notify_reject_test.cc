@@ -1,6 +1,5 @@
 // What notify refuses: the same text on every rank, nothing written, and the next call works; and
 // waits that end.
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 

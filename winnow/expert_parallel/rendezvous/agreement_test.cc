@@ -45,13 +45,10 @@ TEST(Agreement, EveryRankLearnsAboutAll) {
   constexpr int kRanks = 7;
   MemoryStore store;
   std::vector<Agreement> agreements(kRanks);
-  EXPECT_THAT(on_threads(kRanks,
-                         [&](int rank) {
-                           if (rank == 0) sleep_ms(30);
-                           agreements[std::size_t(rank)] =
-                               agree(store, request_of(rank, kRanks), generous());
-                         }),
-              Each(""));
+  expect_all_return(kRanks, [&](int rank) {
+    if (rank == 0) sleep_ms(30);
+    agreements[std::size_t(rank)] = agree(store, request_of(rank, kRanks), generous());
+  });
   for (const Agreement& agreement : agreements) {
     EXPECT_EQ(agreement.id, agreements[0].id);
     ASSERT_EQ(agreement.own.size(), std::size_t(kRanks));
@@ -71,16 +68,14 @@ TEST(Agreement, OneRankIsAWorld) {
 TEST(Agreement, TheSameRanksMakeOneWorldAfterTheOther) {
   constexpr int kRanks = 4;
   MemoryStore store;
-  EXPECT_THAT(on_threads(kRanks,
-                         [&](int rank) {
-                           for (int n = 0; n < 20; ++n) {
-                             AgreementRequest request = request_of(rank, kRanks);
-                             begin_world(store, request);
-                             EXPECT_EQ(request.prefix, "test/" + std::to_string(n + 1));
-                             agree(store, request, generous());
-                           }
-                         }),
-              Each(""));
+  expect_all_return(kRanks, [&](int rank) {
+    for (int n = 0; n < 20; ++n) {
+      AgreementRequest request = request_of(rank, kRanks);
+      begin_world(store, request);
+      EXPECT_EQ(request.prefix, "test/" + std::to_string(n + 1));
+      agree(store, request, generous());
+    }
+  });
 }
 
 TEST(Agreement, EveryDifferenceIsNamedOnEveryRank) {
@@ -226,14 +221,12 @@ TEST(Agreement, LeavesLittleInTheStore) {
   const TemporaryFolder folder;
   const auto store = std::make_shared<FileStore>(folder.path());
   InProcessWorld world(3);
-  EXPECT_THAT(on_threads(3,
-                         [&](int rank) {
-                           const auto transport = world.transport(rank);
-                           for (int layer = 0; layer < 20; ++layer) {
-                             agree(*transport, *store, "layer", {}, generous());
-                           }
-                         }),
-              Each(""));
+  expect_all_return(3, [&](int rank) {
+    const auto transport = world.transport(rank);
+    for (int layer = 0; layer < 20; ++layer) {
+      agree(*transport, *store, "layer", {}, generous());
+    }
+  });
   EXPECT_LE(entries_of(folder.path() / "test"), 2);
 }
 

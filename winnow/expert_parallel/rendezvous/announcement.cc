@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include "winnow/core/error.h"
-
 namespace winnow::expert_parallel {
 namespace {
 

@@ -13,42 +13,12 @@
 namespace winnow::expert_parallel {
 namespace {
 
-constexpr const char* kNames[] = {"WINNOW_RANK",
-                                  "WINNOW_WORLD_SIZE",
-                                  "WINNOW_LOCAL_WORLD_SIZE",
-                                  "WINNOW_LOCAL_RANK",
-                                  "WINNOW_RENDEZVOUS",
-                                  "WINNOW_JOB",
-                                  "RANK",
-                                  "WORLD_SIZE",
-                                  "LOCAL_WORLD_SIZE",
-                                  "LOCAL_RANK",
-                                  "TORCHELASTIC_RUN_ID",
-                                  "TORCHELASTIC_RESTART_COUNT",
-                                  "OMPI_COMM_WORLD_RANK",
-                                  "OMPI_COMM_WORLD_SIZE",
-                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                  "OMPI_COMM_WORLD_LOCAL_RANK",
-                                  "OMPI_MCA_ess_base_jobid",
-                                  "PMIX_NAMESPACE",
-                                  "PMI_RANK",
-                                  "PMI_SIZE",
-                                  "MPI_LOCALNRANKS",
-                                  "MPI_LOCALRANKID",
-                                  "SLURM_PROCID",
-                                  "SLURM_NTASKS",
-                                  "SLURM_STEP_TASKS_PER_NODE",
-                                  "SLURM_LOCALID",
-                                  "SLURM_JOB_ID",
-                                  "SLURM_STEP_ID",
-                                  "SLURM_RESTART_COUNT"};
-
 class LaunchEnvironmentTest : public ::testing::Test {
  protected:
   void SetUp() override { set({}); }
   void TearDown() override { set({}); }
   static void set(const std::map<std::string, std::string>& variables) {
-    for (const char* name : kNames) unsetenv(name);
+    clearenv();
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   }
   static void expect_refused(const std::map<std::string, std::string>& variables,

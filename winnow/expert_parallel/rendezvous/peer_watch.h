@@ -2,7 +2,6 @@
 // while no thread of the caller is in the library. Internal.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>

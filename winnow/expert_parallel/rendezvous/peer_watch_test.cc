@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>

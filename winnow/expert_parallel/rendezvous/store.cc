@@ -6,7 +6,6 @@
 #include <cstring>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include <fcntl.h>
 #include <sys/stat.h>

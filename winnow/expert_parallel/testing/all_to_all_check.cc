@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <string>
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/layer/descriptor_oracle.h"

@@ -1,7 +1,6 @@
 // Runs the problems of all_to_all_problem.h and compares with the oracle, bit for bit.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>

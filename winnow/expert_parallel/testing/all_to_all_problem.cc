@@ -1,8 +1,6 @@
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
 
 #include <algorithm>
-#include <numeric>
-#include <span>
 
 #include "winnow/core/error.h"
 

@@ -57,4 +57,12 @@ inline Tensor widened(const Tensor& narrow) {
   return wide;
 }
 
+// Distinct experts for the tokens of a rank: [tokens, topk], i32.
+inline Tensor distinct_experts(int rank, std::int64_t tokens, int topk, std::int64_t experts) {
+  Tensor indices(DType::i32, {tokens, topk});
+  testing::Random random(static_cast<std::uint64_t>(rank) + 1);
+  choose_experts(indices, random, experts, ExpertChoice::distinct);
+  return indices;
+}
+
 }  // namespace winnow::expert_parallel

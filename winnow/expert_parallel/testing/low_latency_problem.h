@@ -55,9 +55,8 @@ class LowLatencyTensors {
   void dispatch(LowLatency& layer, CallPart part);
   void combine(LowLatency& layer, CallPart part);
   void check_dispatched(Comparisons& comparisons) const;
-  void check_combined(Comparisons& comparisons) const;
-  // Where only these pairs can have been added, [n, k] i32 on the host.
-  void check_combined(Comparisons& comparisons, const ConstTensorView& indices) const;
+  // The sums lack the experts of a rank that is gone; -1: none is.
+  void check_combined(Comparisons& comparisons, int gone = -1) const;
   Tensor statistics, waits;
 
  private:

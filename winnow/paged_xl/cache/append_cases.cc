@@ -1,5 +1,4 @@
 // The case table of paged_xl::append. Moving bytes has no tolerance.
-#include <numeric>
 
 #include "winnow/paged_xl/cache/append_contract.h"
 #include "winnow/paged_xl/cache/append_oracle.h"

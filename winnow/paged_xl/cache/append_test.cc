@@ -24,7 +24,8 @@ class Append : public ::testing::Test {
         slots_(DType::i64, {3}),
         key_cache_(DType::bf16, {4, 2, 4, 8, 8}),
         value_cache_(DType::bf16, {4, 2, 32, 8}),
-        args_{key_, value_, slots_, key_cache_, value_cache_} {
+        good_{key_, value_, slots_, key_cache_, value_cache_},
+        args_(good_) {
     testing::Random random(1);
     testing::fill_normal(key_, random);
     testing::fill_normal(value_, random);
@@ -35,12 +36,15 @@ class Append : public ::testing::Test {
   void set_slots(std::initializer_list<std::int64_t> slots) {
     std::copy(slots.begin(), slots.end(), slots_.values<std::int64_t>().begin());
   }
-  void expect_error(const AppendArgs& args, const std::string& message) {
-    expect_refusal([&] { append(args); }, "paged_xl::append: " + message);
+  // A call with args_ is refused so. Afterwards they are good again.
+  void expect_error(const std::string& message) {
+    expect_refusal([&] { append(args_); }, "paged_xl::append: " + message);
+    args_ = good_;
     EXPECT_EQ(testing::count_unwritten(key_cache_.view()), key_cache_.numel());
     EXPECT_EQ(testing::count_unwritten(value_cache_.view()), value_cache_.numel());
   }
   Tensor key_, value_, slots_, key_cache_, value_cache_;
+  const AppendArgs good_;
   AppendArgs args_;
 };
 
@@ -61,20 +65,18 @@ TEST_F(Append, ASlotIsBlockTimesBlockSizePlusOffset) {
 
 TEST_F(Append, RejectsSlotsBeyondTheCache) {
   set_slots({1, 32, 2});
-  expect_error(args_, "slot_mapping: want slots below 4 blocks * 8 slots, got slot 32 for token 1");
+  expect_error("slot_mapping: want slots below 4 blocks * 8 slots, got slot 32 for token 1");
   set_slots({1, 2, std::numeric_limits<std::int64_t>::max()});
-  expect_error(args_,
-               "slot_mapping: want slots below 4 blocks * 8 slots, got slot 9223372036854775807 "
-               "for token 2");
+  expect_error(
+      "slot_mapping: want slots below 4 blocks * 8 slots, got slot 9223372036854775807 "
+      "for token 2");
 }
 
 TEST_F(Append, RejectsSlotsWrittenTwice) {
   set_slots({17, 4, 17});
-  expect_error(args_,
-               "slot_mapping: want each slot at most once, got slot 17 for token 0 and token 2");
+  expect_error("slot_mapping: want each slot at most once, got slot 17 for token 0 and token 2");
   set_slots({6, 6, -1});
-  expect_error(args_,
-               "slot_mapping: want each slot at most once, got slot 6 for token 0 and token 1");
+  expect_error("slot_mapping: want each slot at most once, got slot 6 for token 0 and token 1");
 }
 
 TEST_F(Append, SkipsTheSameNegativeSlotTwice) {
@@ -84,12 +86,10 @@ TEST_F(Append, SkipsTheSameNegativeSlotTwice) {
 }
 
 TEST_F(Append, RejectsACacheThatOverlaps) {
-  AppendArgs args = args_;
-  args.key = ConstTensorView(key_cache_.data(), DType::bf16, {3, 2, 32});
-  expect_error(args, "key_cache: want memory apart from key, got memory that both use");
-  args = args_;
-  args.value_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 32, 8});
-  expect_error(args, "value_cache: want memory apart from key_cache, got memory that both use");
+  args_.key = ConstTensorView(key_cache_.data(), DType::bf16, {3, 2, 32});
+  expect_error("key_cache: want memory apart from key, got memory that both use");
+  args_.value_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 32, 8});
+  expect_error("value_cache: want memory apart from key_cache, got memory that both use");
 }
 
 TEST_F(Append, TakesCachesOfOneBuffer) {  // [blocks, 2, ...], as engines allocate them
@@ -102,30 +102,24 @@ TEST_F(Append, TakesCachesOfOneBuffer) {  // [blocks, 2, ...], as engines alloca
 }
 
 TEST_F(Append, RejectsWrongTensors) {
-  AppendArgs args = args_;
-  args.key = {};
-  expect_error(args, "key: want a tensor [num_tokens, num_kv_heads, head_size], got none");
-  args = args_;
-  args.value = value_.view().slice(0, 0, 2);
-  expect_error(args, "value: want shape [num_tokens=3, num_kv_heads=2, head_size=32], got");
-  args = args_;
-  args.key_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 8, 8, 4});
-  expect_error(args,
-               "key_cache: want shape [num_blocks=4, num_kv_heads=2, head_size/x=4, "
-               "block_size=8, x=8], got [4, 2, 8, 8, 4]");
-  args = args_;
-  args.value_cache = TensorView(value_cache_.data(), DType::bf16, {4, 2, 32, 8}, {512, 256, 1, 32});
-  expect_error(args, "value_cache: want stride 1 in the last dimension");
-  args = args_;
-  args.key_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 4, 8, 8}, {0, 256, 64, 8, 1});
-  expect_error(args, "key_cache: want an output whose elements do not share memory");
-  args = args_;
-  args.key_cache = TensorView(key_cache_.data(), DType::f16, {4, 2, 4, 8, 8});
-  expect_error(args, "key_cache: want dtype bf16, got f16");
-  args = args_;
+  args_.key = {};
+  expect_error("key: want a tensor [num_tokens, num_kv_heads, head_size], got none");
+  args_.value = value_.view().slice(0, 0, 2);
+  expect_error("value: want shape [num_tokens=3, num_kv_heads=2, head_size=32], got");
+  args_.key_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 8, 8, 4});
+  expect_error(
+      "key_cache: want shape [num_blocks=4, num_kv_heads=2, head_size/x=4, "
+      "block_size=8, x=8], got [4, 2, 8, 8, 4]");
+  args_.value_cache =
+      TensorView(value_cache_.data(), DType::bf16, {4, 2, 32, 8}, {512, 256, 1, 32});
+  expect_error("value_cache: want stride 1 in the last dimension");
+  args_.key_cache = TensorView(key_cache_.data(), DType::bf16, {4, 2, 4, 8, 8}, {0, 256, 64, 8, 1});
+  expect_error("key_cache: want an output whose elements do not share memory");
+  args_.key_cache = TensorView(key_cache_.data(), DType::f16, {4, 2, 4, 8, 8});
+  expect_error("key_cache: want dtype bf16, got f16");
   const Tensor floats(DType::f32, {3});
-  args.slot_mapping = floats;
-  expect_error(args, "slot_mapping: want dtype i64 or i32, got f32");
+  args_.slot_mapping = floats;
+  expect_error("slot_mapping: want dtype i64 or i32, got f32");
 }
 
 TEST_F(Append, ADryRunLooksAtNoContents) {

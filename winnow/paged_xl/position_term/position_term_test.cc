@@ -53,57 +53,50 @@ class PositionTermRejects : public ::testing::Test {
   PositionTermRejects()
       : step_(make_step({.name = "reject", .context_lens = {20, 33, 0}})),
         term_(DType::f32, {3, 4, 40}),
-        args_(step_.position_term_args()) {
+        good_(step_.position_term_args()) {
     testing::fill_unwritten(term_);
-    args_.matrix_bd = term_;
+    good_.matrix_bd = term_;
+    args_ = good_;
   }
-  void expect_error(const PositionTermArgs& args, const std::string& message) {
-    expect_refusal([&] { position_term(args); }, "paged_xl::position_term: " + message);
+  // A call with args_ is refused so. Afterwards they are good again.
+  void expect_error(const std::string& message) {
+    expect_refusal([&] { position_term(args_); }, "paged_xl::position_term: " + message);
+    args_ = good_;
     EXPECT_EQ(testing::count_unwritten(term_.view()), term_.numel());
   }
   Step step_;
   Tensor term_;
-  PositionTermArgs args_;
+  PositionTermArgs good_, args_;
 };
 
 TEST_F(PositionTermRejects, LengthsThatDoNotFit) {
   args_.matrix_bd = term_.view().slice(2, 0, 32);
-  expect_error(args_,
-               "context_lens: want 0 to 32 (matrix_bd has that many columns), got 33 for "
-               "sequence 1");
-  args_.matrix_bd = term_;
+  expect_error(
+      "context_lens: want 0 to 32 (matrix_bd has that many columns), got 33 for "
+      "sequence 1");
   args_.r = args_.r.slice(1, 0, 19);
-  expect_error(args_,
-               "context_lens: want 0 to 19 (r holds that many distances), got 20 for "
-               "sequence 0");
-  args_ = step_.position_term_args();
-  args_.matrix_bd = term_;
+  expect_error("context_lens: want 0 to 19 (r holds that many distances), got 20 for sequence 0");
   step_.context_lens.view().at<std::int32_t>(2) = -1;
-  expect_error(args_,
-               "context_lens: want 0 to 40 (matrix_bd has that many columns), got -1 for "
-               "sequence 2");
+  expect_error(
+      "context_lens: want 0 to 40 (matrix_bd has that many columns), got -1 for "
+      "sequence 2");
 }
 
 TEST_F(PositionTermRejects, WrongTensors) {
-  PositionTermArgs args = args_;
-  args.matrix_bd = {};
-  expect_error(args, "matrix_bd: want a tensor [num_seqs, num_heads, columns], got none");
-  args = args_;
-  args.r = args_.r.slice(0, 0, 2);
-  expect_error(args, "r: want shape [num_heads=4");
-  args = args_;
+  args_.matrix_bd = {};
+  expect_error("matrix_bd: want a tensor [num_seqs, num_heads, columns], got none");
+  args_.r = args_.r.slice(0, 0, 2);
+  expect_error("r: want shape [num_heads=4");
   Tensor half(DType::f16, {3, 4, 40});
-  args.matrix_bd = half;
-  expect_error(args, "matrix_bd: want dtype f32, got f16");
-  args = args_;
-  args.matrix_bd = TensorView(term_.data(), DType::f32, {3, 4, 40}, {160, 0, 1});
-  expect_error(args, "matrix_bd: want an output whose elements do not share memory");
+  args_.matrix_bd = half;
+  expect_error("matrix_bd: want dtype f32, got f16");
+  args_.matrix_bd = TensorView(term_.data(), DType::f32, {3, 4, 40}, {160, 0, 1});
+  expect_error("matrix_bd: want an output whose elements do not share memory");
 }
 
 TEST_F(PositionTermRejects, AnOutputThatOverlaps) {
-  PositionTermArgs args = args_;
-  args.matrix_bd = TensorView(const_cast<void*>(args_.query.data()), DType::f32, {3, 4, 16});
-  expect_error(args, "matrix_bd: want memory apart from query, got memory that both use");
+  args_.matrix_bd = TensorView(const_cast<void*>(args_.query.data()), DType::f32, {3, 4, 16});
+  expect_error("matrix_bd: want memory apart from query, got memory that both use");
 }
 
 TEST_F(PositionTermRejects, ADryRunLooksAtNoContents) {

@@ -35,10 +35,7 @@ def wrong_repeat(
 
     `of_handle` are numbers that must equal those of the handle where they are given.
     """
-    for name, given in (
-        ("topk_idx", topk_idx),
-        ("cumulative_local_expert_recv_stats", statistics),
-    ):
+    for name, given in (("topk_idx", topk_idx), ("cumulative_local_expert_recv_stats", statistics)):
         if given is not None:
             return name, "none beside a handle", "one"
     if bool(do_expand) != handle.do_expand:

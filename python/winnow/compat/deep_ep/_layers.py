@@ -119,13 +119,7 @@ class Layers:
         count_call(self.group)
 
     def dispatch(
-        self,
-        sizes: Sizes,
-        input: Tensor,
-        indices: Tensor,
-        *,
-        tokens: int = 0,
-        **options: Any,
+        self, sizes: Sizes, input: Tensor, indices: Tensor, *, tokens: int = 0, **options: Any
     ) -> Tuple[AllToAll, Dispatched]:
         """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
 
@@ -345,11 +339,7 @@ class Layers:
         self.refuse_in(self._last_low_latency, tell, why, self._masked)
 
     def refuse_in(
-        self,
-        layer: Any,
-        tell: Callable[[Any, str], Any],
-        why: Why,
-        masked: Iterable[int] = (),
+        self, layer: Any, tell: Callable[[Any, str], Any], why: Why, masked: Iterable[int] = ()
     ) -> NoReturn:
         """Takes part, by tell(layer, text), in the layer's call that the other ranks make."""
         self._check_open()

@@ -22,14 +22,7 @@ from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
-from winnow.compat.deep_ep._route import (
-    FLOAT8,
-    OF_ROWS,
-    Route,
-    dense,
-    int32_indices,
-    report_later,
-)
+from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense, int32_indices, report_later
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap

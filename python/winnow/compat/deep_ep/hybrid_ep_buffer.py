@@ -50,10 +50,7 @@ _BY_MAP = {
 
 
 def indices_to_map(
-    topk_idx: Tensor,
-    topk_weights: Optional[Tensor],
-    num_of_tokens: int,
-    num_of_experts: int,
+    topk_idx: Tensor, topk_weights: Optional[Tensor], num_of_tokens: int, num_of_experts: int
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """(routing map bool [n, E], probabilities float32 [n, E] or None) of [n, K] each; -1: none.
 

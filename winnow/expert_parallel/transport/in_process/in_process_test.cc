@@ -83,15 +83,12 @@ TEST(InProcess, MemoryIsZeroAlignedAndTheSameSeenFromEveryRank) {
   constexpr std::size_t kBytes = 10'000;
   InProcessWorld world(kRanks);
   std::vector<std::shared_ptr<SymmetricMemory>> memories(kRanks);
-  EXPECT_THAT(on_threads(kRanks,
-                         [&](int rank) {
-                           const auto transport = world.transport(rank);
-                           for (int n = 0; n < 3; ++n) {
-                             memories[std::size_t(rank)] =
-                                 transport->allocate(kBytes, generous(), "memory");
-                           }
-                         }),
-              Each(""));
+  expect_all_return(kRanks, [&](int rank) {
+    const auto transport = world.transport(rank);
+    for (int n = 0; n < 3; ++n) {
+      memories[std::size_t(rank)] = transport->allocate(kBytes, generous(), "memory");
+    }
+  });
   for (int rank = 0; rank < kRanks; ++rank) {
     SymmetricMemory& memory = *memories[std::size_t(rank)];
     EXPECT_EQ(memory.bytes(), kBytes);
@@ -155,36 +152,32 @@ TEST(InProcess, SignalsComeAfterTheirData) {
   // Memory: an inbox per source, then the signals, then how far the readers are.
   constexpr std::size_t kSignals = kRanks * kBytes, kRead = kSignals + kRanks * 8;
   InProcessWorld world(kRanks);
-  EXPECT_THAT(
-      on_threads(
-          kRanks,
-          [&](int rank) {
-            const auto transport = world.transport(rank);
-            const auto memory = transport->allocate(kRead + kRanks * 8, generous(), "boxes");
-            const auto at = [](int source) { return static_cast<std::size_t>(source); };
-            std::vector<std::uint64_t> data(kWords);
-            for (std::uint64_t round = 1; round <= kRounds; ++round) {
-              for (int n = 1; n < kRanks; ++n) {
-                const int target = (rank + n) % kRanks;
-                wait_for(word_at(*memory, kRead + at(target) * 8), round - 1);
-                std::fill(data.begin(), data.end(), round * 100 + at(rank));
-                transport->put(*memory, target, at(rank) * kBytes, data.data(), kBytes / 2);
-                transport->put_signal(*memory, target, at(rank) * kBytes + kBytes / 2, data.data(),
-                                      kBytes / 2, kSignals + at(rank) * 8, round);
-              }
-              for (int n = 1; n < kRanks; ++n) {
-                const int source = (rank + n) % kRanks;
-                wait_for(word_at(*memory, kSignals + at(source) * 8), round);
-                const std::uint64_t* box = word_at(*memory, at(source) * kBytes);
-                if (box[kWords - 1] != round * 100 + at(source) ||  // what is written last, first
-                    std::count(box, box + kWords, round * 100 + at(source)) != kWords) {
-                  throw std::runtime_error("a signal came before its data");
-                }
-                transport->put_signal(*memory, source, 0, nullptr, 0, kRead + at(rank) * 8, round);
-              }
-            }
-          }),
-      Each(""));
+  expect_all_return(kRanks, [&](int rank) {
+    const auto transport = world.transport(rank);
+    const auto memory = transport->allocate(kRead + kRanks * 8, generous(), "boxes");
+    const auto at = [](int source) { return static_cast<std::size_t>(source); };
+    std::vector<std::uint64_t> data(kWords);
+    for (std::uint64_t round = 1; round <= kRounds; ++round) {
+      for (int n = 1; n < kRanks; ++n) {
+        const int target = (rank + n) % kRanks;
+        wait_for(word_at(*memory, kRead + at(target) * 8), round - 1);
+        std::fill(data.begin(), data.end(), round * 100 + at(rank));
+        transport->put(*memory, target, at(rank) * kBytes, data.data(), kBytes / 2);
+        transport->put_signal(*memory, target, at(rank) * kBytes + kBytes / 2, data.data(),
+                              kBytes / 2, kSignals + at(rank) * 8, round);
+      }
+      for (int n = 1; n < kRanks; ++n) {
+        const int source = (rank + n) % kRanks;
+        wait_for(word_at(*memory, kSignals + at(source) * 8), round);
+        const std::uint64_t* box = word_at(*memory, at(source) * kBytes);
+        if (box[kWords - 1] != round * 100 + at(source) ||  // what is written last, first
+            std::count(box, box + kWords, round * 100 + at(source)) != kWords) {
+          throw std::runtime_error("a signal came before its data");
+        }
+        transport->put_signal(*memory, source, 0, nullptr, 0, kRead + at(rank) * 8, round);
+      }
+    }
+  });
 }
 
 TEST(InProcess, AnAbsentRankIsNamedOnEveryRankAndTheLateOneIsNotified) {
@@ -209,10 +202,8 @@ TEST(InProcess, AnAbsentRankIsNamedOnEveryRankAndTheLateOneIsNotified) {
   }
 
   InProcessWorld again(kRanks);
-  EXPECT_THAT(
-      on_threads(kRanks,
-                 [&](int rank) { again.transport(rank)->allocate(4096, generous(), "the arena"); }),
-      Each(""));
+  expect_all_return(
+      kRanks, [&](int rank) { again.transport(rank)->allocate(4096, generous(), "the arena"); });
 }
 
 TEST(InProcess, SeveralAbsentRanksAreAllNamed) {
@@ -277,13 +268,11 @@ TEST(InProcess, ImpossibleSizesAreErrors) {
 TEST(InProcess, AHundredWorldsLeakNothing) {
   const auto once = [] {
     InProcessWorld world(3);
-    EXPECT_THAT(on_threads(3,
-                           [&](int rank) {
-                             const auto transport = world.transport(rank);
-                             const auto a = transport->allocate(100'000, generous(), "a");
-                             const auto b = transport->allocate(100'000, generous(), "b");
-                           }),
-                Each(""));
+    expect_all_return(3, [&](int rank) {
+      const auto transport = world.transport(rank);
+      const auto a = transport->allocate(100'000, generous(), "a");
+      const auto b = transport->allocate(100'000, generous(), "b");
+    });
   };
   for (int n = 0; n < 5; ++n) once();
   const int files = open_files(), maps = mappings();

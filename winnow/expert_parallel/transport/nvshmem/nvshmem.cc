@@ -1,6 +1,5 @@
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 
-#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>

@@ -2,7 +2,6 @@
 // where ranks write by pointer, and between two nodes of one rank, where they put. Skipped where
 // there are fewer GPUs or no NVSHMEM.
 #if WINNOW_WITH_CUDA
-#include <functional>
 #include <optional>
 #include <sstream>
 #include <thread>
