@@ -10,7 +10,7 @@ import pytest
 import torch
 import winnow.torch as ops
 
-from winnow import compressor, indexer, paged_xl, sparse_mla
+from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 
 # Far more than any of these calls needs to hear of the signal, on a machine that does other things,
 # too; and far less than the call itself takes.
@@ -141,6 +141,14 @@ def _compressor_forward():
     return (lambda: compressor.forward(kv, kv, bias, lengths, lengths // 128, out=out)), [out]
 
 
+def _layout():
+    tokens = (1 << 28) - 1
+    indices = _many(torch.arange(8, dtype=torch.int32), tokens, 8)
+    out = [torch.zeros(n, dtype=torch.int32) for n in (1, 1, 256)]
+    in_rank = torch.zeros(tokens, 1, dtype=torch.bool)
+    return (lambda: expert_parallel.layout(indices, 256, 1, 1, out=(*out, in_rank))), out
+
+
 def _operator():
     tensors = _sparse_mla(256, 1 << 17)
     return (lambda: ops.sparse_mla_attention(**tensors)), []
@@ -167,6 +175,7 @@ _CALLS = {
     "indexer backward": _indexer_backward,
     "paged attention": _attention,
     "compressor forward": _compressor_forward,
+    "layout": _layout,
     "a torch operator": _operator,
     "a gradient": _gradient,
 }

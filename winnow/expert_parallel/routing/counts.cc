@@ -31,7 +31,9 @@ class Counts {
 }  // namespace
 
 std::optional<BadIndex> find_bad_index(const LayoutParams& params) {
+  Interrupts interrupts;
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
+    if (token % kTokensBetweenLooks == 0) interrupts.look();
     const std::int32_t* row = params.expert_indices.data + params.expert_indices.offset(token);
     for (std::int64_t k = 0; k < params.topk; ++k) {
       const std::int32_t index = read_once(row + k);
