@@ -48,6 +48,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-paged-length-out-of-range", {"random:4"}},
     {"bf16_576-paged-h128-batch", {"random:5"}},
     {"bf16_576-paged-no-block", {"eager"}},
+    {"bf16_576-paged-block3", {"random:6"}},
+    {"bf16_576-paged-long", {"random:2"}, 36},
     {"fp8_656-k2048-batch", {"late"}, 6},
     {"fp8_656-k512", {"late"}, 1},
     {"fp8_584-h200-invariant", {"random:2"}, 16},
@@ -86,6 +88,8 @@ const std::vector<PassingCase> kThoroughCases = {
     {"bf16_576-paged-length-query", kMany, 36},
     {"fp8_656-paged-block3", kMany},
     {"bf16_576-paged-block128", kMany},
+    {"bf16_576-paged-long", kMany, 36},
+    {"bf16_576-paged-h70-ragged-batch", kMany},
     {"fp8_656-paged-long", kMany, 36},
     {"fp8_656-paged-h70-ragged-batch", kMany},
     {"bf16_576-paged-wide", kMany},
@@ -148,6 +152,9 @@ const BugsOf logits_of_chain{kLogits, "fp8_656-k2048", 4};
 const BugsOf consumers_of_chain{kConsumers, "fp8_656-k2048", 4};
 const BugsOf chain{"decode_chain_sm90.cuh", "fp8_656-k2048", 4};
 
+// Of consumers with orders of their own: 20 tiles a query, whose slots are used again.
+const BugsOf orders{kKernel, "bf16_576-paged-h128-batch"};
+
 constexpr const char* kMergeBegins = "head = blockIdx.x % heads, head_block = head / kHeads;";
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
@@ -173,6 +180,8 @@ const std::vector<PlantedBug> kQuickBugs = {
         chain("CountOfEmptyValuesTooSmall", "shared.empty()[at].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    orders("EarlyReleaseOfTheFirstHalf", "wgmma_wait<1>();  // the first half", Action::drop),
+    orders("EarlyReleaseOfTheSecondHalf", "wgmma_wait<1>();  // the second half", Action::drop),
     saying("setmaxnreg: ",
            of_kernel(bug("TooManyRegisters", "setmaxnreg_dec<kBringRegisters", Action::add, 8))),
     of_consumers(bug("NoWaitForEmptySlot", "shared.empty()[kSlot][group].wait", Action::drop)),

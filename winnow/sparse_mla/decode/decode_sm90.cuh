@@ -118,9 +118,19 @@ struct Work {
 // The role of a consumer, kConsumer 0, 1 or kEither. All tiles share their instructions, which
 // leaves more room for others' in the instruction caches; P V of the tile before is queued between
 // the logits of this one, so that its rows are replaced before the last chunks of this tile come.
+//
+// Where rows in bf16 are copied with little ado (copy_blocks_role()), the consumers have orders of
+// their own: consumer 0 queues P V of the tile before ahead of its logits, consumer 1 behind them.
+// So the softmax of each runs while the other multiplies, and the rows of consumer 0 land while
+// consumer 1 needs none:
+//
+//   consumer 0   Q K 0 | softmax  | P V 0        | P V 1 | Q K 2 | softmax ...
+//   consumer 1          Q K 1     | P V 0 | softmax | P V 1 |     Q K 3 ...
 template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
+  constexpr bool kOwnOrders =
+      kConsumer != kEither && Params::kPaged && kFormat == CacheFormat::bf16;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
@@ -148,14 +158,28 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
       float s[32];
       std::uint32_t p[16];
       const bool first = consumer == 0 && tile == 0;  // of the piece
-      scores.template operator()<0>(tile, s);
-      scores.template operator()<1>(tile, s);
-      if (!first) {
-        multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
+      const auto queue_other = [&] {
+        multiply_other_values<kOwnOrders>(shared, consumer, other_uses & 1, warp, lane, state, o);
         ++other_uses;
+      };
+      if constexpr (kOwnOrders && kConsumer == 0) {
+        if (!first) {
+          queue_other();
+          wgmma_wait<1>();  // the first half
+          release_group<2>(shared, other);
+        }
+        scores.template operator()<0>(tile, s);
+        wgmma_wait<1>();  // the second half
+        if (!first) release_group<3>(shared, other);
+        wgmma_pin(o[0]);
+        wgmma_pin(o[1]);
+      } else {
+        scores.template operator()<0>(tile, s);
       }
+      scores.template operator()<1>(tile, s);
+      if (!kOwnOrders && !first) queue_other();
       scores.template operator()<2>(tile, s);
-      if (!first) release_values<2, 1>(shared, other, o);
+      if (!kOwnOrders && !first) release_values<2, 1>(shared, other, o);
       scores.template operator()<3>(tile, s);
       const auto mask = shared.mask()[consumer].load();
       wgmma_wait<0>();
@@ -164,12 +188,30 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
 
       hide_logits(scale, mask, lane, s);
       float factors[2];
-      softmax_reference(scale, s, state, factors);
+      if constexpr (kOwnOrders) {
+        float top[2];
+        thread_maxima(scale, s, top);
+        wgmma_pin(top);  // found before P of the other tile is awaited
+        if constexpr (kConsumer == 1) queue_other();
+        raise_exceeded(top, state, factors);
+      } else {
+        softmax_reference(scale, s, state, factors);
+      }
       softmax_weights(scale, s, p, state);
       store_probabilities(shared, consumer, warp, lane, p);
-      hand_over<false>(shared, consumer, warp, lane, state);
+      // Consumer 1 has P V of the other tile under way until here, which also releases its rows; P
+      // then goes to the other consumer while the first half of P V of this tile runs.
+      constexpr bool kBetween = kOwnOrders && kConsumer == 1;
+      const auto hand = [&] { hand_over<kOwnOrders>(shared, consumer, warp, lane, state); };
+      if constexpr (kBetween) {
+        release_values<2>(shared, other, o);
+      } else {
+        hand();
+      }
       rescale(o, factors);
-      multiply_own_values(shared, consumer, p, o, [] {});
+      multiply_own_values(shared, consumer, p, o, [&] {
+        if constexpr (kBetween) hand();
+      });
       release_values<0>(shared, consumer, o);
       wgmma_pin(p);
       ++own_uses;
@@ -177,7 +219,7 @@ __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params
     if (tiles > 0) {
       if (consumer == 1 && tiles == 1) shared.q_free().arrive_warp();  // it has no use for Q
       if ((tiles - 1) % 2 != consumer) {
-        multiply_other_values<false>(shared, consumer, other_uses & 1, warp, lane, state, o);
+        multiply_other_values<kOwnOrders>(shared, consumer, other_uses & 1, warp, lane, state, o);
         release_values<2>(shared, other, o);
         ++other_uses;
       }

@@ -404,7 +404,9 @@ __device__ __forceinline__ void consumer_role(const Work<kEntries>& work, const 
         wgmma_wait<1>();  // the first half of P V
         release_group<2>(shared, kOther);
       }
-      const bool raised = softmax_reference_of_threads(scale, s, state, factors);
+      float top[2];
+      thread_maxima(scale, s, top);
+      const bool raised = raise_exceeded(top, state, factors);
       if constexpr (kBefore) {
         wgmma_wait<0>();  // the second half of P V
         release_group<3>(shared, kOther);
