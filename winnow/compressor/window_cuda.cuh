@@ -299,13 +299,14 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 
 // Of some slots, in each column of a thread: the largest gate, and the sums of the weights
 // 2^(kLog2E * gate - reference()) and of their products with kv.
-struct Sums {
-  float largest[kColumns], total[kColumns], sum[kColumns];
+template <int kCount>
+struct SumsOf {
+  float largest[kCount], total[kCount], sum[kCount];
 
-  static __device__ __forceinline__ Sums of_none() {
-    Sums sums;
+  static __device__ __forceinline__ SumsOf of_none() {
+    SumsOf sums;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       sums.largest[c] = -INFINITY;
       sums.total[c] = sums.sum[c] = 0;
     }
@@ -322,9 +323,9 @@ struct Sums {
   static __device__ __forceinline__ float scale(float from, float reference_of_to) {
     return device::ex2(__fsub_rn(__fmul_rn(from, kLog2E), reference_of_to));
   }
-  __device__ __forceinline__ void add(const Sums& other) {
+  __device__ __forceinline__ void add(const SumsOf& other) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       const float both = fmaxf(largest[c], other.largest[c]), to = reference(both);
       const float mine = scale(largest[c], to), theirs = scale(other.largest[c], to);
       total[c] = fmaf(total[c], mine, __fmul_rn(other.total[c], theirs));
@@ -333,6 +334,7 @@ struct Sums {
     }
   }
 };
+using Sums = SumsOf<kColumns>;
 
 // The slots of a thread's group.
 struct Range {
@@ -352,9 +354,9 @@ struct Range {
 // has a type Raw, of which it fetches one for a slot, and gives kv and the gate with its bias of
 // it. All are under way before the first is used: there is no branch between them, and a slot that
 // does not count is an end of the range instead, of weight 0. kWhole: all count.
-template <bool kWhole, class Loader>
+template <bool kWhole, class Loader, int kCount>
 __device__ __forceinline__ void add_slots(const Loader& loader, int from, int first, int end,
-                                          Sums& sums) {
+                                          SumsOf<kCount>& sums) {
   const auto place_of = [&](int j) {
     return kWhole ? j : min(max(from + j, first), end - 1) - from;
   };
@@ -362,19 +364,19 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
   typename Loader::Raw raw[kSlotsAtOnce];
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) raw[j] = loader.fetch(from, place_of(j));
-  float gate[kSlotsAtOnce][kColumns], reference[kColumns];
-  const Sums before = sums;
+  float gate[kSlotsAtOnce][kCount], reference[kCount];
+  const SumsOf<kCount> before = sums;
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) {
     loader.gate(raw[j], from, place_of(j), gate[j]);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       if (!counts(j)) gate[j][c] = -INFINITY;
       sums.largest[c] = fmaxf(sums.largest[c], gate[j][c]);
     }
   }
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
+  for (int c = 0; c < kCount; ++c) {
     reference[c] = Sums::reference(sums.largest[c]);
     const float scale = Sums::scale(before.largest[c], reference[c]);
     sums.total[c] = __fmul_rn(sums.total[c], scale);
@@ -382,10 +384,10 @@ __device__ __forceinline__ void add_slots(const Loader& loader, int from, int fi
   }
 #pragma unroll
   for (int j = 0; j < kSlotsAtOnce; ++j) {
-    float kv[kColumns];
+    float kv[kCount];
     loader.kv(raw[j], from, place_of(j), kv);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       const float weight = Sums::weight(gate[j][c], reference[c]);
       sums.total[c] = __fadd_rn(sums.total[c], weight);
       sums.sum[c] = fmaf(weight, counts(j) ? kv[c] : 0.0f, sums.sum[c]);
@@ -673,27 +675,27 @@ __device__ __forceinline__ float norm_of(const KernelProblem& p, float squares) 
   return rsqrtf(fmaf(squares, p.inverse_d, p.eps));
 }
 
-// The parts of a row before its norm, and the sum of their squares.
-__device__ __forceinline__ float divide(const Sums& sums, float (&row)[kColumns]) {
+// The parts of a row before its norm.
+template <int kCount>
+__device__ __forceinline__ void divide(const SumsOf<kCount>& sums, float (&row)[kCount]) {
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) row[c] = __fdividef(sums.sum[c], sums.total[c]);
+}
+__device__ __forceinline__ float squares_of(const float (&row)[kColumns]) {
   float squares = 0;
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    row[c] = __fdividef(sums.sum[c], sums.total[c]);
-    squares = fmaf(row[c], row[c], squares);
-  }
+  for (int c = 0; c < kColumns; ++c) squares = fmaf(row[c], row[c], squares);
   return squares;
 }
 
-// The row that becomes of sums: norm, rotation and transform, as far as the problem has them. The
-// whole block calls it.
+// Norm, rotation and transform of a row, as far as the problem has them. The whole block calls it.
 template <bool kAligned>
 __device__ __forceinline__ void finish(const KernelProblem& p, const Thread& thread,
                                        const Factors<kAligned>& factors, Exchange& exchange,
-                                       const Sums& sums, float (&row)[kColumns]) {
-  const float squares = divide(sums, row);
+                                       float (&row)[kColumns]) {
   if (p.norm_weight != nullptr) {
-    const bool active = thread.lane * kColumns < p.d;
-    factors.normalise(norm_of(p, add_lanes(p.team, exchange, active ? squares : 0.0f)), row);
+    const float squares = thread.lane * kColumns < p.d ? squares_of(row) : 0.0f;
+    factors.normalise(norm_of(p, add_lanes(p.team, exchange, squares)), row);
   }
   if (p.pairs > 0) factors.rotate(1, row);
   transform(p, thread, exchange, row);

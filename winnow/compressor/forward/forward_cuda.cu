@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   }
   add_groups(p.team, thread, exchange, sums);
   float result[kColumns];
-  finish(p, thread, factors, exchange, sums, result);
+  divide(sums, result);
+  finish(p, thread, factors, exchange, result);
   if (!inside || thread.group != 0) return;
   if (!place.found) {
 #pragma unroll
@@ -208,9 +209,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                  first_slot, 0, sums);
       }
       next = (next + 1) % kParts;
-      const float of_turn = divide(sums, result);
+      divide(sums, result);
       if (column >= p.d) continue;
-      squares += of_turn;
+      squares += squares_of(result);
       Pack<float>::of(result).template store<true>(kept + column);
     }
     const float inverse = norm ? norm_of(p, add_lanes_of_warp(p.team, squares)) : 1;

@@ -112,10 +112,12 @@ std::vector<StepCase> make_cases() {
     add_stored(kind, stored, {.name = "i32-slots", .steps = 3, .d = 64, .slot_dtype = DType::i32});
     add_stored(kind, stored, {.name = "left-out", .steps = 5, .d = 128, .left_out = true});
     add_stored(kind, stored, {.name = "gaps", .steps = 3, .d = 64, .layout = Layout::wide});
+    // Windows that the first call completes, the third one from new tokens alone, and one of a
+    // step.
     add_stored(kind, stored,
                {.name = "hca",
-                .prompts = {130, 255, 5},
-                .steps = 2,
+                .prompts = {384, 127, 1},
+                .steps = 8,
                 .ratio = 128,
                 .d = 128,
                 .overlap = false});
@@ -204,7 +206,7 @@ testing::CaseOutcome run(const StepCase& shape, const testing::Target& target) {
   std::vector<oracle::History> histories(static_cast<std::size_t>(states));
   std::vector<std::int64_t> positions(static_cast<std::size_t>(n), 0);
   // What stays the same from call to call.
-  const CaseInputs fixed = make_inputs(shape.call(-1, {200})), fixed_there = fixed.on(device);
+  const CaseInputs fixed = make_inputs(shape.call(-1, {400})), fixed_there = fixed.on(device);
   oracle::Vector rows, wanted_rows;
   Store store(shape, device);
   testing::CaseOutcome outcome;

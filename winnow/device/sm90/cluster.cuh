@@ -1,5 +1,7 @@
 // Blocks of a cluster: their ranks, their barrier, and each other's shared memory. Addresses of the
-// cluster's shared window come from map_shared(). sm_90 and newer.
+// cluster's shared window come from map_shared(). sm_90 and newer; where a kernel is compiled for
+// other GPUs, too, a block is a cluster of its own there for map_shared(), cluster_sync() and its
+// halves, and st_shared_cluster().
 #pragma once
 
 #include <cstdint>
@@ -16,19 +18,30 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
 
 // The place in the shared memory of block `rank` of the cluster that `address` is in the own one.
 __device__ __forceinline__ std::uint32_t map_shared(std::uint32_t address, std::uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
   std::uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
+#else
+  (void)rank;
+  return address;
+#endif
 }
 
 // The barrier of all threads of the cluster, by whole warps. What was done before it, in any shared
 // memory of the cluster too, is known behind it. A block must not end while others may still reach
 // into its shared memory.
 __device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
 }
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
@@ -67,9 +80,14 @@ __device__ __forceinline__ void mbarrier_wait_cluster(std::uint32_t barrier, std
 
 // st.shared of 8 bytes at a multiple of 8, into any block of the cluster.
 __device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 value) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x),
                "f"(value.y)
                : "memory");
+#else
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
+               : "memory");
+#endif
 }
 
 // Begins to store 8 bytes at a multiple of 8 into any block of the cluster. When they are there,

@@ -18,14 +18,18 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-pages-power-64", {"eager"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-fp8_584-hca", {"random:4"}}, {"bf16-pages-hca", {"random:4"}},
-    {"f32-fp8_584-gaps", {"random:5"}}, {"f16-fp8_584-block3", {"eager"}},
-    {"f32-pages-wide", {"random:6"}},   {"bf16-long-steps", {"random:7"}},
+    {"bf16-fp8_584-hca", {"random:4", "late"}, 8},  // clusters of eight
+    {"bf16-pages-hca", {"random:4"}, 8},
+    {"f32-fp8_584-gaps", {"random:5"}},
+    {"f16-fp8_584-block3", {"eager"}},
+    {"f32-pages-wide", {"random:6"}},
+    {"bf16-long-steps", {"random:7"}},
 };
 const BugsOf lists{"step_cuda.cu", "f32-overlap-undone"}, slots{"step_cuda.cu", "bf16-fp8_584-csa"};
-const BugsOf hca{"step_cuda.cu", "bf16-fp8_584-hca"};
-const BugsOf pages{"step_cuda.cu", "bf16-pages-hca"}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
-    windows{"window_cuda.cuh", "f32-overlap-undone"}, groups{"window_cuda.cuh", "bf16-pages-hca"};
+const BugsOf hca{"step_cuda.cu", "bf16-fp8_584-hca", 8};
+const BugsOf pages{"step_cuda.cu", "bf16-pages-hca", 8}, cache{"write_row.cuh", "bf16-fp8_584-csa"},
+    windows{"window_cuda.cuh", "f32-overlap-undone"},
+    groups{"window_cuda.cuh", "bf16-pages-hca", 8};
 constexpr const char* kKeys = "*reinterpret_cast<cache::Share<std::uint8_t, kColumns>*>(place.row";
 constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
@@ -36,6 +40,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    slots("StepBeforeTheOneBeforeHasEnded", "device::wait_for_kernel_before();", Action::drop),
     {"StateWrittenBeforeItIsRead",
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
@@ -43,6 +48,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     slots("StageOfTheNeighbourBeforeItIsThere", "// the copies of the warp are there",
           Action::drop),
     hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", Action::drop, 0, 1),
+    hca("RoundBeforeItIsThere", "// the round is there", Action::drop),
+    hca("OtherRoundsThanThat", "device::cp_async_wait<kRoundsAhead>();", Action::drop),
+    hca("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
+    hca("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
+    hca("RowsOfBlocksBeforeTheyAreThere", "// the rows of all blocks are there", Action::drop),
     hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", Action::drop),
     slots.undo("SlotNotKept", "if (leads) slots[thread.window] = slot;"),
     slots.move("SlotOfTheNextWindow", "if (leads) slots[thread.window] = slot;", 8),
