@@ -116,7 +116,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfHeads", "shared.heads_full()[side].wait", Action::add, 1),
     tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
     f8("NoWaitForFirstKeysF8", "void score_tiles() {", Action::drop, 0, 1),
-    long_tiles("NoWaitForNextKeys", "weigh(product[0], halves);", Action::drop, 0, 2),
+    long_tiles("NoWaitForNextKeys", "weigh<kWhole>(product[0], halves);", Action::drop, 0, 2),
     tiles("TooFewBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, -16),
     tiles("TooManyBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, 16),
     tiles("TooFewBytesOfHeads", "shared.heads_full()[side].arrive_expect", Action::add, -16),
@@ -159,8 +159,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     scales("NoArrivalOfScales", "shared.ready()[slot.stage].arrive_warp", Action::drop),
     linear("NoFenceOfTerms", "device::fence_proxy_async_shared();", Action::drop),
     f8("NoBarrierOfTerms", "device::bar_sync<128>(1 + side);", Action::drop),
-    f8("DescriptorWithoutSwizzle", "wgmma_f8_negated(product", Action::add,
-       std::int64_t{3} << 62),
+    f8("DescriptorWithoutSwizzle", "wgmma_f8_negated(product", Action::add, std::int64_t{3} << 62),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorTopk, topk_operation(), kQuickCases, kThoroughCases, kQuickBugs,
