@@ -98,6 +98,17 @@ std::vector<CaseShape> make_case_shapes() {
                   .ties = ties});
     }
   }
+  constexpr std::pair<Order, const char*> kSplitOrders[] = {
+      {Order::last_head, "last-head"}, {Order::nan, "nan"}, {Order::huge, "huge"}};
+  for (const std::int64_t heads : {33, 64, 128}) {
+    for (const auto& [order, name] : kSplitOrders) {
+      add(kSome, {.name = numbered("h", heads) + "-" + name,
+                  .h = heads,
+                  .s_k = 700,
+                  .topk = 300,
+                  .order = order});
+    }
+  }
   add(kSome, {.name = "h128-infinite", .h = 128, .s_k = 700, .order = Order::infinite});
   return list;
 }
@@ -139,12 +150,12 @@ void fill_keys(const CaseShape& shape, const CaseInputs& inputs, Random& random)
     } else if (shape.order == Order::duplicates) {
       Random same(1000 + std::uint64_t(t) * 7 % kDistinct);
       winnow::testing::fill_normal(row, same);
-    } else if (shape.order == Order::plateau) {
+    } else if (shape.order == Order::plateau || shape.order == Order::last_head) {
       // A row of zeros here and there.
       const double sign = t % 4 == 3 ? 1 : t % 16 == 5 ? 0 : -1;
       winnow::testing::fill_uniform(row, random, 0.2 * sign, sign);
     } else if (shape.order == Order::random || shape.order == Order::nan ||
-               shape.order == Order::infinite) {
+               shape.order == Order::infinite || shape.order == Order::huge) {
       winnow::testing::fill_normal(row, random);
     } else {
       const double factor = factor_of(shape, t);
@@ -221,7 +232,7 @@ CaseInputs make_inputs(const CaseShape& shape) {
     winnow::testing::fill_normal(inputs.q.view, random);
     winnow::testing::fill_normal(inputs.weights.view, random);
   }
-  if (shape.order == Order::plateau) {
+  if (shape.order == Order::plateau || shape.order == Order::last_head) {
     winnow::testing::fill_uniform(inputs.q.view, random, 0.1, 1);
     // Of one sign in a query: else a sum could be so close to 0 that its sign is one of rounding.
     for (std::int64_t i = 0; i < shape.s_q; ++i) {
@@ -232,6 +243,12 @@ CaseInputs make_inputs(const CaseShape& shape) {
     // A head without weight, whose products are positive where those of the others are not.
     winnow::testing::fill_uniform(inputs.q.view.slice(1, 1, 2), random, -1, -0.1);
     winnow::testing::fill(inputs.weights.view.slice(1, 1, 2), 0);
+  }
+  if (shape.order == Order::last_head) {
+    winnow::testing::fill_uniform(inputs.q.view.slice(1, shape.h - 1, shape.h), random, -1, -0.1);
+  }
+  for (std::int64_t i = 0; i < shape.s_q && shape.order == Order::huge; i += 2) {
+    winnow::testing::fill_normal(inputs.weights.view.slice(0, i, i + 1), random, 1e30);
   }
   if (shape.order == Order::infinite) {
     winnow::testing::fill(inputs.weights.view.slice(1, 0, 1), -kInfinity);

@@ -31,10 +31,12 @@ enum class Order {
   equal,       // all rows are the same
   zero,        // every score is 0: plateaus as ReLU makes them
   plateau,     // three quarters are 0, among scores of either sign
+  last_head,   // as a plateau, but the last head alone has positive products where those have 0
   one_huge,    // one row far above the rest
   duplicates,  // each row stands there many times, also at the k-th place
   nan,         // a third of the rows have the score NaN
   infinite,    // weights of -inf and inf
+  huge,        // weights of about 1e30 in every second query
 };
 enum class Ranges {
   absent,
@@ -88,7 +90,8 @@ CaseInputs make_inputs(const CaseShape& shape);
 // Whether rows whose products are all 0 or below must have the score 0, without a tolerance: their
 // products are far from 0, or exactly 0.
 inline bool zeros_are_exact(const CaseShape& shape) {
-  return shape.order == Order::zero || shape.order == Order::plateau;
+  return shape.order == Order::zero || shape.order == Order::plateau ||
+         shape.order == Order::last_head;
 }
 
 // The queries that are looked at: all, or some of many.

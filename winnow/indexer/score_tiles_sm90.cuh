@@ -9,7 +9,8 @@
 //   load      one warp         the heads and weights of an item, and tiles of keys into a ring;
 //                              with f8 another one: the scales of their rows
 //   multiply  warpgroups 0, 1  128 columns each: products of 64 rows with them, then the weighted
-//                              sums over the heads of every query, while the next product runs
+//                              sums over the heads of every query, while the next product runs;
+//                              at the beginning of an item, their linear terms
 //   sink      four warps       take tiles of finished scores
 //
 //   keys --load--> ring (full, empty) --multiply--> scores (ready, free) --sink--> out
@@ -24,6 +25,7 @@
 #include <cuda_bf16.h>
 
 #include "winnow/device/common/math.cuh"
+#include "winnow/device/common/named_barrier.cuh"
 #include "winnow/device/common/shared.cuh"
 #include "winnow/device/common/warp.cuh"
 #include "winnow/device/sm90/barrier.cuh"
@@ -32,6 +34,7 @@
 #include "winnow/device/sm90/places.cuh"
 #include "winnow/device/sm90/tensor_copy.cuh"
 #include "winnow/device/sm90/wgmma.cuh"
+#include "winnow/indexer/linear_part_sm90.cuh"
 #include "winnow/indexer/seen_rows.cuh"
 
 namespace winnow::indexer::sm90_detail {
@@ -70,7 +73,9 @@ struct Shape {
   static constexpr int kPanelElements = kPanelRowBytes / (kElement == Element::bf16 ? 2 : 1);
   static constexpr int kQueries = kColumns / kHeads;          // of an item
   static constexpr int kSideQueries = kSideColumns / kHeads;  // of one warpgroup
-  static constexpr int kProductColumns = kSideColumns;
+  // Whether weighted sums are split as linear_part_sm90.cuh says, and the columns of a product.
+  static constexpr bool kSplit = kElement == Element::f8 && kHeads >= 64;
+  static constexpr int kProductColumns = kSideColumns + (kSplit ? kLinearColumns : 0);
 };
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -78,21 +83,33 @@ struct Shape {
 // Scores of one tile have a row for each query, padded so that a warp's stores meet no bank twice.
 inline constexpr int kScoreStride = kTileRows + 16;
 
+// The columns of a side: heads, and behind them, if sums are split, their linear terms.
+template <int kChunks, bool kSplit>
+struct Columns {
+  device::Chunk heads[kChunks];
+};
+template <int kChunks>
+struct Columns<kChunks, true> {
+  device::Chunk heads[kChunks];
+  std::byte terms[kLinearColumns * kPanelRowBytes];
+};
+
 template <class Shape, class Sink>
 struct Layout {
   static constexpr int kStages = Shape::kPanels == 2 ? 3 : 6;
   using Panels = device::Chunk[Shape::kPanels][kTileRows / kUnitRows];
+  using Heads = Columns<sizeof(Panels) / sizeof(device::Chunk), Shape::kSplit>;
   // Of a tile: its scores, and with f8 the scales of its rows.
   static constexpr int kScales = Shape::kQueries * kScoreStride;
   static constexpr int kScoreFloats = kScales + (Shape::kElement == Element::f8 ? kTileRows : 0);
   static constexpr int kSinkBytes =
       std::is_empty_v<typename Sink::Memory> ? 0 : sizeof(typename Sink::Memory);
-  static constexpr int kSpace =
-      232448 - 640 - kColumns * 4 - (2 + kStages) * int(sizeof(Panels)) - kSinkBytes;
+  static constexpr int kSpace = 232448 - 640 - kColumns * 4 - 2 * int(sizeof(Heads)) -
+                                kStages * int(sizeof(Panels)) - kSinkBytes;
   static constexpr int kScoreStages = std::min(kSpace / (4 * kScoreFloats), 24);
   static_assert(kScoreStages >= 2 && kScoreFloats % 4 == 0);
 
-  Panels heads[2];  // [sides]
+  Heads heads[2];  // [sides]
   Panels keys[kStages];
   alignas(16) float scores[kScoreStages][kScoreFloats];
   [[no_unique_address]] typename Sink::Memory sink;
@@ -194,8 +211,16 @@ class Schedule {
 
 // ---- Load --------------------------------------------------------------------------------------
 
-// The weights of four columns of a side, in the order in which WeightedSum wants them: lane 4 n + c
-// gets those of columns 16 n + 2 c + {0, 1, 8, 9}, which one thread holds of a product.
+// A half where a sum takes twice a ReLU: of columns that are split, and of every second one with
+// f8. Products of f8_e4m3 are finite, and x + |x| is twice the maximum, exactly. A maximum runs at
+// half the rate of an addition, so both kinds of units share the work.
+template <class Shape>
+__device__ constexpr float weight_factor(int column) {
+  return Shape::kSplit || (Shape::kElement == Element::f8 && column % 2 != 0) ? 0.5f : 1.0f;
+}
+
+// The weights of four columns of a side as WeightedSum uses them, in its order: lane 4 n + c gets
+// those of columns 16 n + 2 c + {0, 1, 8, 9}, which one thread holds of a product.
 template <class Shape>
 __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_query) {
   float weight[4];
@@ -210,6 +235,7 @@ __device__ __forceinline__ float4 load_weights(const ScoreParams& p, int first_q
       weight[i] = p.weights_are_bf16
                       ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.weights)[at])
                       : static_cast<const float*>(p.weights)[at];
+      weight[i] *= weight_factor<Shape>(i);
     }
   }
   return make_float4(weight[0], weight[1], weight[2], weight[3]);
@@ -251,7 +277,7 @@ __device__ __forceinline__ void load(const ScoreParams& p, Plan shared) {
           shared.heads_full()[side].arrive_expect(Plan::kTileBytes);
 #pragma unroll
           for (int panel = 0; panel < Shape::kPanels; ++panel) {
-            device::tensor_load(shared.heads()[side][panel].address, &p.q,
+            device::tensor_load(shared.heads()[side].address + panel * kPanelBytes, &p.q,
                                 shared.heads_full()[side].address, panel * Shape::kPanelElements, 0,
                                 first_query, heads_policy);
           }
@@ -318,6 +344,8 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
     const std::uint64_t b = device::descriptor_offset(heads, offset);
     if constexpr (Shape::kElement == Element::bf16) {
       device::wgmma_m64n128k16<device::Major::K, device::Major::K>(product, a, b, step > 0);
+    } else if constexpr (Shape::kSplit) {
+      device::wgmma_f8_negated(product, a, b, step > 0);
     } else if constexpr (Shape::kProductColumns == 64) {
       device::wgmma_m64n64k32_f8(product, a, b, step > 0);
     } else {
@@ -332,18 +360,10 @@ __device__ __forceinline__ void begin_product(std::uint64_t keys, std::uint64_t 
 // neighbours.
 template <class Shape>
 struct WeightedSum {
-  // ReLU as a maximum runs at half the rate of additions. Where the products are finite, as those
-  // of f8_e4m3 are, x + |x| is twice the maximum, exactly: every second column takes that and half
-  // its weight, so that both kinds of units share the work. An infinite product would make it NaN.
-  __device__ static constexpr bool adds(int column) {
-    return Shape::kElement == Element::f8 && column % 2 != 0;
-  }
-
   static constexpr int kHeld = Shape::kSideQueries * Shape::kHeads / 4;  // columns of a lane
-  float weight[kHeld];  // of these columns, or half of it
+  float weight[kHeld];  // of these columns, times weight_factor()
 
-  // Weights that are stored as they are used: half of those of the columns that adds() names.
-  __device__ __forceinline__ void load_as_used(const float4* weights) {
+  __device__ __forceinline__ void load(const float4* weights) {
 #pragma unroll
     for (int n = 0; n < kHeld / 4; ++n) {
       const float4 four = weights[4 * n + threadIdx.x % 4];
@@ -353,18 +373,13 @@ struct WeightedSum {
       weight[4 * n + 3] = four.w;
     }
   }
-  __device__ __forceinline__ void load(const float4* weights) {
-    load_as_used(weights);
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      if (adds(i)) weight[i] *= 0.5f;
-    }
-  }
 
   static constexpr int kSums = 2 * Shape::kSideQueries;  // of queries, and rows 8 apart
 
-  // Along this lane's columns.
-  __device__ __forceinline__ void sums(int heads,
+  // Along this lane's columns. With `kWhole` the sums of the queries in `whole` are not split; they
+  // have no linear part.
+  template <bool kWhole>
+  __device__ __forceinline__ void sums(int heads, unsigned whole,
                                        const float (&product)[Shape::kProductColumns / 2],
                                        float (&sum)[kSums]) const {
     constexpr int kColumnsOfQuery = Shape::kHeads / 4;  // that a lane holds
@@ -381,7 +396,14 @@ struct WeightedSum {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float dot = product[i / 2 * 4 + 2 * r + i % 2];
-          const float positive = adds(i) ? __fadd_rn(dot, fabsf(dot)) : device::relu(dot);
+          float positive;
+          if constexpr (Shape::kSplit) {
+            positive = fabsf(dot);
+            if (kWhole && whole >> query & 1) positive -= dot;  // the product is negated
+          } else {
+            positive =
+                weight_factor<Shape>(i) == 1.0f ? device::relu(dot) : __fadd_rn(dot, fabsf(dot));
+          }
           const float next = fmaf(weight[i], positive, sum[2 * query + r]);
           if (counts) sum[2 * query + r] = next;
         }
@@ -394,25 +416,58 @@ struct WeightedSum {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * r;
   }
 
-  // Adds up what lanes two apart have: each of them keeps half of the sums.
-  __device__ __forceinline__ static void halve(const float (&sum)[kSums],
-                                               float (&half)[kSums / 2]) {
+  // The sums of lanes two apart, of which each keeps half: its own sums, and what it gets.
+  struct Halves {
+    float kept[kSums / 2], got[kSums / 2];
+    // Where sums are split: what LinearPart says of them.
+    float linear[kSums / 2];
+    std::uint32_t found;
+  };
+
+  // Of a product of 64 rows. The product is free after settle(), while the last shuffle is under
+  // way; between them is room for waits: ptxas asks a barrier before the sums, but not before a
+  // branch.
+  template <bool kWhole, class Linear>
+  __device__ __forceinline__ void weigh(int heads, const Linear& linear,
+                                        const float (&product)[Shape::kProductColumns / 2],
+                                        Halves& halves) const {
+    if constexpr (Shape::kSplit) halves.found = Linear::look(product);
+    float sum[kSums];
+    sums<kWhole>(heads, linear.whole, product, sum);
     const bool upper = threadIdx.x % 32 & 2;
 #pragma unroll
     for (int s = 0; s < kSums / 2; ++s) {
       const float give = upper ? sum[s] : sum[s + kSums / 2];
-      const float keep = upper ? sum[s + kSums / 2] : sum[s];
-      half[s] = keep + __shfl_xor_sync(device::kFullWarp, give, 2);
+      halves.kept[s] = upper ? sum[s + kSums / 2] : sum[s];
+      halves.got[s] = __shfl_xor_sync(device::kFullWarp, give, 2);
+    }
+    if constexpr (Shape::kSplit) {
+      linear.parts(product, halves.linear);
+      if (kWhole && !linear.splits_kept()) {
+#pragma unroll
+        for (float& part : halves.linear) part = 0.0f;
+      }
+    }
+  }
+  __device__ __forceinline__ static void settle(const float (&product)[Shape::kProductColumns / 2],
+                                                Halves& halves) {
+    if constexpr (Shape::kSplit) {
+      LinearPart<Shape>::clear_zeros(halves.found, product, halves);
     }
   }
 
-  // Adds up what neighbours have of that, and calls take(query, r, total) for this lane's share of
-  // the totals, those of row(r).
+  // Adds up the halves, then what neighbours have of them, and calls take(query, r, total) for this
+  // lane's share of the totals, those of row(r).
   template <class Take>
-  __device__ __forceinline__ static void total_of_halves(const float (&half)[kSums / 2],
-                                                         const Take& take) {
+  __device__ __forceinline__ static void total(const Halves& halves, const Take& take) {
     const int lane = threadIdx.x % 32;
     const bool upper = lane & 2, odd = lane & 1;
+    float half[kSums / 2];
+#pragma unroll
+    for (int s = 0; s < kSums / 2; ++s) {
+      half[s] = halves.kept[s] + halves.got[s];
+      if constexpr (Shape::kSplit) half[s] += halves.linear[s];
+    }
     if constexpr (kSums == 2) {
       const float both = half[0] + __shfl_xor_sync(device::kFullWarp, half[0], 1);
       if (!odd) take(0, upper ? 1 : 0, both);
@@ -428,14 +483,10 @@ struct WeightedSum {
       }
     }
   }
-
-  template <class Take>
-  __device__ __forceinline__ static void total(const float (&sum)[kSums], const Take& take) {
-    float half[kSums / 2];
-    halve(sum, half);
-    total_of_halves(half, take);
-  }
 };
+
+template <class Shape>
+using LinearOf = typename std::conditional<Shape::kSplit, LinearPart<Shape>, NoLinearPart>::type;
 
 // What a multiplying warpgroup carries from tile to tile.
 template <class Shape, class Plan>
@@ -448,6 +499,7 @@ struct Multiplier {
   device::PipelineState<Plan::kScoreStages> out{};
   float product[2][Shape::kProductColumns / 2];  // of the upper and the lower half of a tile
   WeightedSum<Shape> weighted_sum;
+  LinearOf<Shape> linear;
 
   __device__ __forceinline__ void begin_half(int half) {
     // The offset counts from the first stage of keys: one from the beginning of shared memory costs
@@ -457,22 +509,21 @@ struct Multiplier {
     begin_product<Shape>(device::descriptor_offset(keys, at), heads, product[half]);
   }
 
-  using Halves = float[WeightedSum<Shape>::kSums / 2];
+  using Halves = typename WeightedSum<Shape>::Halves;
 
   // The sums of a half of a tile whose product is finished.
+  template <bool kWhole>
   __device__ __forceinline__ void weigh(float (&finished)[Shape::kProductColumns / 2],
                                         Halves& halves) {
     device::wgmma_pin(finished);
-    float sum[WeightedSum<Shape>::kSums];
-    weighted_sum.sums(p.h, finished, sum);
-    WeightedSum<Shape>::halve(sum, halves);
+    weighted_sum.template weigh<kWhole>(p.h, linear, finished, halves);
   }
 
   // Stores the scores of a half of a tile.
   __device__ __forceinline__ void store(const Halves& halves, int slot, int half) {
     float* const scores =
         shared.memory->scores[slot] + side * Shape::kSideQueries * kScoreStride + half * kUnitRows;
-    WeightedSum<Shape>::total_of_halves(halves, [&](int query, int r, float total) {
+    WeightedSum<Shape>::total(halves, [&](int query, int r, float total) {
       scores[query * kScoreStride + WeightedSum<Shape>::row(r)] = total;
     });
   }
@@ -480,7 +531,7 @@ struct Multiplier {
   // Scores of kTiles tiles: a half is weighed while the next one is multiplied. ptxas wants the
   // sequence written out: nothing may be in flight where a loop closes. A product begins before the
   // shuffles behind it end, and barriers are asked before it begins: behind it they answer late.
-  template <int kTiles>
+  template <int kTiles, bool kWhole = false>
   __device__ __forceinline__ void score_tiles() {
     shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
     begin_half(0);
@@ -491,17 +542,19 @@ struct Multiplier {
       const bool next = tile + 1 < kTiles;
       const int stage = ring.stage;
       shared.free()[out.stage].wait(out.parity ^ 1, "scores", out.stage);
+      if (tile > 0) WeightedSum<Shape>::settle(product[1], halves);
       begin_half(1);
       if (tile > 0) finish_tile(halves, slot);
       slot = out.stage;
       out.advance();
       ring.advance();
       device::wgmma_wait<1>();
-      weigh(product[0], halves);
+      weigh<kWhole>(product[0], halves);
       if (next) {
         shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
-        begin_half(0);
       }
+      WeightedSum<Shape>::settle(product[0], halves);
+      if (next) begin_half(0);
       store(halves, slot, 0);
       if (next) {
         device::wgmma_wait<1>();
@@ -509,8 +562,9 @@ struct Multiplier {
         device::wgmma_wait<0>();
       }
       shared.empty()[stage].arrive_warp();
-      weigh(product[1], halves);
+      weigh<kWhole>(product[1], halves);
     }
+    WeightedSum<Shape>::settle(product[1], halves);
     finish_tile(halves, slot);
   }
 
@@ -535,6 +589,15 @@ __device__ __forceinline__ void multiply(const ScoreParams& p, Plan shared, int 
     parity ^= 1;
     multiplier.weighted_sum.load(shared.memory->weights[side]);
     int tile = 0;
+    if constexpr (Shape::kSplit) {
+      const std::uint32_t heads = shared.heads()[side].address;
+      multiplier.linear.form(shared.memory->weights[side], heads, heads + kPanelBytes,
+                             threadIdx.x % 128 / 32, 4);
+      device::bar_sync<128>(1 + side);
+      if (multiplier.linear.whole != 0) {
+        for (; tile < item.tiles; ++tile) multiplier.template score_tiles<1, true>();
+      }
+    }
     for (; tile + kBatch <= item.tiles; tile += kBatch) {
       multiplier.template score_tiles<kBatch>();
     }

@@ -53,10 +53,10 @@ void launch_matrix_moves(const std::uint32_t* in, std::uint32_t* out);
 void launch_two_products(const std::uint32_t* in, std::uint32_t* out);
 struct ProductLaunch {
   int n;
-  bool a_in_registers, a_transposed, b_transposed, f8;
+  bool a_in_registers, a_transposed, b_transposed, f8, negated;
   ConformanceLaunch launch;
 };
-inline constexpr int kProductLaunches = 26;
+inline constexpr int kProductLaunches = 28;
 extern const ProductLaunch kProducts[kProductLaunches];
 
 // conformance_mma.cu

@@ -18,14 +18,14 @@ constexpr device::Runtime kRuntime{"conformance", "sm90"};
 constexpr int kThreads = 128;
 
 // in: x [128], y [128] f32; a [128][4], b [128][4] words of bf16; number [128], divisor [128].
-// out: [128][10].
+// out: [128][12].
 __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x);
   const float x = __uint_as_float(in[t]), y = __uint_as_float(in[kThreads + t]);
   const uint4 a = reinterpret_cast<const uint4*>(in + 2 * kThreads)[t];
   const uint4 b = reinterpret_cast<const uint4*>(in + 6 * kThreads)[t];
   const std::uint32_t number = in[10 * kThreads + t], divisor = in[11 * kThreads + t];
-  std::uint32_t* const to = out + 10 * t;
+  std::uint32_t* const to = out + 12 * t;
   to[0] = __float_as_uint(device::ex2(x));
   to[1] = __float_as_uint(device::relu(x));
   to[2] = device::pack_bf16(x, y);
@@ -37,6 +37,8 @@ __global__ void math_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[7] = divided.remainder;
   to[8] = __float_as_uint(device::infinity());
   to[9] = __float_as_uint(device::negative_infinity());
+  to[10] = device::any_sign(device::any_sign(x, y, __uint_as_float(number)), y, x) >> 31;
+  to[11] = device::select_bytes<0x84fb>(a.x, b.x);
 }
 
 // in: x [128][4] f32; four f8_e4m3 [128]; a [128], b [128], two bf16 each.
@@ -222,11 +224,11 @@ __global__ void shared_kernel(const std::uint32_t* in, std::uint32_t* out) {
   }
 }
 
-// in: [128] f32 that are small integers. out: [128][25].
+// in: [128] f32 that are small integers. out: [128][26].
 __global__ void warp_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const int t = static_cast<int>(threadIdx.x), lane = t % 32;
   const float x = __uint_as_float(in[t]);
-  std::uint32_t* const to = out + 25 * t;
+  std::uint32_t* const to = out + 26 * t;
   to[0] = __float_as_uint(device::quad_max(x));
   to[1] = __float_as_uint(device::quad_sum(x));
   to[2] = __float_as_uint(device::warp_sum(x));
@@ -248,6 +250,7 @@ __global__ void warp_kernel(const std::uint32_t* in, std::uint32_t* out) {
   to[22] = __shfl_xor_sync(device::kFullWarp, in[t], 5);
   to[23] = static_cast<std::uint32_t>(__popc(in[t]) + __clz(static_cast<int>(in[t] >> 8)));
   to[24] = __float_as_uint(device::warp_max(x));
+  to[25] = __reduce_or_sync(device::kFullWarp, in[t]);
 }
 
 void launch(void (*kernel)(const std::uint32_t*, std::uint32_t*), int shared_bytes,

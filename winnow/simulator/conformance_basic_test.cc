@@ -51,11 +51,11 @@ TEST_F(Conformance, Arithmetic) {
   for (const std::uint32_t word : random_words(2 * kThreads, 2)) {
     in.push_back(in.size() % 3 == 0 ? word : word % 1000 + 1);
   }
-  const Words out = run(launch_math, in, 10 * kThreads);
+  const Words out = run(launch_math, in, 12 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
     const float a = number(in[t]), b = number(in[kThreads + t]);
-    const std::uint32_t* const got = out.data() + 10 * t;
+    const std::uint32_t* const got = out.data() + 12 * t;
     const double power = std::exp2(static_cast<double>(a));
     if (std::isnan(a)) {
       EXPECT_TRUE(std::isnan(number(got[0])));
@@ -90,6 +90,10 @@ TEST_F(Conformance, Arithmetic) {
     EXPECT_EQ(got[7], n % divisor);
     EXPECT_EQ(got[8], bits(kInfinity));
     EXPECT_EQ(got[9], bits(-kInfinity));
+    EXPECT_EQ(got[10], (in[t] | in[kThreads + t] | n) >> 31);
+    const std::uint32_t first = in[2 * kThreads + 4 * t], second = in[6 * kThreads + 4 * t];
+    EXPECT_EQ(got[11], (first >> 31 ? 0xffu : 0u) | (second >> 31 ? 0xff00u : 0u) |
+                           (second & 0xffu) << 16 | (first & 0x80u ? 0xff000000u : 0u));
   }
 }
 
@@ -262,15 +266,15 @@ TEST_F(Conformance, SharedMemory) {
 TEST_F(Conformance, Warps) {
   Words in;
   for (std::size_t t = 0; t < kThreads; ++t) in.push_back(bits(static_cast<float>(t * 7 % 23) + 1));
-  const Words out = run(launch_warp, in, 25 * kThreads);
+  const Words out = run(launch_warp, in, 26 * kThreads);
   for (std::size_t t = 0; t < kThreads; ++t) {
     SCOPED_TRACE(t);
-    const std::uint32_t* const got = out.data() + 25 * t;
+    const std::uint32_t* const got = out.data() + 26 * t;
     const std::size_t warp = t / 32 * 32, quad = t / 4 * 4, lane = t % 32;
     const float x = number(in[t]);
     float quad_max = 0, quad_sum = 0, warp_sum = 0, warp_max = 0;
     int prefix = 0;
-    std::uint32_t least = ~0u, largest = 0, sum = 0, ballot = 0;
+    std::uint32_t least = ~0u, largest = 0, sum = 0, any = 0, ballot = 0;
     for (std::size_t i = 0; i < 4; ++i) {
       quad_max = std::fmax(quad_max, number(in[quad + i]));
       quad_sum += number(in[quad + i]);
@@ -281,6 +285,7 @@ TEST_F(Conformance, Warps) {
       warp_max = std::fmax(warp_max, number(word));
       if (i <= lane) prefix += static_cast<int>(number(word));
       least = std::min(least, word), largest = std::max(largest, word), sum += word;
+      any |= word;
       ballot |= (word >> 23 & 1) << i;
     }
     EXPECT_EQ(number(got[0]), quad_max);
@@ -302,6 +307,7 @@ TEST_F(Conformance, Warps) {
     EXPECT_EQ(got[23],
               static_cast<std::uint32_t>(std::popcount(in[t]) + std::countl_zero(in[t] >> 8)));
     EXPECT_EQ(number(got[24]), warp_max);
+    EXPECT_EQ(got[25], any);
   }
 }
 

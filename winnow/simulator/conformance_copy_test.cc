@@ -164,10 +164,12 @@ double largest_error(const ProductLaunch& product, const Draw& draw, const auto&
           number(in[static_cast<std::size_t>(5 * 2048 + kMaxProductColumns * row + column)]);
       double magnitude = std::fabs(want);
       for (int step = 0; step < k; ++step) {
-        const double term = static_cast<double>(a.at(row, step)) * b.at(column, step);
+        const double product_of = static_cast<double>(a.at(row, step)) * b.at(column, step);
+        const double term = product.negated ? -product_of : product_of;
         want += term, magnitude += std::fabs(term);
       }
       const float got = number(out[thread * half + i]);
+      EXPECT_FALSE(got == 0 && std::signbit(got));  // as sums of split f8 scores rely on
       const double error = std::fabs(got - want) / magnitude;
       if (!(error <= worst)) worst = std::isnan(error) && got == want ? worst : error;
     }

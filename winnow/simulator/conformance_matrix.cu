@@ -44,7 +44,9 @@ __global__ void moves_kernel(const std::uint32_t* in, std::uint32_t* out) {
 
 template <int kN, Major kA, Major kB, bool kF8>
 __device__ void product_step(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b) {
-  if constexpr (kF8 && kN == 64) {
+  if constexpr (kF8 && kN % 64 != 0) {
+    wgmma_f8_negated(d, a, b, true);
+  } else if constexpr (kF8 && kN == 64) {
     wgmma_m64n64k32_f8(d, a, b, true);
   } else if constexpr (kF8) {
     wgmma_m64n128k32_f8(d, a, b, true);
@@ -162,6 +164,7 @@ constexpr ProductLaunch product() {
           kA == Major::MN,
           kB == Major::MN,
           kF8,
+          kF8 && kN % 64 != 0,
           launch_product<kN, kA, kB, kRegisters, kF8>};
 }
 
@@ -184,7 +187,9 @@ const ProductLaunch kProducts[kProductLaunches] = {WINNOW_PRODUCTS(32),
                                                    WINNOW_PRODUCTS(128),
                                                    WINNOW_PRODUCTS(256),
                                                    product<64, Major::K, Major::K, false, true>(),
-                                                   product<128, Major::K, Major::K, false, true>()};
+                                                   product<128, Major::K, Major::K, false, true>(),
+                                                   product<72, Major::K, Major::K, false, true>(),
+                                                   product<136, Major::K, Major::K, false, true>()};
 #undef WINNOW_PRODUCTS
 
 }  // namespace winnow::conformance

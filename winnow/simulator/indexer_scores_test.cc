@@ -18,6 +18,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-infinite", {"random:1"}},
     {"bf16-k512", {"random:4"}},
     {"f8_e4m3-h128-plateau", {"random:5"}},
+    {"f8_e4m3-h64-last-head", {"late"}},  // no positive product where a warp looks first
+    {"f8_e4m3-h64-nan", {"late"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -43,15 +45,21 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-h33-plateau", kFew},
     {"f8_e4m3-h64-plateau", kMany},
     {"f8_e4m3-h64-zero", kFew},
+    {"f8_e4m3-h33-last-head", kFew},
+    {"f8_e4m3-h128-last-head", kFew},
+    {"f8_e4m3-h64-huge", kFew},
 };
 
 const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh", "bf16-zero"};
+// Rows whose last head alone has a positive product.
+const BugsOf last_head{"linear_part_sm90.cuh", "f8_e4m3-h64-last-head"};
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     sink("NoWaitForScores", "shared.ready()[ring.stage].wait", Action::drop),
     tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
     in_one_schedule(long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
+    in_one_schedule(last_head("SignsOfOtherLanes", "found |= __reduce_or_sync(", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     sink("SwappedPhaseOfScores", "shared.ready()[ring.stage].wait", Action::add, 1),

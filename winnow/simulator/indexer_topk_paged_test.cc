@@ -120,6 +120,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     choice("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
     choice("NoArrivalBehindTheCounts", "device::cluster_arrive();", Action::drop),
     choice("BinsOfAnotherBlock", "static_cast<std::uint32_t>(rank)));", Action::add, 1),
+    sides("NoBarrierOfTerms", "bar_sync<128 * kPagedMultiplyWarpgroups>(1);", Action::drop),
     product("NoProductFence", "device::wgmma_fence();", Action::drop),
     product("NoCommit", "device::wgmma_commit();", Action::drop),
     product("DescriptorWithoutSwizzle", "wgmma_m64n64k32_f8(product", Action::add,

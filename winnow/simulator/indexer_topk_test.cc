@@ -21,6 +21,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"f8_e4m3-sk16385-k1000", {"late"}},          // the largest blocks of the choice
     {"bf16-h64-sk33000-equal", {"late"}},         // more candidates than the buffer holds
     {"f8_e4m3-h64-plateau", {"late"}},            // zeros where two parts of a sum cancel
+    {"f8_e4m3-h64-huge", {"late"}},               // sums that are not split, beside others that are
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -52,6 +53,9 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-h33-plateau-larger", kFew},
     {"f8_e4m3-h64-plateau-larger", kMany},
     {"f8_e4m3-h128-plateau", kMany},
+    {"f8_e4m3-h64-last-head", kFew},
+    {"f8_e4m3-h128-nan", kFew},
+    {"f8_e4m3-h128-huge", kFew},
     {"f8_e4m3-h64-zero", kFew},
     {"f8_e4m3-sq1-sk20000-k2048", kFew},
     {"f8_e4m3-sq1-sk40000-k2048", {"late", "random:2", "starved:9"}},
@@ -83,6 +87,8 @@ const BugsOf candidates{"select_sm90.cuh", "f8_e4m3-sq1-sk40000-k2048", 8};
 // Two digits of histograms, then a third one, and equal keys.
 const BugsOf choice{"choose.cuh", "bf16-duplicates"};
 
+const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"};
+const BugsOf zeros{"linear_part_sm90.cuh", "f8_e4m3-h64-plateau"};
 const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
 // A cluster of eight blocks merges.
@@ -106,6 +112,8 @@ const std::vector<PlantedBug> kQuickBugs = {
                                            "if (there && distance <= high", Action::weaken))),
     in_one_schedule(saying(
         "race: ", choice("BinsByPlainStores", "atomicAdd(shared_.bins[0] + (key", Action::weaken))),
+    // A head without weight keeps its positive products.
+    in_one_schedule(zeros("HeadsWithoutWeight", "device::st_shared(at, word);", Action::drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfStages", "shared.empty()[ring.stage].wait", Action::add, 1),
@@ -113,7 +121,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SwappedPhaseOfHeads", "shared.heads_full()[side].wait", Action::add, 1),
     tiles("NoWaitForFirstKeys", "void score_tiles() {", Action::drop, 0, 1),
     f8("NoWaitForFirstKeysF8", "void score_tiles() {", Action::drop, 0, 1),
-    long_tiles("NoWaitForNextKeys", "weigh(product[0], halves);", Action::drop, 0, 2),
+    long_tiles("NoWaitForNextKeys", "weigh<kWhole>(product[0], halves);", Action::drop, 0, 2),
     tiles("TooFewBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, -16),
     tiles("TooManyBytesOfKeys", "shared.full()[ring.stage].arrive_expect", Action::add, 16),
     tiles("TooFewBytesOfHeads", "shared.heads_full()[side].arrive_expect", Action::add, -16),
@@ -156,8 +164,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     merge("BlockEndsTooEarly", "device::cluster_wait();", Action::drop),
     scales("NoWaitForFreeScales", "shared.free()[slot.stage].wait", Action::drop),
     scales("NoArrivalOfScales", "shared.ready()[slot.stage].arrive_warp", Action::drop),
-    f8("DescriptorWithoutSwizzle", "wgmma_m64n128k32_f8(product", Action::add,
-       std::int64_t{3} << 62),
+    linear("NoFenceOfTerms", "device::fence_proxy_async_shared();", Action::drop),
+    f8("NoBarrierOfTerms", "device::bar_sync<128>(1 + side);", Action::drop),
+    f8("DescriptorWithoutSwizzle", "wgmma_f8_negated(product", Action::add, std::int64_t{3} << 62),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorTopk, topk_operation(), kQuickCases, kThoroughCases, kQuickBugs,

@@ -97,6 +97,27 @@ __device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t word) {
   return selected;
 }
 
+// The same of two words, whose bytes count from 0 to 3 and from 4 to 7.
+template <std::uint32_t kSelector>
+__device__ __forceinline__ std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high) {
+  std::uint32_t selected;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(selected) : "r"(low), "r"(high), "n"(kSelector));
+  return selected;
+}
+
+// Whether one of the numbers has a sign bit, in bit 31; the bits below say nothing. The operands
+// are f32 registers: moved to integers first, accumulators make ptxas serialise wgmma (C7511).
+__device__ __forceinline__ std::uint32_t any_sign(float a, float b, float c) {
+  std::uint32_t any;
+  asm("lop3.b32 %0, %1, %2, %3, 0xfe;" : "=r"(any) : "f"(a), "f"(b), "f"(c));
+  return any;
+}
+__device__ __forceinline__ std::uint32_t any_sign(std::uint32_t any_before, float a, float b) {
+  std::uint32_t any;
+  asm("lop3.b32 %0, %1, %2, %3, 0xfe;" : "=r"(any) : "r"(any_before), "f"(a), "f"(b));
+  return any;
+}
+
 // The elementwise products of two bf16x2, rounded to nearest even.
 __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product;

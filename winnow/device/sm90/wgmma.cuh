@@ -200,6 +200,32 @@ __device__ __forceinline__ void wgmma_m64n64k32_f8(float (&d)[32], std::uint64_t
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
+// The negated product with 136 columns, d = -A B^T or d - A B^T, and with 72.
+__device__ __forceinline__ void wgmma_f8_negated(float (&d)[68], std::uint64_t a, std::uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %70, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {" WINNOW_LIST64
+      ", %64, %65, %66, %67}, %68, %69, p, -1, 1;\n"
+      "}"
+      : WINNOW_F64(d, 0), WINNOW_F4(d, 64)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+__device__ __forceinline__ void wgmma_f8_negated(float (&d)[36], std::uint64_t a, std::uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %38, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 {" WINNOW_LIST32
+      ", %32, %33, %34, %35}, %36, %37, p, -1, 1;\n"
+      "}"
+      : WINNOW_F32(d, 0), WINNOW_F4(d, 32)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
 // d (64 x 256) = A B^T, or d + A B^T with `accumulate`; A is 64 x 16, B 256 x 16.
 template <Major kA, Major kB>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], std::uint64_t a, std::uint64_t b,

@@ -1,7 +1,9 @@
 // The entry of indexer::scores_paged in the list of operations: the steps of topk_paged, whose
 // scores are compared with the oracle's.
 #include <cmath>
+#include <cstring>
 
+#include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/scores_paged/scores_paged.h"
 #include "winnow/indexer/scores_paged/scores_paged_contract.h"
 #include "winnow/indexer/topk_paged/topk_paged_cases.h"
@@ -60,6 +62,49 @@ std::vector<DenseCase> make_cases() {
   return list;
 }
 
+// Whether query j of sequence i has the bits that scores() gives it for the same keys.
+testing::Comparison compare_with_scores(const PagedStep& step, std::int64_t i, std::int64_t j,
+                                        const StridedTensor& scores,
+                                        const testing::Target& target) {
+  const Device device = testing::device_of(target);
+  const std::int64_t h = step.shape.h, d = step.shape.d;
+  const PagedStep::Keys keys = step.keys(i, j);
+  const StridedTensor q = testing::make_tensor(DType::f8_e4m3, {1, h, d}, Layout::dense);
+  const StridedTensor weights =
+      testing::make_tensor(step.shape.weights_dtype, {1, h}, Layout::dense);
+  for (std::int64_t head = 0; head < h; ++head) {
+    std::memcpy(&q.view.at<Float8E4M3>(0, head, 0), &step.q.view.at<Float8E4M3>(i, j, head, 0),
+                static_cast<std::size_t>(d));
+  }
+  const std::size_t row = static_cast<std::size_t>(h * size_of(step.shape.weights_dtype));
+  std::memcpy(weights.view.data(), step.weights.view.slice(0, i, i + 1).slice(1, j, j + 1).data(),
+              row);
+  const std::int64_t rows = keys.k.view.size(0);
+  const StridedTensor dense_there =
+      testing::on(device, testing::make_output(DType::f32, {1, rows}, Layout::dense));
+  const StridedTensor q_there = testing::on(device, q), k_there = testing::on(device, keys.k);
+  const StridedTensor weights_there = testing::on(device, weights),
+                      scale_there = testing::on(device, keys.k_scale);
+  indexer::scores({.q = q_there.view,
+                   .k = k_there.view,
+                   .weights = weights_there.view,
+                   .k_scale = scale_there.view,
+                   .scores = dense_there.view},
+                  target.options);
+  const StridedTensor dense = testing::on({}, dense_there);
+  testing::Comparison same{"scores as those of indexer::scores", 0, 0, true, ""};
+  for (const std::int64_t t : keys.rows) {
+    if (t >= scores.view.size(2)) break;
+    const float &want = dense.view.at<float>(0, t), &got = scores.view.at<float>(i, j, t);
+    if (std::memcmp(&want, &got, sizeof want) == 0) continue;
+    same.passed = false;
+    same.detail = testing::numbered("sequence ", i) + testing::numbered(", query ", j) +
+                  testing::numbered(", position ", t) + ": want " + std::to_string(want) +
+                  ", got " + std::to_string(got);
+  }
+  return same;
+}
+
 testing::CaseOutcome run(const DenseCase& shape, const testing::Target& target) {
   const Device device = testing::device_of(target);
   const PagedStep step(shape.step), there = step.on(device);
@@ -109,6 +154,13 @@ testing::CaseOutcome run(const DenseCase& shape, const testing::Target& target) 
     }
   }
   outcome.comparisons = {exact, rest};
+  // Of the first query that sees a row.
+  for (std::int64_t n = 0; n < step.b() * shape.step.s_q; ++n) {
+    const std::int64_t i = n / shape.step.s_q, j = n % shape.step.s_q;
+    if (step.visible(i, j) == 0) continue;
+    outcome.comparisons.push_back(compare_with_scores(step, i, j, scores, target));
+    break;
+  }
   if (!shape.clean) return outcome;
   outcome.comparisons.push_back(testing::check_written("scores", scores));
   outcome.samples = {testing::sample("scores", scores.view, allowed)};

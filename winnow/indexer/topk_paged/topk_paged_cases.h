@@ -53,6 +53,13 @@ struct PagedStep {
   std::int64_t page(std::int64_t i, std::int64_t position) const;
   // Rows that query j of sequence i may see, absent ones included.
   std::int64_t visible(std::int64_t i, std::int64_t j) const;
+  // The keys of the rows that query j of sequence i may see, on the host; those of absent ones are
+  // 0, and not in `rows`.
+  struct Keys {
+    std::vector<std::int64_t> rows;
+    StridedTensor k, k_scale;
+  };
+  Keys keys(std::int64_t i, std::int64_t j) const;
   // The rows that query j of sequence i sees, in ascending order without absent ones, and the
   // oracle's scores for them. On the host.
   struct Wanted {

@@ -45,7 +45,8 @@ struct PagedShape {
   static constexpr int kColumnsOfSide = kGroupColumns / kSides;
   static constexpr int kQueries = kGroupColumns / kHeads;
   static constexpr int kSideQueries = kQueries / kSides;
-  static constexpr int kProductColumns = kColumnsOfSide;
+  static constexpr bool kSplit = kHeads >= 64;
+  static constexpr int kProductColumns = kColumnsOfSide + (kSplit ? kLinearColumns : 0);
 };
 
 // What scores_paged keeps beside the heads of a piece: the rows that each of its queries sees.
@@ -69,7 +70,7 @@ struct PagedLayout {
     float scales[256];
   };
 
-  device::Chunk heads[kPlaces][Shape::kProductColumns / 64];
+  Columns<Shape::kColumnsOfSide / device::kChunkRows, Shape::kSplit> heads[kPlaces];
   Page pages[kStages][2];
   alignas(16) float4 weights[kPlaces][kSideColumns / 4];
   LineShared line;
@@ -275,7 +276,7 @@ __device__ __forceinline__ void load_heads(const Params& p, Plan shared, LineRan
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float whole = __uint_as_float(weight[i] << (p.weights_are_bf16 ? 16 : 0));
-        of_column[i] = WeightedSum<Shape>::adds(i) ? 0.5f * whole : whole;
+        of_column[i] = whole * weight_factor<Shape>(i);
       }
       shared.weights(place)[lane] = used;
     }
@@ -314,6 +315,7 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, Lin
   ring.advance(warpgroup);
   device::PipelineState<2> heads;
   WeightedSum<Shape> weighted_sum;
+  LinearOf<Shape> linear[Shape::kSides];
   float product[Shape::kProductColumns / 2];
   int tile = warpgroup;  // of the piece
   Piece piece;
@@ -324,7 +326,18 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, Lin
     const int place = heads.stage * Shape::kSides;
     const std::uint64_t columns =
         device::descriptor_offset(all_heads, shared.offset(shared.heads()[place]));
-    if constexpr (Shape::kSides == 1) weighted_sum.load_as_used(shared.weights(place));
+    if constexpr (Shape::kSides == 1) weighted_sum.load(shared.weights(place));
+    if constexpr (Shape::kSplit) {
+      const int warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+      for (int side = 0; side < Shape::kSides; ++side) {
+        const std::uint32_t of_side = shared.heads()[place + side].address;
+        linear[side].form(shared.weights(place + side), of_side,
+                          of_side + Shape::kColumnsOfSide * kPanelRowBytes, warp,
+                          4 * kPagedMultiplyWarpgroups);
+      }
+      device::bar_sync<128 * kPagedMultiplyWarpgroups>(1);
+    }
     for (; tile < piece.tiles; tile += kPagedMultiplyWarpgroups) {
       const auto begin = [&](int side, int page) {
         const std::uint32_t keys =
@@ -337,7 +350,7 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, Lin
       begin(0, 0);
 #pragma unroll
       for (int side = 0; side < Shape::kSides; ++side) {
-        if constexpr (Shape::kSides > 1) weighted_sum.load_as_used(shared.weights(place + side));
+        if constexpr (Shape::kSides > 1) weighted_sum.load(shared.weights(place + side));
 #pragma unroll
         for (int page = 0; page < 2; ++page) {
           device::wgmma_wait<0>();
@@ -348,8 +361,13 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, Lin
           for (int r = 0; r < 2; ++r) {
             scale[r] = shared.at(shared.page(ring.stage, page).scales()[scale_place[r]]);
           }
-          float sum[WeightedSum<Shape>::kSums];
-          weighted_sum.sums(Shape::kHeads, product, sum);
+          typename WeightedSum<Shape>::Halves halves;
+          if (linear[side].whole == 0) {
+            weighted_sum.template weigh<false>(Shape::kHeads, linear[side], product, halves);
+          } else if constexpr (Shape::kSplit) {
+            weighted_sum.template weigh<true>(Shape::kHeads, linear[side], product, halves);
+          }
+          weighted_sum.settle(product, halves);
           // The next product runs while these sums are added up and stored.
           if (page == 0) {
             begin(side, 1);
@@ -358,7 +376,7 @@ __device__ __forceinline__ void multiply_tiles(const Params& p, Plan shared, Lin
           } else {
             shared.empty()[ring.stage].arrive_warp();
           }
-          weighted_sum.total(sum, [&](int query_of_side, int r, float total) {
+          weighted_sum.total(halves, [&](int query_of_side, int r, float total) {
             const int query = side * Shape::kSideQueries + query_of_side;
             if (query >= count) return;
             const int at = (piece.first + tile) * kPagedTileRows + page * kPagedPageRows +

@@ -135,28 +135,35 @@ std::int64_t PagedStep::visible(std::int64_t i, std::int64_t j) const {
   return std::max<std::int64_t>(rows - shape.s_q + 1 + j, 0);
 }
 
-PagedStep::Wanted PagedStep::wanted(std::int64_t i, std::int64_t j) const {
-  Wanted wanted;
+PagedStep::Keys PagedStep::keys(std::int64_t i, std::int64_t j) const {
   const std::int64_t rows = visible(i, j), d = shape.d;
-  Tensor k(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});
+  Keys keys{.rows = {},
+            .k = testing::make_tensor(DType::f8_e4m3, {rows, d}, Layout::dense),
+            .k_scale = testing::make_tensor(DType::f32, {rows}, Layout::dense)};
+  testing::fill(keys.k.view, 0);
+  testing::fill(keys.k_scale.view, 0);
   for (std::int64_t t = 0; t < rows; ++t) {
     if (page(i, t) < 0) continue;
-    wanted.rows.push_back(t);
+    keys.rows.push_back(t);
     const std::int64_t place = t % kPageRows;
     const auto* bytes = &pages.view.at<std::uint8_t>(page(i, t), 0);
-    std::memcpy(&k.view().at<Float8E4M3>(t, 0), bytes + place * d, static_cast<std::size_t>(d));
-    std::memcpy(&k_scale.view().at<float>(t), bytes + kPageRows * d + 4 * place, 4);
+    std::memcpy(&keys.k.view.at<Float8E4M3>(t, 0), bytes + place * d, static_cast<std::size_t>(d));
+    std::memcpy(&keys.k_scale.view.at<float>(t), bytes + kPageRows * d + 4 * place, 4);
   }
+  return keys;
+}
+
+PagedStep::Wanted PagedStep::wanted(std::int64_t i, std::int64_t j) const {
+  const Keys of_query = keys(i, j);
   // The views of one query, whose strides of the other dimensions do not matter.
   const oracle::Inputs in{
-      .q = ConstTensorView(&q.view.at<Float8E4M3>(i, j, 0, 0), DType::f8_e4m3, {1, shape.h, d},
-                           {0, q.view.stride(2), 1}),
-      .k = k,
+      .q = ConstTensorView(&q.view.at<Float8E4M3>(i, j, 0, 0), DType::f8_e4m3,
+                           {1, shape.h, shape.d}, {0, q.view.stride(2), 1}),
+      .k = of_query.k.view,
       .weights = ConstTensorView(weights.view.slice(0, i, i + 1).slice(1, j, j + 1).data(),
                                  shape.weights_dtype, {1, shape.h}),
-      .k_scale = k_scale};
-  wanted.scores = oracle::scores(in, 0, wanted.rows);
-  return wanted;
+      .k_scale = of_query.k_scale.view};
+  return {of_query.rows, oracle::scores(in, 0, of_query.rows)};
 }
 
 std::pair<PagedCase, testing::Benchmark> make_paged_benchmark(std::int64_t b, std::int64_t s_q,

@@ -374,5 +374,11 @@ T __reduce_min_sync(unsigned mask, T value,
   return winnow::simulator::combine(
       "__reduce_min_sync", mask, value, [](T a, T b) { return b < a ? b : a; }, where);
 }
+template <class T>
+T __reduce_or_sync(unsigned mask, T value,
+                   winnow::simulator::Where where = winnow::simulator::Where::current()) {
+  return winnow::simulator::combine(
+      "__reduce_or_sync", mask, value, [](T a, T b) { return a | b; }, where);
+}
 
 #include "winnow/simulator/include/cuda_launches.h"

@@ -1,6 +1,7 @@
 // Host half of winnow/device/common/arithmetic.cuh.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include <cuda_runtime.h>
@@ -42,6 +43,16 @@ inline void unpack_f8(std::uint32_t packed, float (&x)[4]) {
 template <std::uint32_t kSelector>
 std::uint32_t select_bytes(std::uint32_t word) {
   return simulator::prmt_b32(word, 0, kSelector);
+}
+template <std::uint32_t kSelector>
+std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high) {
+  return simulator::prmt_b32(low, high, kSelector);
+}
+inline std::uint32_t any_sign(std::uint32_t any_before, float a, float b) {
+  return any_before | std::bit_cast<std::uint32_t>(a) | std::bit_cast<std::uint32_t>(b);
+}
+inline std::uint32_t any_sign(float a, float b, float c) {
+  return any_sign(std::bit_cast<std::uint32_t>(a), b, c);
 }
 inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
   return simulator::mul_rn_bf16x2(a, b);

@@ -26,15 +26,16 @@ namespace host {
 constexpr simulator::MatrixMajor major(Major of) {
   return of == Major::K ? simulator::MatrixMajor::k : simulator::MatrixMajor::mn;
 }
-// d = A B^T (+ d), both from shared memory.
+// d = `sign` A B^T (+ d), both from shared memory.
 template <Major kA, Major kB, int kCount>
 void product(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool accumulate,
-             simulator::MatrixElement element, const Where& where) {
+             simulator::MatrixElement element, const Where& where, int sign = 1) {
   simulator::WgmmaCall call{.wgmma = {.n = 2 * kCount,
                                       .a = element,
                                       .b = element,
                                       .major_a = major(kA),
                                       .major_b = major(kB),
+                                      .scale_a = sign,
                                       .accumulate = accumulate},
                             .a = a,
                             .b = b};
@@ -82,6 +83,15 @@ inline void wgmma_m64n128k32_f8(float (&d)[64], std::uint64_t a, std::uint64_t b
 inline void wgmma_m64n64k32_f8(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate,
                                Where where = Where::current()) {
   host::product<Major::K, Major::K>(d, a, b, accumulate, simulator::MatrixElement::e4m3, where);
+}
+
+inline void wgmma_f8_negated(float (&d)[68], std::uint64_t a, std::uint64_t b, bool accumulate,
+                             Where where = Where::current()) {
+  host::product<Major::K, Major::K>(d, a, b, accumulate, simulator::MatrixElement::e4m3, where, -1);
+}
+inline void wgmma_f8_negated(float (&d)[36], std::uint64_t a, std::uint64_t b, bool accumulate,
+                             Where where = Where::current()) {
+  host::product<Major::K, Major::K>(d, a, b, accumulate, simulator::MatrixElement::e4m3, where, -1);
 }
 
 inline void stmatrix_x4(std::uint32_t address, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
