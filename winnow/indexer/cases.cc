@@ -99,7 +99,7 @@ std::vector<CaseShape> make_case_shapes() {
     }
   }
   constexpr std::pair<Order, const char*> kSplitOrders[] = {
-      {Order::last_head, "last-head"}, {Order::nan, "nan"}, {Order::huge, "huge"}};
+      {Order::last_head, "last-head"}, {Order::nan, "nan"}, {Order::huge, "huge-weights"}};
   for (const std::int64_t heads : {33, 64, 128}) {
     for (const auto& [order, name] : kSplitOrders) {
       add(kSome, {.name = numbered("h", heads) + "-" + name,

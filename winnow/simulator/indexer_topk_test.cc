@@ -21,7 +21,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"f8_e4m3-sk16385-k1000", {"late"}},          // the largest blocks of the choice
     {"bf16-h64-sk33000-equal", {"late"}},         // more candidates than the buffer holds
     {"f8_e4m3-h64-plateau", {"late"}},            // zeros where two parts of a sum cancel
-    {"f8_e4m3-h64-huge", {"late"}},               // sums that are not split, beside others that are
+    {"f8_e4m3-h64-huge-weights", {"late"}},       // sums that are not split, beside others that are
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"bf16-h1", kMany},
@@ -55,7 +55,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-h128-plateau", kMany},
     {"f8_e4m3-h64-last-head", kFew},
     {"f8_e4m3-h128-nan", kFew},
-    {"f8_e4m3-h128-huge", kFew},
+    {"f8_e4m3-h128-huge-weights", kFew},
     {"f8_e4m3-h64-zero", kFew},
     {"f8_e4m3-sq1-sk20000-k2048", kFew},
     {"f8_e4m3-sq1-sk40000-k2048", {"late", "random:2", "starved:9"}},
