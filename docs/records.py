@@ -222,7 +222,7 @@ def headlines(records):
             of_gpu = found.setdefault("a DSA layer of transformers", {})
             times = theirs["seconds"] / ours["seconds"]
             of_gpu.setdefault(_short(record["where"]), []).append(times)
-            names["a DSA layer of transformers"] = ["sdpa of transformers"]
+            names["a DSA layer of transformers"] = ["transformers"]
     rows = [
         [f"`{operation}`" if "::" in operation else operation, ", ".join(names[operation])]
         + [
