@@ -3,9 +3,8 @@ fit, and those that do not."""
 
 import pytest
 import torch
-from dsa_models import CACHE, FAMILIES, make, no_ties, tokens
+from dsa_models import CACHE, FAMILIES, make, no_ties, refused, tokens
 from test_transformers import LOGITS, one_thread, same, usual_step  # noqa: F401
-from test_transformers_refusals import refused  # noqa: F401
 from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
 
@@ -51,14 +50,14 @@ def test_padding_with_the_usual_labels(family):
 
 
 @pytest.mark.parametrize("columns", [1, 39, 41, 48])
-def test_a_mask_of_more_or_fewer_rows_than_there_are(model, refused, columns):  # noqa: F811
+def test_a_mask_of_more_or_fewer_rows_than_there_are(model, columns):
     ids = tokens()
     text = rf"attention_mask: want shape \[batch, rows\] = \[2, 40\], got \[2, {columns}\]"
     for options in ({}, {"use_cache": False}, cached(model, "dynamic")):
         refused(text, model, ids, attention_mask=ones(2, columns), **options)
 
 
-def test_a_mask_of_more_rows_beside_blocks(model, refused):  # noqa: F811
+def test_a_mask_of_more_rows_beside_blocks(model):
     arguments = (model.config, torch.zeros(2, 10, 64), ones(2, 12), None)
     text = r"attention_mask: want shape \[batch, rows\] = \[2, 10\], got \[2, 12\]"
     blocks = torch.full((2, 10), -1)
@@ -66,7 +65,7 @@ def test_a_mask_of_more_rows_beside_blocks(model, refused):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_step_with_a_mask_of_more_or_fewer_rows(model, refused, kind):  # noqa: F811
+def test_a_step_with_a_mask_of_more_or_fewer_rows(model, kind):
     ids = tokens()
     options = cached(model, kind)
     text = r"attention_mask: want shape \[batch, rows\] = \[2, {}\]{}, got \[2, {}\]"
@@ -112,7 +111,7 @@ def test_one_mask_for_all_sequences(model):
     assert torch.equal(got, want)
 
 
-def test_positions_of_other_shapes(model, refused):  # noqa: F811
+def test_positions_of_other_shapes(model):
     ids = tokens()
     text = r"position_ids: want shape \[batch, queries\] = \[2, 40\], got "
     for shape in ((1, 39), (2, 41), (40,)):
@@ -127,7 +126,7 @@ def test_positions_of_other_shapes(model, refused):  # noqa: F811
     refused(text + "fewer", model, ids, position_ids=restarting, use_cache=False)
 
 
-def test_lengths_of_sequences_that_do_not_fit(model, refused):  # noqa: F811
+def test_lengths_of_sequences_that_do_not_fit(model):
     ids = tokens(1)
     good = torch.tensor([0, 15, 40], dtype=torch.int32)
     for wrong in ([0, 15, 41], [0, 30, 20], [1, 15, 40], [50, 60, 70], [-3, 15, 40]):
