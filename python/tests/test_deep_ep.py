@@ -9,8 +9,10 @@ import deep_ep_refusals as refusals
 import pytest
 import torch
 from winnow.compat import deep_ep
+from winnow.compat.deep_ep import _agreement
+from winnow.compat.deep_ep._entry import calling
 
-from winnow import compat
+from winnow import Error, compat
 
 WORLDS, SOME, TWO = (1, 2, 3, 4, 6), (2, 3), (2,)
 # {what is tested: (numbers of ranks, programs with their arguments, one after the other)}
@@ -187,3 +189,13 @@ def test_the_folder_has_a_real_package():
     environment = {**os.environ, "PYTHONPATH": path.strip()}
     output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     assert output.startswith("winnow.compat.deep_ep.buffer")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["xx", "{}", "[]", '{"late": 3}', '{"late": ["0", 1, 2]}', '{"of": {}, "number": 1}',
+     '{"of": {"call": "c"}, "number": "1"}'],
+)  # fmt: skip
+def test_what_no_rank_has_written_is_named(text):
+    with calling("deep_ep.Buffer"), pytest.raises(Error, match="p/1 of the store holds"):
+        _agreement._message("p/1", text)

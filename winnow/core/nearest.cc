@@ -36,9 +36,18 @@ std::string suggestion(const std::string& given, std::span<const std::string> kn
   std::size_t least = 0;
   if (given.size() > 200) return "";  // a word of nobody's, and a long one takes its time
   for (const std::string& candidate : known) {
-    const std::size_t difference = distance(given, candidate);
-    const bool near = 2 * difference <= candidate.size() || is_end_of(given, candidate) ||
-                      is_end_of(candidate, given);
+    std::size_t difference = distance(given, candidate);
+    bool near = 2 * difference <= candidate.size() || is_end_of(given, candidate) ||
+                is_end_of(candidate, given);
+    // An operation is also known by its name without the family.
+    const std::size_t family = candidate.rfind("::");
+    if (family != std::string::npos && given.find("::") == std::string::npos) {
+      const std::size_t of_name = distance(given, candidate.substr(family + 2));
+      if (2 * of_name <= candidate.size() - (family + 2)) {
+        near = true;
+        difference = std::min(difference, of_name);
+      }
+    }
     if (near && (best == nullptr || difference < least)) {
       best = &candidate;
       least = difference;

@@ -22,6 +22,13 @@ TEST(Nearest, IsTheWordOfTheFewestChanges) {
   EXPECT_EQ(meant("indexers"), "; did you mean indexer?");
 }
 
+TEST(Nearest, KnowsOperationsWithoutTheirFamily) {
+  const auto meant = [](const std::string& given) { return suggestion(given, kKnown); };
+  EXPECT_EQ(meant("topkk"), "; did you mean indexer::topk?");
+  EXPECT_EQ(meant("topk_pagd"), "; did you mean indexer::topk_paged?");
+  EXPECT_EQ(meant("forwrad"), "; did you mean sparse_mla::forward?");
+}
+
 TEST(Nearest, MayBeABeginningOrAnEnd) {
   const auto meant = [](const std::string& given) { return suggestion(given, kKnown); };
   EXPECT_EQ(meant("forward"), "; did you mean sparse_mla::forward?");

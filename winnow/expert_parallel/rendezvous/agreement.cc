@@ -395,7 +395,7 @@ void begin_world(Store& store, AgreementRequest& request) {
       throw error;
     }
   }
-  const std::string number = std::to_string(begun + 1);
+  const std::string number = std::to_string(std::int64_t{begun} + 1);
   store.set(key, number + "\n" + to_text(own));
   request.prefix = worlds.key(number);
 }

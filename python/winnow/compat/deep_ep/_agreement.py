@@ -14,7 +14,7 @@ part in an agreement of a call that is over for it.
 import contextlib
 import json
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Tuple, Union
 from weakref import WeakKeyDictionary
 
 from winnow._winnow.expert_parallel import default_timeout
@@ -110,7 +110,7 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
     while True:
         prefix = rendezvous.next_prefix(group, _ROOM)
         stands = _stands(store, f"{prefix}/{group.rank()}", mine)
-        by, _, number = json.loads(stands).get("late", (None, 0, 0))
+        by, _, number = _message(prefix, stands).get("late", (None, 0, 0))
         if stands == mine:
             return prefix
         if by is not None and by not in masked and number >= message["number"]:
@@ -138,7 +138,41 @@ def _read(store: Any, keys: List[str], rank: int, number: int) -> List[Dict[str,
         with contextlib.suppress(RuntimeError):  # of the store; the others have their deadline
             _stand_in(store, keys, [rank, None, number])
         raise
-    return [json.loads(store.get(key)) for key in keys]
+    return [_message(key, store.get(key)) for key in keys]
+
+
+def _message(key: str, text: Union[str, bytes]) -> Dict[str, Any]:
+    """What a rank has written; an error for anything else, as programs share the store."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not _is_message(said):
+        text = f"{key} of the store holds {text[:80]!r}, which no rank has written"
+        raise error_of(Error, called(), text, code="internal")
+    return said
+
+
+def _is_message(said: Any) -> bool:
+    if not isinstance(said, dict):
+        return False
+    if "late" in said:
+        late = said["late"]
+        return (
+            isinstance(late, list)
+            and [type(one) for one in late[::2]] == [int, int]
+            and isinstance(late[1], (int, float, type(None)))
+        )
+    if "masked_by" in said:
+        return isinstance(said["masked_by"], int)
+    of, masked = said.get("of"), said.get("masked", [])
+    return (
+        isinstance(of, dict)
+        and "call" in of
+        and isinstance(said.get("number"), int)
+        and isinstance(masked, list)
+        and all(isinstance(rank, int) for rank in masked)
+    )
 
 
 def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
