@@ -109,8 +109,9 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
     mine = json.dumps(message)
     while True:
         prefix = rendezvous.next_prefix(group, _ROOM)
-        stands = _stands(store, f"{prefix}/{group.rank()}", mine)
-        by, _, number = _message(prefix, stands).get("late", (None, 0, 0))
+        key = f"{prefix}/{group.rank()}"
+        stands = _stands(store, key, mine)
+        by, _, number = _message(key, stands).get("late", (None, 0, 0))
         if stands == mine:
             return prefix
         if by is not None and by not in masked and number >= message["number"]:
@@ -148,8 +149,8 @@ def _message(key: str, text: Union[str, bytes]) -> Dict[str, Any]:
     except ValueError:
         said = None
     if not _is_message(said):
-        text = f"{key} of the store holds {text[:80]!r}, which no rank has written"
-        raise error_of(Error, called(), text, code="internal")
+        why = f"{key} of the store holds {text[:80]!r}, which no rank has written"
+        raise error_of(Error, called(), why, code="internal")
     return said
 
 
