@@ -43,7 +43,7 @@ std::vector<CaseShape> make_case_shapes() {
       {.name = "k40000-of-30000", .s_q = 2, .h = 1, .s_k = 30000, .d = 64, .topk = 40000});
   // What a query sees.
   add(kSome, {.name = "ranges-ragged", .s_q = 9, .ranges = Ranges::ragged});
-  add(kSome, {.name = "ranges-empty", .ranges = Ranges::empty});
+  add(kSome, {.name = "ranges-empty", .s_k = 299, .ranges = Ranges::empty});
   add(kSome, {.name = "ranges-out-of-range", .ranges = Ranges::out_of_range});
   for (const std::int64_t k_stride : {1, 4}) {
     for (const std::int64_t start : {std::int64_t{-3}, std::int64_t{2}, std::int64_t{700}}) {

@@ -164,9 +164,8 @@ struct ScoreParams : SeenRows {
   std::int64_t weights_stride, k_scale_stride;
   int weights_are_bf16;
   int h;
-  int all_rows;  // scores of all rows are wanted, not only of those that are seen
-  int groups;    // of queries
-  int splits;    // ranges into which the rows of a group are cut
+  int groups;  // of queries
+  int splits;  // ranges into which the rows of a group are cut
 };
 
 // Tiles of kTileRows rows that begin at `begin`, a multiple of 4, so that scores can be stored 16
@@ -175,6 +174,14 @@ struct Item {
   int first_query, split;
   int begin, tiles;
 };
+
+// The rows of the tiles of some queries, a multiple of kTileRows from what is seen on. All lanes of
+// a warp call it.
+__device__ __forceinline__ SeenRange scored_rows(const SeenRows& p, int first_query, int queries) {
+  const SeenRange seen = seen_by_queries(p, first_query, queries);
+  if (seen.end <= seen.begin) return {0, 0};
+  return {seen.begin, seen.begin + (seen.end - seen.begin + kTileRows - 1) / kTileRows * kTileRows};
+}
 
 // The items of this block, the same sequence for every role; all lanes of a warp call it. Later
 // queries, which see the most, come first, and every second round goes through the blocks
@@ -190,15 +197,11 @@ class Schedule {
     const int group = p_.groups - 1 - number_ / p_.splits;
     item.split = number_ % p_.splits;
     item.first_query = group * Shape::kQueries;
-    unsigned begin = 0, end = p_.s_k;
-    if (!p_.all_rows) {
-      const SeenRange seen = seen_by_queries(p_, item.first_query, Shape::kQueries);
-      begin = seen.begin, end = seen.end;
-    }
-    const int tiles = end > begin ? static_cast<int>((end - begin + kTileRows - 1) / kTileRows) : 0;
+    const SeenRange rows = scored_rows(p_, item.first_query, Shape::kQueries);
+    const int tiles = static_cast<int>((rows.end - rows.begin) / kTileRows);
     const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);
     item.tiles = static_cast<int>(std::int64_t{tiles} * (item.split + 1) / p_.splits) - first;
-    item.begin = item.tiles == 0 ? 0 : static_cast<int>(begin) + first * kTileRows;
+    item.begin = item.tiles == 0 ? 0 : static_cast<int>(rows.begin) + first * kTileRows;
     number_ += step_;
     step_ = 2 * static_cast<int>(gridDim.x) - step_;
     return true;

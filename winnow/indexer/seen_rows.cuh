@@ -67,4 +67,26 @@ __device__ __forceinline__ SeenRange seen_by_queries(const SeenRows& p, int firs
           __reduce_max_sync(device::kFullWarp, static_cast<unsigned>(rows.end))};
 }
 
+// Stores -inf in the rows of a query's scores that are not in [begin, end) of `scored`: part `part`
+// of `parts`, by a warp. `begin` and `end` are multiples of 4; `aligned`: every row of
+// scores to 16 bytes.
+__device__ inline void store_unseen(const SeenRows& p, SeenRange scored, float* scores,
+                                    bool aligned, int part, int parts) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto store = [&](std::int64_t from, std::int64_t end) {
+    for (std::int64_t row = from + 128 * part + 4 * lane; row < end; row += 128 * parts) {
+      if (aligned && row + 4 <= end) {
+        const float unseen = device::negative_infinity();
+        *reinterpret_cast<float4*>(scores + row) = make_float4(unseen, unseen, unseen, unseen);
+      } else {
+        for (std::int64_t e = row; e < min(row + 4, end); ++e) {
+          scores[e] = device::negative_infinity();
+        }
+      }
+    }
+  };
+  store(0, scored.begin);
+  store(scored.end, p.s_k);
+}
+
 }  // namespace winnow::indexer::gpu

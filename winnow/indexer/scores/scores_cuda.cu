@@ -41,7 +41,7 @@ void dense_scores_cuda(const Problem& problem, Rows<float*> scores, DenseRows ro
   p.scores = scores.data;
   p.stride = scores.stride0;
   p.aligned = reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0;
-  p.all_rows = rows == DenseRows::all;
+  p.clean = rows == DenseRows::all;
   const std::int64_t groups = device::ceil_div<std::int64_t>(problem.s_q, p.columns.queries);
   const std::int64_t tiles = device::ceil_div<std::int64_t>(problem.s_k, kTileRows);
   p.groups = static_cast<int>(groups);

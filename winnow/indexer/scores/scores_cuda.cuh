@@ -21,10 +21,10 @@ struct DenseParams {
   std::int64_t k_scale_stride;
   float* scores;  // [s_q, s_k]
   std::int64_t stride;
-  bool aligned;   // every row of scores to 16 bytes
-  bool all_rows;  // scores of all rows are wanted, not only of those that are seen
-  int groups;     // of queries
-  int splits;     // items of a group
+  bool aligned;  // every row of scores to 16 bytes
+  bool clean;    // scores of rows that nobody sees are -inf
+  int groups;    // of queries
+  int splits;    // items of a group
 };
 
 template <DType kDType>
@@ -34,8 +34,7 @@ class DenseWork {
   __device__ explicit DenseWork(const DenseParams& p) : p_(p) {
     const int number = static_cast<int>(blockIdx.x);
     first_query_ = (p.groups - 1 - number / p.splits) * p.columns.queries;
-    gpu::SeenRange range = {0, static_cast<unsigned>(p.seen.s_k)};
-    if (!p.all_rows) range = gpu::seen_by_queries(p.seen, first_query_, p.columns.queries);
+    const gpu::SeenRange range = gpu::seen_by_queries(p.seen, first_query_, p.columns.queries);
     const int rows = static_cast<int>(range.end) - static_cast<int>(range.begin);
     const int all = rows > 0 ? ceil_div(rows, kTileRows) : 0;
     const TileRange tiles = split_tiles(all, number % p.splits, p.splits);
@@ -45,7 +44,12 @@ class DenseWork {
     for (int i = 0; i < kOwn; ++i) {
       const int query = own_query(i);
       seen_[i] = {0, 0};
-      if (query < p.seen.s_q) seen_[i] = gpu::visible_rows(p.seen, query);
+      if (query >= p.seen.s_q) continue;
+      seen_[i] = gpu::visible_rows(p.seen, query);
+      if (!p.clean) continue;
+      const unsigned begin = all > 0 ? range.begin : 0;
+      gpu::store_unseen(p.seen, {begin, begin + all * kTileRows}, p.scores + query * p.stride,
+                        p.aligned, number % p.splits, p.splits);
     }
   }
 

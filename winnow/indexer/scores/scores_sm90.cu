@@ -56,14 +56,14 @@ void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows ro
   with_shape(problem, [&](auto shape) {
     using Shape = decltype(shape);
     ScoreParams params = score_params<Shape>(kRuntime, problem);
-    params.all_rows = rows == DenseRows::all;
     // Few queries are cut by rows, so that every multiprocessor has some.
     const int multiprocessors = kRuntime.multiprocessors();
     const int tiles = (params.s_k + kTileRows - 1) / kTileRows;
     params.splits = std::clamp(multiprocessors / params.groups, 1, std::max(tiles, 1));
     const DenseKernelParams dense{
         scores.data, scores.stride0,
-        reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0};
+        reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0,
+        rows == DenseRows::all};
     constexpr int kBytes = sizeof(Layout<Shape, DenseSink>);
     kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
     const int blocks = std::min(params.groups * params.splits, multiprocessors);

@@ -10,6 +10,7 @@ struct DenseKernelParams {
   float* scores;  // [s_q, s_k]
   std::int64_t stride;
   bool aligned;  // every row to 16 bytes
+  bool clean;    // scores of rows that nobody sees are -inf
 };
 
 struct DenseSink {
@@ -28,6 +29,15 @@ struct DenseSink {
       for (int own = 0; own < kOwn; ++own) {
         const int query = item.first_query + warp + own * kSinkWarps;
         visible[own] = query < p.s_q ? visible_rows(p, query) : RowRange{0, 0};
+      }
+      if (dense.clean) {
+        const SeenRange scored = scored_rows(p, item.first_query, Shape::kQueries);
+        for (int local = warp; local < Shape::kQueries; local += kSinkWarps) {
+          const int query = item.first_query + local;
+          if (query >= p.s_q) break;
+          store_unseen(p, scored, dense.scores + query * dense.stride, dense.aligned, item.split,
+                       p.splits);
+        }
       }
       for (int tile = 0; tile < item.tiles; ++tile) {
         shared.ready()[ring.stage].wait(ring.parity, "store", ring.stage);
