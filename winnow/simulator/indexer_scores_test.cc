@@ -54,7 +54,8 @@ const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh",
 // Rows whose last head alone has a positive product.
 const BugsOf last_head{"linear_part_sm90.cuh", "f8_e4m3-h64-last-head"};
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
-const BugsOf unseen{"seen_rows.cuh", "bf16-ranges-empty"};
+const BugsOf unseen{"seen_rows.cuh", "bf16-stride4-from2"},
+    odd_unseen{"seen_rows.cuh", "bf16-ranges-empty"};
 
 const std::vector<PlantedBug> kQuickBugs = {
     sink("NoWaitForScores", "shared.ready()[ring.stage].wait", Action::drop),
@@ -62,7 +63,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(long_tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
     in_one_schedule(last_head("SignsOfOtherLanes", "found |= __reduce_or_sync(", Action::drop)),
     in_one_schedule(unseen("UnseenRowsNotStored", "make_float4(unseen, unseen,", Action::undo)),
-    in_one_schedule(unseen("LastUnseenRowsNotStored", "scores[e] = device::neg", Action::undo)),
+    in_one_schedule(odd_unseen("LastUnseenRowsNotStored", "scores[e] = device::neg", Action::undo)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     sink("SwappedPhaseOfScores", "shared.ready()[ring.stage].wait", Action::add, 1),
