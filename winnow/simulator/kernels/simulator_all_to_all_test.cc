@@ -1,11 +1,10 @@
 // Dispatch, combine and barrier of the all-to-all in the simulator.
+#include <algorithm>
 #include <array>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
@@ -75,12 +74,11 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   return {all.backend().value_or(Backend::cpu), all.list()};
 }
 
-// Two tokens of rank 0 name the same row of a scatter table: all ranks refuse the later one.
-testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
+// Rank 0 gives two rows of its scatter table anew, and all ranks refuse the first that is wrong.
+testing::CaseOutcome run_wrong_rows(const testing::Target& target,
+                                    std::array<std::int32_t, 2> wrong, const std::string& refusal) {
   constexpr int kWorld = 2;
   constexpr std::int64_t kTokens = 4, kTopk = 2, kHidden = 8;
-  const std::string refusal =
-      "rank 0: scatter_indices: want every row once, got row 5 again for token 2, k 1";
   const Device device = testing::device_of(target);
   RankTeam team(kWorld);
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
@@ -97,7 +95,7 @@ testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
     for (std::int32_t& expert : experts.values<std::int32_t>()) expert = next++ % 2;  // of rank 0
     next = static_cast<std::int32_t>(kTokens * kTopk) * rank;
     for (std::int32_t& row : rows.values<std::int32_t>()) row = next++;
-    if (rank == 0) rows.values<std::int32_t>()[2] = 5;
+    if (rank == 0) std::copy(wrong.begin(), wrong.end(), &rows.values<std::int32_t>()[2]);
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
                  indices = place.copy(experts), scatter = place.copy(rows);
     layer.dispatch({.input = input,
@@ -105,18 +103,7 @@ testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
                     .scatter_indices = scatter,
                     .stream = place.stream()});
   });
-  testing::CaseOutcome outcome{Backend::cuda, {}};
-  for (const std::exception_ptr& one : thrown) {
-    std::string text;
-    try {
-      if (one != nullptr) std::rethrow_exception(one);
-    } catch (const Error& error) {
-      text = error.what();
-    }
-    const bool passed = text.find(refusal) != std::string::npos;
-    outcome.comparisons.push_back({"refusal", passed ? 0.0 : 1.0, 0, passed, '"' + text + '"'});
-  }
-  return outcome;
+  return outcome_of_refusals(thrown, "rank 0: scatter_indices: " + refusal);
 }
 
 testing::Operation simulated_operation() {
@@ -126,7 +113,16 @@ testing::Operation simulated_operation() {
         {testing::numbered("barrier-of-nodes-", nodes), "",
          [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
   }
-  operation.cases.push_back({"row-named-twice", "", run_row_named_twice, true});
+  const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
+                                  const char* refusal) {
+    operation.cases.push_back(
+        {name, "",
+         [=](const testing::Target& target) { return run_wrong_rows(target, wrong, refusal); },
+         true});
+  };
+  add_wrong_rows("rows-named-twice", {5, 6},
+                 "want every row once, got row 5 again for token 2, k 1");
+  add_wrong_rows("rows-outside", {16, -1}, "want 0 to 15, got 16 for token 1, k 0");
   return operation;
 }
 
@@ -138,7 +134,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
                                               on_ranks("2x2-scatter-table-uneven", {"random:5"}),
                                               on_ranks("barrier-of-nodes-2", {"random:6"}),
-                                              on_ranks("row-named-twice", {"random:7"})};
+                                              on_ranks("rows-named-twice", {"random:7"}),
+                                              on_ranks("rows-outside", {"random:1"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),
@@ -287,8 +284,10 @@ const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", 
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
     barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
+    rail_barrier{"fabric.cuh", "barrier-of-nodes-2"},
     marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
-    scatter{"dispatch_scatter_cuda.cu", "row-named-twice"},
+    scatter{"dispatch_scatter_cuda.cu", "rows-named-twice"},
+    outside{"dispatch_scatter_cuda.cu", "rows-outside"},
     table{"dispatch_scatter_cuda.cu", "2x2-scatter-table-uneven"},
     pushed{"combine_sum_cuda.cu", "2x2-token-major-24-sms"},
     given{"combine_sum_cuda.cu", "1x4-combine-weights-bf16-aligned"},
@@ -357,6 +356,11 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", scatter("RowsClaimedByPlainStores",
                              "const unsigned long long other = atomicMin_system(word, mine);",
                              Action::weaken)),
+    saying("race: ", scatter("RowsAtFaultByPlainStores",
+                             "if (worst != kNone) atomicMin(&first_bad, worst);", Action::weaken)),
+    saying("race: ", outside("RowsOutsideByPlainStores",
+                             "atomicMin(&first_bad, static_cast<unsigned long long>(pair));",
+                             Action::weaken)),
     saying("race: ", claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", Action::weaken)),
     saying("race: ", move("MoveFirstRowsByPlainStores",
                           "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],",
@@ -375,6 +379,10 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", fabric("RailRowsWithoutARelease",
                             "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
                             Action::weaken)),
+    saying("race: ",
+           rail_barrier("RailBarrierWithoutARelease",
+                        "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+                        Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     count("CountIndicesNotStored", "indices[pair_of(step)] = expert;", Action::undo),
