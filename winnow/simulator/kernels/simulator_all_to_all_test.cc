@@ -19,30 +19,34 @@ testing::Operation all_to_all_operation();
 
 namespace {
 
+using simulator::of_threads;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
+
+// How many pairs each expert has, by a kernel which is not of the layer.
+constexpr std::int64_t kCountedTokens = 8, kCountedTopk = 2,
+                       kCounts = kCountedTokens * kCountedTopk;
+Backend count_pairs(const Tensor& experts, const TensorView& counts, Device where, Stream stream) {
+  const ConstTensorView indices(experts.data(), DType::i32, {kCountedTokens, kCountedTopk}, where);
+  return layout({.expert_indices = indices,
+                 .experts = counts.numel(),
+                 .world_size = 4,
+                 .local_world_size = 4,
+                 .tokens_per_expert = counts},
+                {.stream = stream});
+}
 
 // Behind barrier() a rank's kernel reads what another rank's kernel has written before it: the
 // counts of its experts, which are taken for experts and counted again.
 testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   constexpr std::size_t kWorld = 4;
-  constexpr std::int64_t kTokens = 8, kTopk = 2, kExperts = kTokens * kTopk;
   const Device device = testing::device_of(target);
-  const auto count = [](const Tensor& experts, Tensor& counts, Device where, Stream stream) {
-    const ConstTensorView indices(experts.data(), DType::i32, {kTokens, kTopk}, where);
-    return layout({.expert_indices = indices,
-                   .experts = kExperts,
-                   .world_size = kWorld,
-                   .local_world_size = kWorld,
-                   .tokens_per_expert = counts},
-                  {.stream = stream});
-  };
   std::vector<Tensor> chosen(kWorld), counts(kWorld);
   for (std::size_t rank = 0; rank < kWorld; ++rank) {
-    chosen[rank] = Tensor(DType::i32, {kExperts});
+    chosen[rank] = Tensor(DType::i32, {kCounts});
     std::size_t next = 0;
     for (std::int32_t& expert : chosen[rank].values<std::int32_t>()) {
-      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kExperts);
+      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kCounts);
     }
   }
   std::vector<Comparisons> of_ranks(kWorld);
@@ -51,8 +55,8 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
     const auto me = static_cast<std::size_t>(rank), other = (me + 1) % kWorld;
     const Place place(device);
     const Tensor own = place.copy(chosen[me]);
-    counts[me] = place.make(DType::i32, std::array{kExperts});
-    Tensor again = place.make(DType::i32, std::array{kExperts});
+    counts[me] = place.make(DType::i32, std::array{kCounts});
+    Tensor again = place.make(DType::i32, std::array{kCounts});
     AllToAll layer(transport, team.world().store(),
                    {.max_tokens = 4,
                     .hidden = 16,
@@ -61,13 +65,50 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
                     .dtype = DType::f32,
                     .local_world_size = static_cast<int>(kWorld) / nodes,
                     .device = device});
-    of_ranks[me].ran_on(count(own, counts[me], device, place.stream()));
+    of_ranks[me].ran_on(count_pairs(own, counts[me], device, place.stream()));
     layer.barrier(false, place.stream());
-    count(counts[other], again, device, place.stream());
-    Tensor once(DType::i32, {kExperts}), twice(DType::i32, {kExperts});
-    count(chosen[other], once, {}, {});
-    count(once, twice, {}, {});
+    count_pairs(counts[other], again, device, place.stream());
+    Tensor once(DType::i32, {kCounts}), twice(DType::i32, {kCounts});
+    count_pairs(chosen[other], once, {}, {});
+    count_pairs(once, twice, {}, {});
     of_ranks[me].add(compare_bits("counts", place.to_host(again), twice));
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < kWorld; ++rank) all.add(of_ranks[rank], static_cast<int>(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+// Behind combine() a rank's kernel may write where the others have read its rows.
+testing::CaseOutcome run_overwritten(const testing::Target& target) {
+  constexpr int kWorld = 4;
+  constexpr std::int64_t kTokens = 8, kTopk = 2, kHidden = 16;
+  const Device device = testing::device_of(target);
+  std::vector<Comparisons> of_ranks(kWorld);
+  RankTeam team(kWorld);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const Place place(device);
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = kTokens,
+                    .hidden = kHidden,
+                    .topk = kTopk,
+                    .experts = 8,
+                    .dtype = DType::f32,
+                    .device = device});
+    Tensor chosen(DType::i32, {kTokens, kTopk});
+    std::int32_t next = 0;
+    for (std::int32_t& expert : chosen.values<std::int32_t>()) expert = next++ % 8;
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
+                 experts = place.copy(chosen);
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
+    const TensorView rows = layer.combine_buffer(*got.descriptor);
+    layer.combine({.expert_output = rows, .stream = place.stream()}, *got.descriptor);
+    const TensorView written(rows.data(), DType::i32, {rows.numel()}, device);
+    Tensor counts(DType::i32, {rows.numel()});
+    Comparisons& comparisons = of_ranks[static_cast<std::size_t>(rank)];
+    comparisons.ran_on(count_pairs(experts, written, device, place.stream()));
+    count_pairs(chosen, counts, {}, {});
+    comparisons.add(compare_bits("counts", place.to_host(written), counts));
   });
   Comparisons all;
   for (std::size_t rank = 0; rank < kWorld; ++rank) all.add(of_ranks[rank], static_cast<int>(rank));
@@ -113,6 +154,7 @@ testing::Operation simulated_operation() {
         {testing::numbered("barrier-of-nodes-", nodes), "",
          [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
   }
+  operation.cases.push_back({"overwritten-rows", "", run_overwritten, true});
   const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
                                   const char* refusal) {
     operation.cases.push_back(
@@ -134,6 +176,7 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
                                               on_ranks("2x2-scatter-table-uneven", {"random:5"}),
                                               on_ranks("barrier-of-nodes-2", {"random:6"}),
+                                              on_ranks("overwritten-rows", {"random:2"}),
                                               on_ranks("rows-named-twice", {"random:7"}),
                                               on_ranks("rows-outside", {"random:1"})};
 const std::vector<PassingCase> kThoroughCases = {
@@ -279,7 +322,7 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     push{"combine_push_cuda.cu", "2x2-token-major-24-sms"},
     large{"row_pipe.cuh", "1x4-large-rows-left"}, pushes{"row_pipe.cuh", "2x2-token-major-24-sms"},
     values{"combine_values_cuda.cu", "1x4-pair-values"},
-    finish{"combine_finish.cuh", "2x2-pair-values"};
+    finish{"combine_finish.cuh", "2x2-pair-values"}, over{"signal_node.cuh", "overwritten-rows"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
@@ -379,6 +422,9 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", fabric("RailRowsWithoutARelease",
                             "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
                             Action::weaken)),
+    saying(
+        "race: ",
+        of_threads(0, 1, over("SumsDoneWithoutAFence", "__threadfence_system();", Action::drop))),
     saying("race: ",
            rail_barrier("RailBarrierWithoutARelease",
                         "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
