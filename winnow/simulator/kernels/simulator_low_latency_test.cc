@@ -155,6 +155,7 @@ const std::vector<PlantedBug> kQuickBugs = {
                    Action::drop, 0, 1)),
     saying("race: ", combine("CombinePiecesTakenByPlainStores",
                              "const int i = atomicAdd(&next[own_tokens], 1)", Action::weaken)),
+    saying("race: ", wide("CombinePiecesWithoutAFence", "__threadfence_block();", Action::drop)),
     saying("race: ", wide("CombineTokensCountedByPlainStores",
                           "if (atomicSub(piece.left, 1) != 1) return;", Action::weaken)),
     saying("race: ", both("ReceiversCountedWithoutAFence", "// This block has read `received`.",
