@@ -81,7 +81,7 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
 // Behind combine() a rank's kernel may write where the others have read its rows.
 testing::CaseOutcome run_overwritten(const testing::Target& target) {
   constexpr int kWorld = 4;
-  constexpr std::int64_t kTokens = 8, kTopk = 2, kHidden = 16;
+  constexpr std::int64_t kTokens = 12, kTopk = 8, kHidden = 16;  // for two blocks
   const Device device = testing::device_of(target);
   std::vector<Comparisons> of_ranks(kWorld);
   RankTeam team(kWorld);
@@ -102,6 +102,7 @@ testing::CaseOutcome run_overwritten(const testing::Target& target) {
     const Dispatched got =
         layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
     const TensorView rows = layer.combine_buffer(*got.descriptor);
+    place.spoil(rows);
     layer.combine({.expert_output = rows, .stream = place.stream()}, *got.descriptor);
     const TensorView written(rows.data(), DType::i32, {rows.numel()}, device);
     Tensor counts(DType::i32, {rows.numel()});
@@ -425,6 +426,9 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying(
         "race: ",
         of_threads(0, 1, over("SumsDoneWithoutAFence", "__threadfence_system();", Action::drop))),
+    saying(
+        "race: ",
+        of_threads(0, 1, over("SumsOfBlocksDoneWithoutAFence", "__threadfence();", Action::drop))),
     saying("race: ",
            rail_barrier("RailBarrierWithoutARelease",
                         "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
