@@ -190,11 +190,12 @@ std::vector<Fault> barrier_faults() {
               init(smem, 1);
               mbarrier_wait(smem, 2, "consume", 0);
             }),
-      fault("NobodyArrives", "deadlock", "wait as \"consume\"",
+      fault("NobodyArrives", "deadlock", "warps 0 to 2, wait as \"consume\"",
             [](Address smem, Words) {
               init(smem, 1);
               mbarrier_wait(smem, 0, "consume", 0);
-            }),
+            },
+            {.threads = 96}),
       fault("NobodyArrivesAtTheSixth", "deadlock",
             "of the mbarrier full[1][2], which misses 1 of 1",
             [](Address smem, Words) {

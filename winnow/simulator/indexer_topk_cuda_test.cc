@@ -31,6 +31,8 @@ const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, rows{"copy_rows_cuda.cu
 const std::vector<PlantedBug> kQuickBugs = {
     few("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
     few("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
+    saying("race: ",
+           few("BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     held("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),

@@ -32,6 +32,9 @@ const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batche
 const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", few("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
     few_rows("NoRows", "st_shared(slot.unit(local", Action::drop),
+    saying("race: ",
+           BugsOf{"choose.cuh", "h64-plateau"}(
+               "BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     saying("race: ",

@@ -116,7 +116,7 @@ std::vector<StepCase> make_cases() {
     // step.
     add_stored(kind, stored,
                {.name = "hca",
-                .prompts = {384, 127, 1},
+                .prompts = {1, 384, 127},
                 .steps = 8,
                 .ratio = 128,
                 .d = 128,

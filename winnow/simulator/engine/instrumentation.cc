@@ -24,6 +24,7 @@ struct {
   std::size_t bytes = 0;
   std::byte before[32];
   std::string text;
+  unsigned thread = 0;
   Where where;
   bool is_global = false;
 } held;
@@ -99,7 +100,8 @@ void hold_store(const void* address, std::size_t bytes, const std::string& text,
   held.address = address;
   held.bytes = bytes;
   std::memcpy(held.before, address, bytes);
-  held.text = text + "\n  by thread " + std::to_string(current->number);
+  held.text = text;
+  held.thread = current->number;
   held.where = where;
   held.is_global = !is_shared(address);
 }
@@ -108,7 +110,13 @@ void settle_store() {
   settle_planted();
   if (held.address == nullptr) return;
   const void* const address = std::exchange(held.address, nullptr);
-  if (std::memcmp(address, held.before, held.bytes) != 0) fail("race", held.text, held.where);
+  if (std::memcmp(address, held.before, held.bytes) != 0) {
+    if (current == nullptr) {  // it has had its turn, and the report would not name it
+      held.text += "\n  by thread " + std::to_string(held.thread) + " (warp " +
+                   std::to_string(held.thread / 32) + ")";
+    }
+    fail("race", held.text, held.where);
+  }
   if (held.is_global) forget_held_store();
 }
 

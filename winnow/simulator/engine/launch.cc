@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
+#include <string>
 
 #include <sys/mman.h>
 
@@ -342,25 +345,49 @@ void begin_session() {
 
 void pass_time(std::uint64_t more) { ticks += more; }
 
+namespace {
+// "warp 1, warps 4 to 7".
+std::string names_of(const std::set<unsigned>& warps) {
+  std::string text;
+  for (auto first = warps.begin(); first != warps.end();) {
+    auto last = first, next = std::next(first);
+    while (next != warps.end() && *next == *last + 1) last = next++;
+    if (!text.empty()) text += ", ";
+    text += first == last ? "warp " : "warps " + std::to_string(*first) + " to ";
+    text += std::to_string(*last);
+    first = next;
+  }
+  return text;
+}
+}  // namespace
+
 void report_deadlock() {
-  std::map<std::string, std::string> waits;  // [what]: the threads
+  const bool launches = std::any_of(resident.begin(), resident.end(), [](const auto& one) {
+    return one->run != resident.front()->run;
+  });
+  // [what][block]: the warps
+  std::map<std::string, std::map<std::string, std::set<unsigned>>> waits;
   for (const auto& one : resident) {
     cluster = one.get();
     for (const auto& each : cluster->blocks) {
+      std::string where;
+      if (resident.size() > 1 || cluster->ranks() > 1) {
+        where = " of block " + std::to_string(each->index[0]);
+      }
+      if (launches) where += " in launch " + std::to_string(cluster->run->number);
       for (const Thread& thread : each->all) {
-        if (thread.done) continue;
-        std::string& who = waits[thread.waiting.describe()];
-        std::string warp = "warp " + std::to_string(thread.number / 32);
-        if (resident.size() > 1 || cluster->ranks() > 1) {
-          warp += " of block " + std::to_string(each->index[0]);
-        }
-        if (who.find(warp + ",") == std::string::npos) who += warp + ", ";
+        if (!thread.done) waits[thread.waiting.describe()][where].insert(thread.number / 32);
       }
     }
   }
   std::string text = "no thread can go on:";
-  for (const auto& [what, who] : waits) text += "\n  " + who + "wait" + what;
-  block = resident.empty() ? nullptr : resident.front()->blocks.front().get();
+  for (const auto& [what, blocks] : waits) {
+    text += "\n  ";
+    for (const auto& [where, warps] : blocks) text += names_of(warps) + where + ", ";
+    text += "wait" + what;
+  }
+  cluster = resident.empty() ? nullptr : resident.front().get();
+  block = cluster == nullptr ? nullptr : cluster->blocks.front().get();
   fail("deadlock", text, {});
 }
 
@@ -423,7 +450,10 @@ void fail(const char* check, const std::string& text, const Where& where) {
               std::to_string(current->number) + " (warp " + std::to_string(current->number / 32) +
               ")";
   }
-  if (block != nullptr) report += "\n  in block " + std::to_string(block->index[0]);
+  if (block != nullptr) {
+    report += "\n  in block " + std::to_string(block->index[0]) + " of launch " +
+              std::to_string(cluster->run->number);
+  }
   report += ", schedule " + to_string(settings().schedule);
   auto found = std::make_unique<Failure>(check, report);
   if (current == nullptr) throw *found;

@@ -57,8 +57,9 @@ Shadow& Block::shadow(std::uint32_t address, std::size_t bytes, const char* what
   if (fixed_shadow.contains(address, bytes)) return fixed_shadow;
   fail("shared memory",
        std::string(what) + " of " + std::to_string(bytes) + " bytes at " + std::to_string(address) +
-           " is outside of the block's shared memory, which begins at " +
-           std::to_string(kDynamicBase) + " and has " + std::to_string(dynamic_bytes) + " bytes",
+           " is outside of the block's shared memory, which has " + std::to_string(dynamic_bytes) +
+           " dynamic bytes from " + std::to_string(kDynamicBase) +
+           " on, and its static objects from " + std::to_string(kStaticBase) + " on",
        where);
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "winnow/core/error.h"
 #include "winnow/simulator/testing/simulate.h"
 
 namespace winnow::expert_parallel {
@@ -27,6 +29,24 @@ inline testing::Operation with_room(testing::Operation operation) {
 }
 inline PassingCase on_ranks(std::string name, std::vector<std::string> schedules) {
   return {std::move(name), std::move(schedules), kRanksMultiprocessors};
+}
+
+// Of a case whose ranks all refuse a call with this text; `thrown` is what RankTeam::try_run()
+// gave.
+inline testing::CaseOutcome outcome_of_refusals(const std::vector<std::exception_ptr>& thrown,
+                                                const std::string& refusal) {
+  testing::CaseOutcome outcome{Backend::cuda, {}};
+  for (const std::exception_ptr& one : thrown) {
+    std::string text;
+    try {
+      if (one != nullptr) std::rethrow_exception(one);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    const bool passed = text.find(refusal) != std::string::npos;
+    outcome.comparisons.push_back({"refusal", passed ? 0.0 : 1.0, 0, passed, '"' + text + '"'});
+  }
+  return outcome;
 }
 
 // Bugs in the calls of one file, which a case shows; under one schedule, since cases of several

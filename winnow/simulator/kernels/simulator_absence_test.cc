@@ -175,6 +175,9 @@ struct Scenario {
   Absent absent;
   std::string operation;
   std::function<std::unique_ptr<Player>(const Seat&)> make;
+  int absent_ranks = 1;  // from kAbsent on
+
+  bool is_absent(int rank) const { return rank >= kAbsent && rank < kAbsent + absent_ranks; }
 };
 
 struct Left {};
@@ -219,8 +222,9 @@ CaseOutcome run_scenario(const Scenario& scenario) {
     player->prepare();
     is_prepared.now();
     while (prepared < kWorld) simulator::let_others_run();
-    if (rank == kAbsent && gone) throw Left();
-    while (rank == kAbsent && given_up < kWorld - 1) simulator::let_others_run();
+    const bool absent = scenario.is_absent(rank);
+    if (absent && gone) throw Left();
+    while (absent && given_up < kWorld - scenario.absent_ranks) simulator::let_others_run();
     texts[me] = error_of(*player);
     has_given_up.now();
     again[me] = error_of(*player);
@@ -238,11 +242,12 @@ CaseOutcome run_scenario(const Scenario& scenario) {
                                    "\"" + text + "\" without \"" + part + "\""});
   };
   for (int rank = 0; rank < kWorld; ++rank) {
-    if (rank == kAbsent && gone) continue;
+    if (gone && scenario.is_absent(rank)) continue;
     const std::string& text = texts[static_cast<std::size_t>(rank)];
     compare(rank, text, "expert_parallel::" + scenario.operation + ": rank ");
     // Between nodes a rank may name one that has itself waited for the absent one.
-    compare(rank, text, scenario.nodes == 1 ? " of rank 2 (" : " of rank ");
+    const bool names_one = scenario.nodes == 1 && scenario.absent_ranks == 1;
+    compare(rank, text, names_one ? " of rank 2 (" : " of rank ");
     compare(rank, text, gone ? ", its transport is closed" : " waited 0.");
     compare(rank, again[static_cast<std::size_t>(rank)], text);
   }
@@ -278,6 +283,10 @@ testing::Operation absence_operation() {
           return std::make_unique<LowLatencyPlayer>(seat, combines);
         });
   }
+  // Two threads of each rank give up at the same time.
+  list.push_back({"1x4-low-latency-dispatch-two-late", 1, Absent::late, "low_latency_dispatch",
+                  [](const Seat& seat) { return std::make_unique<LowLatencyPlayer>(seat, false); },
+                  2});
   std::vector<testing::Case> cases;
   for (const Scenario& scenario : list) {
     cases.push_back({scenario.name, "",
@@ -299,8 +308,10 @@ std::vector<PassingCase> cases(bool quick) {
 }
 const std::vector<PassingCase> kQuickCases = cases(true), kThoroughCases = cases(false);
 const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
-    thread{"wait.cuh", "1x4-low-latency-combine-late"}, nodes{"wait.cuh", "2x2-dispatch-late"},
-    barrier{"fabric_kernels.cuh", "1x4-barrier-late"}, fabric{"fabric.cuh", "2x2-dispatch-late"};
+    thread{"wait.cuh", "1x4-low-latency-combine-late"},
+    threads{"wait.cuh", "1x4-low-latency-dispatch-two-late"},
+    nodes{"wait.cuh", "2x2-dispatch-late"}, barrier{"fabric_kernels.cuh", "1x4-barrier-late"},
+    fabric{"fabric.cuh", "2x2-dispatch-late"};
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
@@ -309,6 +320,9 @@ const std::vector<PlantedBug> kQuickBugs = {
                            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
                            "view.control_layout.fault),",
                            Action::weaken)),
+    saying("race: ",
+           threads("FirstFaultByPlainStores",
+                   "if (atomicExch(&view.state->broken, 1u) != 0) return;", Action::weaken)),
     saying("race: ", fabric("RailFaultWithoutARelease",
                             "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
                             Action::weaken)),

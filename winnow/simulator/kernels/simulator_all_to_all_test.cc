@@ -1,11 +1,10 @@
 // Dispatch, combine and barrier of the all-to-all in the simulator.
+#include <algorithm>
 #include <array>
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
@@ -20,30 +19,34 @@ testing::Operation all_to_all_operation();
 
 namespace {
 
+using simulator::of_threads;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
+
+// How many pairs each expert has, by a kernel which is not of the layer.
+constexpr std::int64_t kCountedTokens = 8, kCountedTopk = 2,
+                       kCounts = kCountedTokens * kCountedTopk;
+Backend count_pairs(const Tensor& experts, const TensorView& counts, Device where, Stream stream) {
+  const ConstTensorView indices(experts.data(), DType::i32, {kCountedTokens, kCountedTopk}, where);
+  return layout({.expert_indices = indices,
+                 .experts = counts.numel(),
+                 .world_size = 4,
+                 .local_world_size = 4,
+                 .tokens_per_expert = counts},
+                {.stream = stream});
+}
 
 // Behind barrier() a rank's kernel reads what another rank's kernel has written before it: the
 // counts of its experts, which are taken for experts and counted again.
 testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   constexpr std::size_t kWorld = 4;
-  constexpr std::int64_t kTokens = 8, kTopk = 2, kExperts = kTokens * kTopk;
   const Device device = testing::device_of(target);
-  const auto count = [](const Tensor& experts, Tensor& counts, Device where, Stream stream) {
-    const ConstTensorView indices(experts.data(), DType::i32, {kTokens, kTopk}, where);
-    return layout({.expert_indices = indices,
-                   .experts = kExperts,
-                   .world_size = kWorld,
-                   .local_world_size = kWorld,
-                   .tokens_per_expert = counts},
-                  {.stream = stream});
-  };
   std::vector<Tensor> chosen(kWorld), counts(kWorld);
   for (std::size_t rank = 0; rank < kWorld; ++rank) {
-    chosen[rank] = Tensor(DType::i32, {kExperts});
+    chosen[rank] = Tensor(DType::i32, {kCounts});
     std::size_t next = 0;
     for (std::int32_t& expert : chosen[rank].values<std::int32_t>()) {
-      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kExperts);
+      expert = static_cast<std::int32_t>(next++ * (rank + 1) % kCounts);
     }
   }
   std::vector<Comparisons> of_ranks(kWorld);
@@ -52,8 +55,8 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
     const auto me = static_cast<std::size_t>(rank), other = (me + 1) % kWorld;
     const Place place(device);
     const Tensor own = place.copy(chosen[me]);
-    counts[me] = place.make(DType::i32, std::array{kExperts});
-    Tensor again = place.make(DType::i32, std::array{kExperts});
+    counts[me] = place.make(DType::i32, std::array{kCounts});
+    Tensor again = place.make(DType::i32, std::array{kCounts});
     AllToAll layer(transport, team.world().store(),
                    {.max_tokens = 4,
                     .hidden = 16,
@@ -62,12 +65,12 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
                     .dtype = DType::f32,
                     .local_world_size = static_cast<int>(kWorld) / nodes,
                     .device = device});
-    of_ranks[me].ran_on(count(own, counts[me], device, place.stream()));
+    of_ranks[me].ran_on(count_pairs(own, counts[me], device, place.stream()));
     layer.barrier(false, place.stream());
-    count(counts[other], again, device, place.stream());
-    Tensor once(DType::i32, {kExperts}), twice(DType::i32, {kExperts});
-    count(chosen[other], once, {}, {});
-    count(once, twice, {}, {});
+    count_pairs(counts[other], again, device, place.stream());
+    Tensor once(DType::i32, {kCounts}), twice(DType::i32, {kCounts});
+    count_pairs(chosen[other], once, {}, {});
+    count_pairs(once, twice, {}, {});
     of_ranks[me].add(compare_bits("counts", place.to_host(again), twice));
   });
   Comparisons all;
@@ -75,12 +78,49 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   return {all.backend().value_or(Backend::cpu), all.list()};
 }
 
-// Two tokens of rank 0 name the same row of a scatter table: all ranks refuse the later one.
-testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
+// Behind combine() a rank's kernel may write where the others have read its rows.
+testing::CaseOutcome run_overwritten(const testing::Target& target) {
+  constexpr int kWorld = 4;
+  constexpr std::int64_t kTokens = 12, kTopk = 8, kHidden = 16;  // for two blocks
+  const Device device = testing::device_of(target);
+  std::vector<Comparisons> of_ranks(kWorld);
+  RankTeam team(kWorld);
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const Place place(device);
+    AllToAll layer(transport, team.world().store(),
+                   {.max_tokens = kTokens,
+                    .hidden = kHidden,
+                    .topk = kTopk,
+                    .experts = 8,
+                    .dtype = DType::f32,
+                    .device = device});
+    Tensor chosen(DType::i32, {kTokens, kTopk});
+    std::int32_t next = 0;
+    for (std::int32_t& expert : chosen.values<std::int32_t>()) expert = next++ % 8;
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
+                 experts = place.copy(chosen);
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
+    const TensorView rows = layer.combine_buffer(*got.descriptor);
+    place.spoil(rows);
+    layer.combine({.expert_output = rows, .stream = place.stream()}, *got.descriptor);
+    const TensorView written(rows.data(), DType::i32, {rows.numel()}, device);
+    Tensor counts(DType::i32, {rows.numel()});
+    Comparisons& comparisons = of_ranks[static_cast<std::size_t>(rank)];
+    comparisons.ran_on(count_pairs(experts, written, device, place.stream()));
+    count_pairs(chosen, counts, {}, {});
+    comparisons.add(compare_bits("counts", place.to_host(written), counts));
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < kWorld; ++rank) all.add(of_ranks[rank], static_cast<int>(rank));
+  return {all.backend().value_or(Backend::cpu), all.list()};
+}
+
+// Rank 0 gives two rows of its scatter table anew, and all ranks refuse the first that is wrong.
+testing::CaseOutcome run_wrong_rows(const testing::Target& target,
+                                    std::array<std::int32_t, 2> wrong, const std::string& refusal) {
   constexpr int kWorld = 2;
   constexpr std::int64_t kTokens = 4, kTopk = 2, kHidden = 8;
-  const std::string refusal =
-      "rank 0: scatter_indices: want every row once, got row 5 again for token 2, k 1";
   const Device device = testing::device_of(target);
   RankTeam team(kWorld);
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
@@ -97,7 +137,7 @@ testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
     for (std::int32_t& expert : experts.values<std::int32_t>()) expert = next++ % 2;  // of rank 0
     next = static_cast<std::int32_t>(kTokens * kTopk) * rank;
     for (std::int32_t& row : rows.values<std::int32_t>()) row = next++;
-    if (rank == 0) rows.values<std::int32_t>()[2] = 5;
+    if (rank == 0) std::copy(wrong.begin(), wrong.end(), &rows.values<std::int32_t>()[2]);
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
                  indices = place.copy(experts), scatter = place.copy(rows);
     layer.dispatch({.input = input,
@@ -105,18 +145,7 @@ testing::CaseOutcome run_row_named_twice(const testing::Target& target) {
                     .scatter_indices = scatter,
                     .stream = place.stream()});
   });
-  testing::CaseOutcome outcome{Backend::cuda, {}};
-  for (const std::exception_ptr& one : thrown) {
-    std::string text;
-    try {
-      if (one != nullptr) std::rethrow_exception(one);
-    } catch (const Error& error) {
-      text = error.what();
-    }
-    const bool passed = text.find(refusal) != std::string::npos;
-    outcome.comparisons.push_back({"refusal", passed ? 0.0 : 1.0, 0, passed, '"' + text + '"'});
-  }
-  return outcome;
+  return outcome_of_refusals(thrown, "rank 0: scatter_indices: " + refusal);
 }
 
 testing::Operation simulated_operation() {
@@ -126,7 +155,17 @@ testing::Operation simulated_operation() {
         {testing::numbered("barrier-of-nodes-", nodes), "",
          [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
   }
-  operation.cases.push_back({"row-named-twice", "", run_row_named_twice, true});
+  operation.cases.push_back({"overwritten-rows", "", run_overwritten, true});
+  const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
+                                  const char* refusal) {
+    operation.cases.push_back(
+        {name, "",
+         [=](const testing::Target& target) { return run_wrong_rows(target, wrong, refusal); },
+         true});
+  };
+  add_wrong_rows("rows-named-twice", {5, 6},
+                 "want every row once, got row 5 again for token 2, k 1");
+  add_wrong_rows("rows-outside", {16, -1}, "want 0 to 15, got 16 for token 1, k 0");
   return operation;
 }
 
@@ -138,7 +177,9 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("4x1-pair-values", {"random:4"}),
                                               on_ranks("2x2-scatter-table-uneven", {"random:5"}),
                                               on_ranks("barrier-of-nodes-2", {"random:6"}),
-                                              on_ranks("row-named-twice", {"random:7"})};
+                                              on_ranks("overwritten-rows", {"random:2"}),
+                                              on_ranks("rows-named-twice", {"random:7"}),
+                                              on_ranks("rows-outside", {"random:1"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4-weights", {"random:1"}),
     on_ranks("2x2-weights", {"random:2"}),
@@ -282,13 +323,15 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     push{"combine_push_cuda.cu", "2x2-token-major-24-sms"},
     large{"row_pipe.cuh", "1x4-large-rows-left"}, pushes{"row_pipe.cuh", "2x2-token-major-24-sms"},
     values{"combine_values_cuda.cu", "1x4-pair-values"},
-    finish{"combine_finish.cuh", "2x2-pair-values"};
+    finish{"combine_finish.cuh", "2x2-pair-values"}, over{"signal_node.cuh", "overwritten-rows"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
     barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
+    rail_barrier{"fabric.cuh", "barrier-of-nodes-2"},
     marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
-    scatter{"dispatch_scatter_cuda.cu", "row-named-twice"},
+    scatter{"dispatch_scatter_cuda.cu", "rows-named-twice"},
+    outside{"dispatch_scatter_cuda.cu", "rows-outside"},
     table{"dispatch_scatter_cuda.cu", "2x2-scatter-table-uneven"},
     pushed{"combine_sum_cuda.cu", "2x2-token-major-24-sms"},
     given{"combine_sum_cuda.cu", "1x4-combine-weights-bf16-aligned"},
@@ -357,6 +400,11 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", scatter("RowsClaimedByPlainStores",
                              "const unsigned long long other = atomicMin_system(word, mine);",
                              Action::weaken)),
+    saying("race: ", scatter("RowsAtFaultByPlainStores",
+                             "if (worst != kNone) atomicMin(&first_bad, worst);", Action::weaken)),
+    saying("race: ", outside("RowsOutsideByPlainStores",
+                             "atomicMin(&first_bad, static_cast<unsigned long long>(pair));",
+                             Action::weaken)),
     saying("race: ", claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", Action::weaken)),
     saying("race: ", move("MoveFirstRowsByPlainStores",
                           "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],",
@@ -375,6 +423,16 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ", fabric("RailRowsWithoutARelease",
                             "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
                             Action::weaken)),
+    saying(
+        "race: ",
+        of_threads(0, 1, over("SumsDoneWithoutAFence", "__threadfence_system();", Action::drop))),
+    saying(
+        "race: ",
+        of_threads(0, 1, over("SumsOfBlocksDoneWithoutAFence", "__threadfence();", Action::drop))),
+    saying("race: ",
+           rail_barrier("RailBarrierWithoutARelease",
+                        "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
+                        Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     count("CountIndicesNotStored", "indices[pair_of(step)] = expert;", Action::undo),

@@ -43,6 +43,9 @@ constexpr const char* kSent = "device::st_async_cluster(device::map_shared(own, 
 constexpr const char* kLargeSent =
     "device::st_async_cluster(device::map_shared(sums_of_block, own_thread)";
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
+constexpr const char* kSumsOfWarp = "&sums[warp][lane * kColumns]) = sum;";
+constexpr const char* kOfNorm = "params.d_norm_weight[result - biases] = total;";
+constexpr const char* kOfBias = "(p.series - 1) * p.d) + column] = total;";
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
             Action::drop),
@@ -86,7 +89,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", Action::drop, 0, -1),
     groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", Action::drop, 0, 1),
     groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
-    block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", Action::drop, 0, 1),
+    block("PartsBeforeTheyAreAdded", kSumsOfWarp, Action::drop, 0, 1),
+    block.undo("SumsOfWarpsNotStored", kSumsOfWarp),
+    block.move("SumsOfWarpsOfTheNextLane", kSumsOfWarp, 16),
+    block.undo("NormGradientsNotStored", kOfNorm),
+    block.move("NormGradientsOfTheNextColumn", kOfNorm, 4),
+    block.undo("BiasGradientsNotStored", kOfBias),
+    block.move("BiasGradientsOfTheNextColumn", kOfBias, 4),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

@@ -7,7 +7,9 @@ testing::Operation step_operation();
 
 namespace {
 
+using simulator::beyond_a_pair;
 using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
@@ -15,11 +17,11 @@ using Action = simulator::Plant::Action;
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap-undone", {"eager"}},    {"bf16-fp8_584-csa", {"random:1"}},
     {"f16-pages-left-out", {"random:2"}}, {"f32-bf16-i32-slots", {"random:3"}},
-    {"bf16-pages-power-64", {"eager"}},
+    {"bf16-pages-power-64", {"eager"}},   {"bf16-pages-hca", {"random:4"}, 8},  // clusters of eight
 };
 const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-fp8_584-hca", {"random:4", "late"}, 8},  // clusters of eight
-    {"bf16-pages-hca", {"random:4"}, 8},
+    {"bf16-fp8_584-hca", {"random:4", "late"}, 8},
+    {"bf16-pages-hca", {"late", "starved:5"}, 8},
     {"f32-fp8_584-gaps", {"random:5"}},
     {"f16-fp8_584-block3", {"eager"}},
     {"f32-pages-wide", {"random:6"}},
@@ -38,9 +40,13 @@ const std::vector<PlantedBug> kQuickBugs = {
     lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", Action::drop),
     slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", Action::drop, 0, 1),
     slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", Action::drop),
+    in_one_schedule(
+        slots("StepBeforeTheOneBeforeHasEnded", "device::wait_for_kernel_before();", Action::drop)),
+    in_one_schedule(
+        beyond_a_pair(pages("RowsForTwoBlocks", "device::st_shared_cluster(", Action::drop))),
+    pages("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    slots("StepBeforeTheOneBeforeHasEnded", "device::wait_for_kernel_before();", Action::drop),
     {"StateWrittenBeforeItIsRead",
      "f32-overlap-one-undone",
      {"step_cuda.cu", "// the state has been read", Action::drop},
@@ -50,7 +56,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", Action::drop, 0, 1),
     hca("RoundBeforeItIsThere", "// the round is there", Action::drop),
     hca("OtherRoundsThanThat", "device::cp_async_wait<kRoundsAhead>();", Action::drop),
-    hca("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
     hca("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
     hca("RowsOfBlocksBeforeTheyAreThere", "// the rows of all blocks are there", Action::drop),
     hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", Action::drop),

@@ -1,5 +1,13 @@
 // expert_parallel::notify in the simulator.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "winnow/expert_parallel/testing/notify_problem.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
+#include "winnow/testing/table.h"
 
 namespace winnow::expert_parallel {
 
@@ -10,9 +18,38 @@ namespace {
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
 
-const std::vector<PassingCase> kQuickCases = {on_ranks("1x1", {"eager"}), on_ranks("1x4", {"late"}),
-                                              on_ranks("2x2", {"random:1"}),
-                                              on_ranks("4x1", {"random:2"})};
+// Rank 0's counts for ranks 1 and 2 contradict its tokens: all ranks refuse the first.
+testing::CaseOutcome run_contradiction(const testing::Target& target) {
+  const NotifyShape shape{.nodes = 2, .local_world_size = 2};
+  NotifierConfig config = shape.config();
+  config.device = testing::device_of(target);
+  testing::Random random(1);
+  const std::vector<Tensor> indices = make_indices(shape, random);
+  RankTeam team(shape.ranks());
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const Place place(config.device);
+    Notifier notifier(transport, team.world().store(), config);
+    NotifyInputs inputs(shape, indices[static_cast<std::size_t>(rank)]);
+    NotifyOutputs outputs(shape);
+    if (rank == 0) {
+      for (const std::int64_t other : {1, 2}) {
+        inputs.tokens_per_rank.view().at<std::int32_t>(other) = 1000;
+      }
+    }
+    notify_at(place, notifier, make_args(shape, inputs, outputs), inputs, outputs);
+  });
+  return outcome_of_refusals(thrown, "for rank 1 as in is_token_in_rank, got 1000");
+}
+
+testing::Operation simulated_operation() {
+  testing::Operation operation = with_room(notify_operation());
+  operation.cases.push_back({"contradicting-counts", "", run_contradiction, true});
+  return operation;
+}
+
+const std::vector<PassingCase> kQuickCases = {
+    on_ranks("1x1", {"eager"}), on_ranks("1x4", {"late"}), on_ranks("2x2", {"random:1"}),
+    on_ranks("4x1", {"random:2"}), on_ranks("contradicting-counts", {"random:3"})};
 const std::vector<PassingCase> kThoroughCases = {
     on_ranks("1x4", {"random:3"}),         on_ranks("2x2", {"random:3"}),
     on_ranks("4x1", {"random:3"}),         on_ranks("no-token", {"random:3"}),
@@ -23,7 +60,7 @@ const std::vector<PassingCase> kThoroughCases = {
     on_ranks("reversed", {"random:3"})};
 const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cuh", "2x2"},
     base{"exchange_base_cuda.cuh", "2x2"}, scan{"block_scan.cuh", "2x2"},
-    fabric{"fabric.cuh", "2x2"};
+    fabric{"fabric.cuh", "2x2"}, wrong{"count_exchange_cuda.cuh", "contradicting-counts"};
 const std::vector<PlantedBug> kQuickBugs = {
     tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", Action::drop, 0, 1),
     base("BaseNobodyTold", "device::st_release_sys(", Action::drop),
@@ -39,6 +76,10 @@ const std::vector<PlantedBug> kQuickBugs = {
                   "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + "
                   "offset), value);",
                   Action::weaken)),
+    saying("race: ",
+           wrong("ContradictionsByPlainStores",
+                 "if (counts[all + i] != sums[i]) atomicMin(&shared_.first, unsigned(i));",
+                 Action::weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     tokens("TokensSumNotCleared", "if (threadIdx.x == 0) sum = 0;", Action::undo),
@@ -76,7 +117,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
            "value);",
            Action::drop),
 };
-WINNOW_SIMULATOR_TESTS(SimulatorNotify, with_room(notify_operation()), kQuickCases, kThoroughCases,
+WINNOW_SIMULATOR_TESTS(SimulatorNotify, simulated_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
 
 }  // namespace
