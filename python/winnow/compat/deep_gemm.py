@@ -1,18 +1,18 @@
 """A module that replaces deep_gemm for the scores of the lightning indexer, in 8 bits.
 
 Names, arguments and results are those of DeepGEMM 2.8, and of the build that SGLang uses, as on
-Hopper: queries have no scales of their own, and results are float32. Columns that a query does not
-see are -inf where DeepGEMM leaves them as they are, but in the paged functions only with
-clean_logits. Every other name of deep_gemm raises an AttributeError: its matrix products are not
-here. It needs torch.
+Hopper: queries have no scales of their own, and results are float32. Every other name, the matrix
+products among them, is DeepGEMM's own where that is installed, and otherwise raises an
+AttributeError. It needs torch.
 """
 
 import operator
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
 from winnow import indexer
+from winnow.compat._original import original, passed_on
 from winnow.compat._refusal import REFUSALS, error_of, flag, refuse, renamed, shape_of
 from winnow.errors import Error
 
@@ -51,13 +51,16 @@ class NotStoodIn(Error, AttributeError):
     neither does getattr() with a default."""
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (found := original("deep_gemm")) is not None:
+        return getattr(found, name)
     text = (
         "winnow.compat.deep_gemm does not stand in for it, only for the indexer's scores; "
-        "let the engine take its other kernels (vLLM: VLLM_USE_DEEP_GEMM=0, SGLang: "
-        "SGLANG_ENABLE_JIT_DEEPGEMM=0), or torch's matrix products"
+        "install DeepGEMM, to which it is passed on (https://github.com/deepseek-ai/DeepGEMM; "
+        "SGLang's build: pip install sgl-deep-gemm), or let the engine take its other kernels "
+        "(vLLM: VLLM_USE_DEEP_GEMM=0, SGLang: SGLANG_ENABLE_JIT_DEEPGEMM=0)"
     )
     raise error_of(NotStoodIn, f"deep_gemm.{name}", text, code="unsupported")
 
@@ -65,8 +68,10 @@ def __getattr__(name: str) -> NoReturn:
 _num_sms: Optional[int] = None
 
 
+@passed_on("deep_gemm")
 def get_num_sms() -> int:
-    """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU."""
+    """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU. Where DeepGEMM
+    is installed, its own number, as its products take it."""
     if _num_sms is not None:
         return _num_sms
     if not torch.cuda.is_available():
@@ -74,8 +79,9 @@ def get_num_sms() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
+@passed_on("deep_gemm")
 def set_num_sms(new_num_sms: int) -> None:
-    """What get_num_sms() returns from now on. No kernel reads it."""
+    """What get_num_sms() returns from now on. No kernel of Winnow reads it."""
     global _num_sms
     if new_num_sms < 1:
         refuse("set_num_sms", "new_num_sms", "1 or more", new_num_sms)

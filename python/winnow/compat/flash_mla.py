@@ -3,8 +3,8 @@
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
 may change between calls, and every number of heads is taken. Dense attention is here for decode
-alone; FlashMLA's other functions for it raise an error. Arguments that only SGLang's build of
-FlashMLA has are taken by keyword.
+alone; its other functions, and every other name, are FlashMLA's own where that is installed, and
+otherwise raise an error. Arguments that only SGLang's build of FlashMLA has are taken by keyword.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
 from winnow.compat import fused_norm_rope_attn_rope_cast
+from winnow.compat._original import original, passed_on
 from winnow.compat._refusal import (
     REFUSALS,
     check_value,
@@ -318,20 +319,30 @@ def flash_mla_sparse_fwd(
     return (*results, forward(indices[..., :first])[2]) if first else results
 
 
+def __getattr__(name: str) -> Any:
+    found = None if name.startswith("__") else original("flash_mla")
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(found, name)
+
+
 def _dense(name: str) -> NoReturn:
     refuse_call(name, "dense attention is not here; torch's scaled_dot_product_attention has it")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_func")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_qkvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_qkvpacked_func")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_kvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_kvpacked_func")
