@@ -11,7 +11,7 @@ import dataclasses
 import math
 import operator
 import sys
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Dict, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
 from winnow.compat import fused_norm_rope_attn_rope_cast
@@ -94,22 +94,41 @@ def get_mla_decoding_metadata(
     return plan, plan.new_zeros(b + 1)
 
 
+def _lse(lse: Any) -> Any:
+    """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
+    _nothing_is_plus_inf(lse)
+    return lse.mT if hasattr(lse, "nan_to_num_") else lse.swapaxes(1, 2)
+
+
 def _nothing_is_plus_inf(lse: Any) -> None:
     """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    infinity = float("inf")
     if hasattr(lse, "nan_to_num_"):  # one kernel
-        lse.nan_to_num_(nan=float("nan"), posinf=infinity, neginf=infinity)
+        lse.nan_to_num_(math.nan, math.inf, math.inf)
     else:
-        lse[lse == -infinity] = infinity
+        lse[lse == -math.inf] = math.inf
+
+
+_dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
 
 
 def _bytes(cache: Any) -> Any:
     """FlashMLA takes caches of int8, too."""
-    if str(getattr(cache, "dtype", "")) == "torch.int8":
-        import torch
+    dtype = getattr(cache, "dtype", None)
+    if dtype not in _dtype_of_bytes:
+        is_int8 = str(dtype) == "torch.int8"
+        _dtype_of_bytes[dtype] = sys.modules["torch"].uint8 if is_int8 else None
+    bytes_ = _dtype_of_bytes[dtype]
+    return cache if bytes_ is None else cache.view(bytes_)
 
-        return cache.view(torch.uint8)
-    return cache
+
+def _seen_by_all(q: Any, lens: Any) -> Any:
+    """The lengths for each query, all of which see all rows: [b, s_q] where s_q is not 1."""
+    shape = shape_of("flash_mla_with_kvcache", "q", q)
+    if len(shape) < 2 or shape[1] == 1 or getattr(lens, "ndim", 0) != 1:
+        return lens
+    if hasattr(lens, "expand"):
+        return sys.modules["torch"].stack((lens,) * shape[1], 1)
+    return lens[:, None].repeat(shape[1], 1)
 
 
 def _format_of(operation: str, argument: str, cache: Any) -> int:
@@ -154,7 +173,8 @@ def flash_mla_with_kvcache(
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
             "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
             [..., 576], bfloat16; on the CPU also [..., 512].
-        block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
+        block_table: [b, max_blocks], int32; rows of a block outside of the cache are not seen.
+            cache_seqlens: [b], int32. Neither is read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
         softmax_scale: of the logits; 1 / sqrt(d_qk) if None.
@@ -186,54 +206,48 @@ def flash_mla_with_kvcache(
         if value is not None:
             refuse(name, argument, "None: caches have scales of their own", type(value).__name__)
     invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
+    causal = flag(name, "causal", causal)
+    is_fp8_kvcache = flag(name, "is_fp8_kvcache", is_fp8_kvcache)
     if indices is None:
-        sparse = {
-            "attn_sink": attn_sink,
-            "extra_k_cache": extra_k_cache,
-            "extra_indices_in_kvcache": extra_indices_in_kvcache,
-            "topk_length": topk_length,
-            "extra_topk_length": extra_topk_length,
-        }
-        for argument, value in sparse.items():
+        if block_table is None or cache_seqlens is None:
+            argument = "block_table" if block_table is None else "cache_seqlens"
+            refuse(name, argument, "a tensor without indices", "None")
+        for argument, value in (
+            ("attn_sink", attn_sink),
+            ("extra_k_cache", extra_k_cache),
+            ("extra_indices_in_kvcache", extra_indices_in_kvcache),
+            ("topk_length", topk_length),
+            ("extra_topk_length", extra_topk_length),
+        ):
             if value is not None:
                 refuse(name, argument, "None without indices", type(value).__name__)
-        for argument, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-            shape_of(name, argument, value)
-        lens = cache_seqlens
-        if not flag(name, "causal", causal) and shape_of(name, "q", q)[1:2] != (1,):
-            of_each = (len(lens), q.shape[1])  # every query sees all rows
-            lens = lens[:, None]
-            lens = (
-                lens.expand(of_each).contiguous()
-                if hasattr(lens, "expand")
-                else lens.repeat(of_each[1], 1)
-            )
-        of_rows = "fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16"
+        if not causal:
+            cache_seqlens = _seen_by_all(q, cache_seqlens)
         try:
             out, lse = sparse_mla.decode(
                 q,
                 _bytes(k_cache),
-                format=of_rows,
+                format="fp8_656" if is_fp8_kvcache else "bf16",
                 scale=softmax_scale,
                 block_tables=block_table,
-                context_lens=lens,
+                context_lens=cache_seqlens,
                 batch_invariant=invariant,
                 out=out,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None
-        _nothing_is_plus_inf(lse)
-        return out, lse.swapaxes(1, 2)
-    if flag(name, "causal", causal):
+        return out, _lse(lse)
+    if causal:
         refuse(name, "causal", "False beside indices", causal)
-    if not flag(name, "is_fp8_kvcache", is_fp8_kvcache):
+    if not is_fp8_kvcache:
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
     row = _format_of(name, "k_cache", k_cache)
     if kv_format is not None and _KV_FORMATS.get(str(kv_format)) != row:
         wanted = next(known for known, of in _KV_FORMATS.items() if of == row)
         refuse(name, "kv_format", f"{wanted} for rows of {row} bytes", kv_format)
-    if extra_k_cache is not None and shape_of(name, "extra_k_cache", extra_k_cache)[-1:] != (row,):
+    if extra_k_cache is not None:
         _format_of(name, "extra_k_cache", extra_k_cache)
+        extra_k_cache = _bytes(extra_k_cache)
     try:
         out, lse = sparse_mla.decode(
             q,
@@ -243,7 +257,7 @@ def flash_mla_with_kvcache(
             scale=softmax_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
-            extra_cache=_bytes(extra_k_cache),
+            extra_cache=extra_k_cache,
             extra_indices=extra_indices_in_kvcache,
             extra_topk_length=extra_topk_length,
             batch_invariant=invariant,
@@ -251,8 +265,7 @@ def flash_mla_with_kvcache(
         )
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_DECODE, error) from None
-    _nothing_is_plus_inf(lse)
-    return out, lse.swapaxes(1, 2)
+    return out, _lse(lse)
 
 
 def flash_mla_sparse_fwd(
