@@ -63,13 +63,36 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
     def zeros(*shape: int, dtype: Any = torch.int32) -> Any:
         return torch.zeros(shape, dtype=dtype)
 
-    q, f8, plan = zeros(0, 64, 576, dtype=torch.bfloat16), torch.float8_e4m3fn, None
-    kv, rows = zeros(16, 1, 576, dtype=torch.bfloat16), zeros(0, 1, 64)
-    step, cache = q[:, None], zeros(2, 64, 1, 656, dtype=torch.uint8)
-    tables, lens = zeros(0, 2), zeros(0)
+    bf16, f8, plan = torch.bfloat16, torch.float8_e4m3fn, flash_mla.get_mla_metadata()[0]
+    q, kv, rows = zeros(0, 64, 576, dtype=bf16), zeros(16, 1, 576, dtype=bf16), zeros(0, 1, 64)
+    step, steps, cache = (
+        q[:, None],
+        zeros(0, 2, 64, 576, dtype=bf16),
+        zeros(2, 64, 1, 576, dtype=bf16),
+    )
+    cache_f8, tables, lens = zeros(2, 64, 1, 656, dtype=torch.uint8), zeros(0, 2), zeros(0)
+    of_steps, dense = zeros(0, 2), {"format": "bf16", "batch_invariant": False}
+    v4, cache_v4 = zeros(0, 1, 64, 512, dtype=bf16), zeros(1, 64, 1, 584, dtype=torch.uint8)
+    extra = {"topk_length": lens, "attn_sink": torch.zeros(64), "extra_topk_length": lens}
+    of_v4 = {"format": "fp8_584", "extra_cache": cache_v4, "extra_indices": rows, **extra}
+    v4_of_flash_mla = {"extra_k_cache": cache_v4, "extra_indices_in_kvcache": rows, **extra}
     queries, keys, scale = zeros(0, 64, 128, dtype=f8), zeros(64, 128, dtype=f8), torch.zeros(64)
     weights, paged = torch.zeros(0, 64), zeros(2, 64, 1, 132, dtype=torch.uint8)
-    pages, of_step = paged.view(2, -1), (queries[:, None], weights[:, None])
+    of_step, pages = queries[:, None], paged.view(2, -1)
+
+    def decode(*given: Any, **options: Any) -> Any:
+        return lambda: flash_mla.flash_mla_with_kvcache(*given, **options)
+
+    def scores() -> Any:
+        return indexer.scores(queries, keys, weights, k_scale=scale, key_start=lens, key_end=lens)
+
+    def scores_paged() -> Any:
+        return indexer.scores_paged(of_step, pages, weights[:, None], tables, lens, 128)
+
+    of_keys, of_paged = (
+        ((keys, scale), weights, lens, lens),
+        (paged, weights, lens, tables, None, 128),
+    )
     for name, call, plain in (
         (
             "flash_mla_sparse_fwd",
@@ -78,26 +101,50 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
         ),
         (
             "flash_mla_with_kvcache",
-            lambda: flash_mla.flash_mla_with_kvcache(
-                step, cache, None, None, 512, plan, is_fp8_kvcache=True, indices=rows
+            decode(step, cache_f8, None, None, 512, plan, is_fp8_kvcache=True, indices=rows),
+            lambda: sparse_mla.decode(step, cache_f8, rows),
+        ),
+        (
+            "flash_mla_with_kvcache, V4",
+            decode(
+                v4, cache_v4, None, None, 512, plan, is_fp8_kvcache=True, indices=rows,
+                **v4_of_flash_mla,
             ),
-            lambda: sparse_mla.decode(step, cache, rows),
+            lambda: sparse_mla.decode(v4, cache_v4, rows, **of_v4),
+        ),
+        (
+            "flash_mla_with_kvcache, dense",
+            decode(step, cache, tables, lens, 512, plan),
+            lambda: sparse_mla.decode(step, cache, block_tables=tables, context_lens=lens, **dense),
+        ),
+        (
+            "the same, of two queries",
+            decode(steps, cache, tables, lens, 512, plan),
+            lambda: sparse_mla.decode(
+                steps, cache, block_tables=tables, context_lens=of_steps, **dense
+            ),
         ),
         (
             "fp8_mqa_logits",
-            lambda: deep_gemm.fp8_mqa_logits(queries, (keys, scale), weights, lens, lens),
-            lambda: indexer.scores(
-                queries, keys, weights, k_scale=scale, key_start=lens, key_end=lens
-            ),
+            lambda: deep_gemm.fp8_mqa_logits(queries, *of_keys),
+            scores,
+        ),
+        (
+            "fp8_fp4_mqa_logits",
+            lambda: deep_gemm.fp8_fp4_mqa_logits((queries, None), *of_keys),
+            scores,
         ),
         (
             "fp8_paged_mqa_logits",
-            lambda: deep_gemm.fp8_paged_mqa_logits(
-                of_step[0], paged, weights, lens, tables, plan, 128
-            ),
-            lambda: indexer.scores_paged(of_step[0], pages, of_step[1], tables, lens, 128),
+            lambda: deep_gemm.fp8_paged_mqa_logits(of_step, *of_paged),
+            scores_paged,
         ),
-    ):
+        (
+            "fp8_fp4_paged_mqa_logits",
+            lambda: deep_gemm.fp8_fp4_paged_mqa_logits((of_step, None), *of_paged, None),
+            scores_paged,
+        ),
+    ):  # fmt: skip
         cost = _seconds_of_call(call) - _seconds_of_call(plain)
         yield {
             "operation": "python",
