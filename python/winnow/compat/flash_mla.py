@@ -54,6 +54,8 @@ _NAMES_OF_DECODE = {
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
+_INFINITY = math.inf
+
 # Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
 _KV_FORMATS = {"V32": 656, "V4": 584}
@@ -96,16 +98,18 @@ def get_mla_decoding_metadata(
 
 def _lse(lse: Any) -> Any:
     """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    _nothing_is_plus_inf(lse)
-    return lse.mT if hasattr(lse, "nan_to_num_") else lse.swapaxes(1, 2)
+    return lse.mT if _nothing_is_plus_inf(lse) else lse.swapaxes(1, 2)
 
 
-def _nothing_is_plus_inf(lse: Any) -> None:
-    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    if hasattr(lse, "nan_to_num_"):  # one kernel
-        lse.nan_to_num_(math.nan, math.inf, math.inf)
-    else:
-        lse[lse == -math.inf] = math.inf
+def _nothing_is_plus_inf(lse: Any) -> bool:
+    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it. Whether it is a
+    tensor of torch."""
+    replace = getattr(lse, "nan_to_num_", None)
+    if replace is None:
+        lse[lse == -_INFINITY] = _INFINITY
+        return False
+    replace(math.nan, _INFINITY, _INFINITY)  # one kernel
+    return True
 
 
 _dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
@@ -122,18 +126,24 @@ def _bytes(cache: Any) -> Any:
 
 
 def _seen_by_all(q: Any, lens: Any) -> Any:
-    """The lengths for each query, all of which see all rows: [b, s_q] where s_q is not 1."""
-    shape = shape_of("flash_mla_with_kvcache", "q", q)
-    if len(shape) < 2 or shape[1] == 1 or getattr(lens, "ndim", 0) != 1:
+    """The lengths for each query, all of which see all rows: [b, s_q] of several."""
+    try:
+        s_q = q.shape[1]
+    except (AttributeError, IndexError, RuntimeError):  # which decode refuses
+        return lens
+    if s_q < 2 or getattr(lens, "ndim", 0) != 1:
         return lens
     if hasattr(lens, "expand"):
-        return sys.modules["torch"].stack((lens,) * shape[1], 1)
-    return lens[:, None].repeat(shape[1], 1)
+        return sys.modules["torch"].stack((lens,) * s_q, 1)
+    return lens[:, None].repeat(s_q, 1)
 
 
 def _format_of(operation: str, argument: str, cache: Any) -> int:
     """Bytes of the cache's rows, of which there is a format."""
-    row = (shape_of(operation, argument, cache) or ("one number",))[-1]
+    try:
+        row = cache.shape[-1]
+    except (AttributeError, IndexError, RuntimeError):
+        row = (shape_of(operation, argument, cache) or ("one number",))[-1]
     if row not in _FORMATS:
         known = f" ({_NOT_READ[row]})" if row in _NOT_READ else ""
         refuse(operation, argument, "rows of 656 bytes (V3.2) or 584 bytes (V4)", f"{row}{known}")
@@ -226,7 +236,7 @@ def flash_mla_with_kvcache(
         try:
             out, lse = sparse_mla.decode(
                 q,
-                _bytes(k_cache),
+                _bytes(k_cache) if is_fp8_kvcache else k_cache,
                 format="fp8_656" if is_fp8_kvcache else "bf16",
                 scale=softmax_scale,
                 block_tables=block_table,
