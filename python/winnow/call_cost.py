@@ -120,11 +120,11 @@ def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
         lambda: flash_mla_with_kvcache(step, cache, tables, lens, 512, plan),
         lambda: decode(step, cache, format="bf16", block_tables=tables, context_lens=lens),
     )
-    two, of_two = zeros(0, 2, 64, 576), zeros(0, 2, dtype=i32)
+    two = zeros(0, 2, 64, 576)
     yield (
-        "the same, of two queries",
-        lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan),
-        lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=of_two),
+        "the same, two causal queries",
+        lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan, causal=True),
+        lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=lens),
     )
 
 

@@ -129,7 +129,7 @@ def _seen_by_all(q: Any, lens: Any) -> Any:
     """The lengths for each query, all of which see all rows: [b, s_q] of several."""
     try:
         s_q = q.shape[1]
-    except (AttributeError, IndexError, RuntimeError):  # which decode refuses
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # which decode refuses
         return lens
     if s_q < 2 or getattr(lens, "ndim", 0) != 1:
         return lens
@@ -142,7 +142,7 @@ def _format_of(operation: str, argument: str, cache: Any) -> int:
     """Bytes of the cache's rows, of which there is a format."""
     try:
         row = cache.shape[-1]
-    except (AttributeError, IndexError, RuntimeError):
+    except (AttributeError, IndexError, RuntimeError, TypeError):
         row = (shape_of(operation, argument, cache) or ("one number",))[-1]
     if row not in _FORMATS:
         known = f" ({_NOT_READ[row]})" if row in _NOT_READ else ""
