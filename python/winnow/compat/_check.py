@@ -145,7 +145,8 @@ def _failing(
             if not _guarded(scope, node):
                 where = str(scope.module.path.relative_to(folder))
                 status, reason = _absent(of)
-                yield Finding(where, node.lineno, of, status, f"{reason}; else the import fails")
+                end = "else the import fails" if status == PASSED_ON else "the import fails"
+                yield Finding(where, node.lineno, of, status, f"{reason}; {end}")
 
 
 def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iterator[Finding]:
