@@ -199,6 +199,44 @@ def any_order(group):
     calls(group, True)
 
 
+def overlaps_its_experts(group):
+    """With `overlap` rows are read when the hook is called, as SGLang's engine does both."""
+    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
+    given = oracle.inputs(world, E, K, H, 9)
+    x, idx, weights = given[rank]
+    of_signals = {"packed_recv_count": None, "comp_signal": idx.new_zeros(4), "block_m": 64}
+    of_signals |= {"threshold": 3, "num_sms": 3, "return_recv_hook": True, "overlap": True}
+    for apart in (False, True):
+        got, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+        rows = torch.zeros(*got.shape[:2], 2 * H if apart else H, dtype=got.dtype)
+        rows = rows.to(got.device)[..., :H]
+        out = torch.full_like(x, torch.nan) if apart else None
+        combined, event, hook = buffer.low_latency_combine(
+            rows, idx, weights, handle, out=out, **of_signals
+        )
+        rows.copy_(got * 2)
+        hook()
+        assert torch.equal(combined, sums(given, rank, world)) and event.event is None
+        assert out is None or combined is out
+        assert "its hook was called before" in refused(hook, Error)
+    combine = lambda: buffer.low_latency_combine(rows, idx, weights, handle, overlap=True)  # noqa: E731
+    text = refused(combine, Error)
+    assert (
+        "low_latency_combine: " in text and "overlap: want False without return_recv_hook" in text
+    )
+    # What vLLM clears after a fault.
+    memory = buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True)
+    assert memory.zero_().shape == (0,) and memory.dtype == torch.int8
+    name = "deep_ep.Buffer.get_local_buffer_tensor"
+    size = torch.Size([2, 3])
+    text = refused(lambda: buffer.get_local_buffer_tensor(torch.float32, size))
+    assert (
+        text.startswith(f"{name}: size: want None in memory without elements") and "[2, 3]" in text
+    )
+    text = refused(lambda: buffer.get_local_buffer_tensor(torch.int8, None, 16))
+    assert text.startswith(f"{name}: offset: want 0 in memory without elements")
+
+
 def mistakes(group):
     rank, world, buffer = group.rank(), group.size(), buffer_of(group)
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]

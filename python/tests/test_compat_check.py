@@ -1,5 +1,6 @@
 """python -m winnow.compat: which calls of a package are taken, and folders for PYTHONPATH."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -247,7 +248,7 @@ def use(state, anything, group):
         "a.py:16 dispatch": "taken",
         "a.py:17 combine": "not taken",
         "a.py:18 set_num_sms": "taken",
-        "a.py:19 get_local_buffer_tensor": "not taken",
+        "a.py:19 get_local_buffer_tensor": "taken",
         "a.py:20 internode_dispatch": "not taken",
         "a.py:24 ElasticBuffer": "taken",
         "a.py:25 Buffer": "taken",
@@ -280,7 +281,7 @@ A().y(f()), B.z
 g()()
 """
     found = checked(tmp_path, {"a.py": text})
-    assert set(statuses(found).values()) == {"not taken", "not judged"}
+    assert set(statuses(found).values()) == {"passed on", "not judged"}
 
 
 def test_what_cannot_be_read_is_not_taken_for_taken(tmp_path):
@@ -338,30 +339,70 @@ fused.prefill(q)
 torch.ops._flashmla_C.dense_decode_fwd(q)
 """
     found = checked(tmp_path, {"a.py": text})
+    to_deep_gemm = "to deep_gemm, which must be installed"
     assert found == {
-        "a.py:3 fp8_gemm_nt": (
-            "not taken",
-            "winnow.compat.deep_gemm has no fp8_gemm_nt; the import fails",
-        ),
-        "a.py:12 fp8_gemm_nt": ("not taken", "winnow.compat.deep_gemm has no fp8_gemm_nt"),
-        "a.py:13 prefill": ("not taken", "it raises an error"),
-        "a.py:14 dense_decode_fwd": (
-            "not taken",
-            "winnow.compat.flash_mla has no torch_ops.dense_decode_fwd",
-        ),
+        "a.py:3 fp8_gemm_nt": ("passed on", f"{to_deep_gemm}; else the import fails"),
+        "a.py:12 fp8_gemm_nt": ("passed on", to_deep_gemm),
+        "a.py:13 prefill": ("passed on", "to flash_mla, which must be installed"),
+        "a.py:14 dense_decode_fwd": ("passed on", "to an operator of the package's own copy"),
     }
+
+
+def test_what_other_processors_have_is_refused_by_name(tmp_path):
+    text = """
+import deep_ep
+
+def run(buffer: deep_ep.Buffer, npu):
+    buffer.low_latency_dispatch(x, i, 128, 8, use_nvfp4=True)
+    more = dict(topk_weights=w) if npu else {}
+    buffer.low_latency_dispatch(x, i, 128, 8, **(dict(x_global_scale=s) if npu else {}), **more)
+    buffer.low_latency_dispatch(x, i, 128, 8, use_nvfp4=True, of_a_fork=True)
+    buffer.low_latency_combine(x, i, w, h, overlap=True, comp_signal=s, return_recv_hook=True)
+    buffer.fused_deep_moe(x)
+"""
+    nvfp4, ascend = "rows in NVFP4, a format of Blackwell GPUs", "a build for Ascend NPUs has it"
+    assert checked(tmp_path, {"a.py": text}) == {
+        "a.py:5 low_latency_dispatch": (
+            "refused by name",
+            f"there is no argument use_nvfp4: {nvfp4}",
+        ),
+        "a.py:7 low_latency_dispatch": (
+            "refused by name",
+            f"where it gives topk_weights or x_global_scale: {ascend}; {nvfp4}",
+        ),
+        "a.py:8 low_latency_dispatch": (
+            "not taken",
+            "there is no argument of_a_fork or use_nvfp4",
+        ),
+        "a.py:9 low_latency_combine": ("taken", ""),
+        "a.py:10 fused_deep_moe": ("refused by name", ascend),
+    }
+
+
+def test_the_reasons_are_of_names_that_are_not_here():
+    for name in _check._REFUSED:
+        function, _, argument = name.partition(": ")
+        found = _check._stand_in(function)
+        assert (
+            found is None if not argument else argument not in inspect.signature(found).parameters
+        )
 
 
 def test_the_command(tmp_path, capsys):
     taken = "import flash_mla\nflash_mla.get_mla_metadata()\n"
-    written(tmp_path, {"p/a.py": taken, "p/b.py": "import deep_gemm\ndeep_gemm.f()\n"})
+    others = "import deep_gemm\ndeep_gemm.f()\ndeep_gemm.fp8_mqa_logits(x=1)\n"
+    written(tmp_path, {"p/a.py": taken, "p/b.py": others})
     everything = python("-m", "winnow.compat", "check", tmp_path / "p")
     assert everything.returncode == 1, everything.stderr
     lines = everything.stdout.splitlines()
     assert lines[0] == "a.py:2: flash_mla.get_mla_metadata: taken"
-    assert lines[1] == "b.py:2: deep_gemm.f: not taken: winnow.compat.deep_gemm has no f"
-    assert lines[-2].split() == ["deep_gemm", "0", "1", "0"]
-    assert lines[-1].split() == ["flash_mla", "1", "0", "0"]
+    assert lines[1] == "b.py:2: deep_gemm.f: passed on: to deep_gemm, which must be installed"
+    assert lines[2] == "b.py:3: deep_gemm.fp8_mqa_logits: not taken: there is no argument x"
+    assert lines[-2].split() == ["deep_gemm", "0", "1", "0", "1", "0"]
+    assert lines[-1].split() == ["flash_mla", "1", "0", "0", "0", "0"]
+    written(tmp_path, {"q/b.py": "import deep_gemm\ndeep_gemm.f()\n"})
+    assert main(["check", str(tmp_path / "q")]) == 0  # what is passed on is no failure
+    assert "passed on" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "p"), "flash_mla", "deep_ep"]) == 0
     assert "deep_gemm" not in capsys.readouterr().out
     for wrong, text in (

@@ -274,7 +274,7 @@ def test_flash_mla_takes_its_defaults():
 
 def test_flash_mla_refuses_what_it_does_not_do():
     for options, text in (
-        ({"indices": None}, "block_table: want a tensor, got NoneType"),
+        ({"indices": None}, "block_table: want a tensor without indices, got None"),
         ({"causal": True}, "causal: want False beside indices, got True"),
         ({"is_fp8_kvcache": False}, "is_fp8_kvcache: want True beside indices, got False"),
     ):

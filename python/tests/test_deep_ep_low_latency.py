@@ -11,6 +11,7 @@ PROGRAMS = {
     "rows, scales and sums": ((1, 2, 3, 4, 6), programs.calls, False),
     "rows, scales and sums, in halves": ((1, 2, 3, 4, 6), programs.calls, True),
     "two batches overlap": ((3,), programs.overlapped),
+    "experts overlap": ((1, 3), programs.overlaps_its_experts),
     "hooks in any order": ((1, 3, 4), programs.any_order),
     "mistakes are errors on every rank": ((3,), programs.mistakes),
     "events": ((1, 3), programs.asynchronous),
@@ -32,9 +33,6 @@ def test_arguments_of_forks_are_refused_by_name():
     for name in ("use_nvfp4", "x_global_scale"):
         with pytest.raises(TypeError, match=name):
             buffer.low_latency_dispatch(None, None, 1, 1, **{name: True})
-    for name in ("overlap", "comp_signal", "src_signals"):
-        with pytest.raises(TypeError, match=name):
-            buffer.low_latency_combine(None, None, None, None, **{name: True})
 
 
 def test_signatures_name_every_parameter():
@@ -48,5 +46,6 @@ def test_signatures_name_every_parameter():
     ]  # fmt: skip
     assert names(deep_ep.Buffer.low_latency_combine) == [
         "x", "topk_idx", "topk_weights", "handle", "use_logfmt", "zero_copy", "async_finish",
-        "return_recv_hook", "out", "combine_wait_recv_cost_stats",
+        "return_recv_hook", "out", "combine_wait_recv_cost_stats", "overlap", "packed_recv_count",
+        "comp_signal", "block_m", "threshold", "num_sms", "src_signals", "src_signal_expect_value",
     ]  # fmt: skip

@@ -8,13 +8,18 @@ import torch
 from kinds import gpu
 from test_decode import attention, close, problem
 from test_topk_paged import problem as paged_problem
-from winnow.compat import deep_gemm, flash_mla
+from winnow.compat import _original, deep_gemm, flash_mla
 
 import winnow
 from winnow import sparse_mla
 
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 SCALE = 0.05
+
+
+def on(device, given):
+    """Arguments, of which the tensors are on that device."""
+    return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
 
 
 @pytest.fixture(params=DEVICES)
@@ -123,20 +128,44 @@ def test_dense_decode_as_vllm_and_megatron_call_it(device, format, causal):
     close(out, lse_of_flash_mla(lse), want)
 
 
+def test_dense_decode_sees_no_rows_of_blocks_outside_of_the_cache(device):
+    """As sparse decode ignores indices outside of it."""
+    q, cache, _, _ = problem("bf16", blocks=7, block_size=16, device=device)
+    lengths = torch.tensor([40, 16, 17], dtype=torch.int32, device=device)
+    table = torch.tensor([[3, 7, 5], [-1, 0, 0], [99, 4, 0]], dtype=torch.int32, device=device)
+    position = torch.arange(48, device=device)
+    block = table[:, position // 16].long()
+    slots = torch.where((block < 0) | (block > 6), -1, block * 16 + position % 16).int()
+    plan = flash_mla.get_mla_metadata()[0]
+    got = flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, plan)
+    seen = lengths[:, None].expand(3, 2).contiguous()
+    want = sparse_mla.decode(
+        q, cache, slots[:, None].expand(3, 2, 48).contiguous(), format="bf16", topk_length=seen
+    )
+    close(got[0], lse_of_flash_mla(got[1]), [t.cpu().double() for t in want])
+    assert torch.isposinf(got[1][1]).all()
+
+
 @pytest.mark.parametrize(
     ("argument", "wrong", "text"),
     [
-        ("block_table", None, "a tensor, got NoneType"),
+        ("block_table", None, "a tensor without indices, got None"),
+        ("cache_seqlens", None, "a tensor without indices, got None"),
         ("cache_seqlens", torch.ones(3, dtype=torch.int64), "dtype i32"),
         ("topk_length", torch.ones(3, dtype=torch.int32), "None without indices"),
         ("descale_k", torch.ones(1), "None: caches have scales"),
+        ("causal", 3, "True or False, got 3"),
+        ("causal", None, "True or False, got None"),
+        ("is_fp8_kvcache", "fp8", "True or False, got 'fp8'"),
+        ("q", torch.zeros(3), "4 dimensions"),
     ],
 )
-def test_dense_decode_refuses_by_the_engines_names(argument, wrong, text):
-    q, cache, _, _ = problem("bf16")
+def test_dense_decode_refuses_by_the_engines_names(device, argument, wrong, text):
+    q, cache, _, _ = problem("bf16", device=device)
     table, lengths = torch.zeros(3, 2, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     given = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": lengths}
     given |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "causal": True, argument: wrong}
+    given = on(device, given)
     with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: want {text}") as e:
         flash_mla.flash_mla_with_kvcache(**given)
     assert e.value.argument == argument
@@ -149,6 +178,10 @@ DECODE_REFUSALS = [
     ("descale_q", torch.ones(1), "None: caches have scales of their own, got Tensor"),
     ("descale_k", torch.ones(1), "None: caches have scales of their own, got Tensor"),
     ("enable_batch_invariant", torch.ones(2), "True or False, got Tensor"),
+    ("enable_batch_invariant", 2, "True or False, got 2"),
+    ("causal", 3, "True or False, got 3"),
+    ("causal", 1, "False beside indices, got True"),
+    ("is_fp8_kvcache", 0, "True beside indices, got False"),
     ("out", torch.zeros(3, 2, 8, 512), "dtype bf16, got f32"),
     ("k_cache", torch.zeros(5, 16, 1, 528, dtype=torch.uint8), "rows .* got 528 .V4.1, or V3.2"),
     ("k_cache", torch.zeros(5, 16, 1, 352, dtype=torch.uint8), "rows .* got 352 .NVFP4"),
@@ -157,11 +190,11 @@ DECODE_REFUSALS = [
 
 
 @pytest.mark.parametrize(("argument", "wrong", "text"), DECODE_REFUSALS)
-def test_decode_refuses_by_the_engines_names(argument, wrong, text):
-    q, cache, indices, _ = problem("fp8_656")
+def test_decode_refuses_by_the_engines_names(device, argument, wrong, text):
+    q, cache, indices, _ = problem("fp8_656", device=device)
     given = {"q": q, "k_cache": cache, "block_table": None, "cache_seqlens": None}
     given |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "is_fp8_kvcache": True}
-    given |= {"indices": indices, argument: wrong}
+    given = on(device, given | {"indices": indices, argument: wrong})
     with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: want {text}") as e:
         flash_mla.flash_mla_with_kvcache(**given)
     assert e.value.argument == argument
@@ -230,7 +263,8 @@ def test_prefill_as_megatron_calls_it(device, first):
         torch.testing.assert_close(of_indexer[0].cpu().double(), want, rtol=0, atol=1e-4)
 
 
-def test_what_is_fused_is_refused_by_name():
+def test_what_is_fused_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(_original, "_load", lambda name: None)
     from winnow.compat.flash_mla import fused_norm_rope_attn_rope_cast as fused
 
     for name, instead in (("prefill", "flash_mla_sparse_fwd"), ("decode", "with_kvcache")):
@@ -267,6 +301,12 @@ def near(got, want):
     torch.testing.assert_close(got.cpu().double(), want, rtol=1e-4, atol=atol)
 
 
+def near_where(clean, got, want):
+    """Without `clean` only what a query sees is defined."""
+    unseen = torch.isneginf(want)
+    near(got if clean else got.masked_fill(unseen.to(got.device), -torch.inf), want)
+
+
 def from_start(want, start, width):
     """The columns from `start` on of each row."""
     columns = start.cpu().long()[:, None] + torch.arange(width)
@@ -278,13 +318,13 @@ def from_start(want, start, width):
 def test_logits_as_sglang_calls_them(device, clean):
     (q, k, scale, weights, start, end), want = logits_problem(device)
     logits = deep_gemm.fp8_mqa_logits(q, (k, scale), weights, start, end, clean_logits=clean)
-    near(logits, want)
+    near_where(clean, logits, want)
     assert logits.shape == (7, 300) and logits.stride(0) % 4 == 0  # read in vectors of 4
     for width in (100, 128):
         compressed = deep_gemm.fp8_mqa_logits(
-            q, (k, scale), weights, start, end, clean_logits=False, max_seqlen_k=width
+            q, (k, scale), weights, start, end, clean_logits=clean, max_seqlen_k=width
         )
-        near(compressed, from_start(want, start, width))
+        near_where(clean, compressed, from_start(want, start, width))
 
 
 def test_logits_under_the_newer_name_as_both_call_them(device):
@@ -293,7 +333,8 @@ def test_logits_under_the_newer_name_as_both_call_them(device):
     common = ((q, None), (k, scale), weights, start, end)
     near(deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
     near(deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
-    near(deep_gemm.fp8_fp4_mqa_logits(*common, False, 100, logits_dtype=torch.float32), want)
+    logits = deep_gemm.fp8_fp4_mqa_logits(*common, False, 100, logits_dtype=torch.float32)
+    near_where(False, logits, want)
 
 
 def test_logits_of_one_query_and_of_none(device):
@@ -331,7 +372,7 @@ def test_paged_logits(device, s_q, per_query):
         near(function(queries, *given, plan, 200, clean_logits=True), want)
         logits = function(queries, *given, plan, 200)
         assert logits.shape == want.shape and logits.stride(0) % 4 == 0
-        near(logits.masked_fill(torch.isneginf(want).to(device), -torch.inf), want)
+        near_where(False, logits, want)
 
 
 def test_paged_logits_as_engines_call_them(device):
@@ -361,7 +402,11 @@ def test_paged_logits_as_engines_call_them(device):
 LOGITS_REFUSALS = [
     ("fp8_mqa_logits", "q", lambda a: (a["q"], a["weights"]), "values, or a pair .* got scales"),
     ("fp8_mqa_logits", "q", lambda a: None, "a tensor, got NoneType"),
-    ("fp8_mqa_logits", "q", lambda a: a["q"].view(torch.int8), "dtype"),
+    ("fp8_mqa_logits", "q", lambda a: a["q"].view(torch.int8), "dtype .*float8_e4m3fn, got .*int8"),
+    ("fp8_mqa_logits", "q", lambda a: a["q"].bfloat16(), "dtype .*float8_e4m3fn, got .*bfloat16"),
+    ("fp8_fp4_mqa_logits", "q", lambda a: (a["q"].half(), None), "dtype .*, got .*float16"),
+    ("fp8_paged_mqa_logits", "q", lambda a: a["q"].bfloat16(), "dtype .*, got .*bfloat16"),
+    ("fp8_paged_mqa_logits", "clean_logits", lambda a: 7, "True or False, got 7"),
     ("fp8_mqa_logits", "kv", lambda a: a["kv"][0], "a pair .keys, scales., got Tensor"),
     ("fp8_mqa_logits", "kv", lambda a: (a["kv"][0], a["kv"][1].int()), "dtype f32, got i32"),
     ("fp8_mqa_logits", "weights", lambda a: a["weights"][1:], "shape"),
@@ -386,14 +431,14 @@ LOGITS_REFUSALS = [
 
 
 @pytest.mark.parametrize(("name", "argument", "wrong", "text"), LOGITS_REFUSALS)
-def test_logits_refuse_by_the_engines_names(name, argument, wrong, text):
+def test_logits_refuse_by_the_engines_names(device, name, argument, wrong, text):
     if "paged" in name:
-        values, _ = paged("cpu", 2, False)
+        values, _ = paged(device, 2, False)
         names = ("q", "kv_cache", "weights", "context_lens", "block_table")
         given = dict(zip(names, values, strict=True)) | {"schedule_meta": None}
         given |= {"max_context_len": 200}
     else:
-        (q, k, scale, weights, start, end), _ = logits_problem("cpu")
+        (q, k, scale, weights, start, end), _ = logits_problem(device)
         given = {"q": q, "kv": (k, scale), "weights": weights, "cu_seq_len_k_start": start}
         given |= {"cu_seq_len_k_end": end}
     with pytest.raises(ValueError, match=f"^{name}: {argument}: want {text}") as e:
@@ -401,8 +446,9 @@ def test_logits_refuse_by_the_engines_names(name, argument, wrong, text):
     assert (e.value.operation, e.value.argument) == (name, argument)
 
 
-def test_the_rest_of_deep_gemm_is_absent_and_says_so():
-    text = "^deep_gemm.fp8_gemm_nt: .* does not stand in for it, .*VLLM_USE_DEEP_GEMM=0"
+def test_the_rest_of_deep_gemm_is_absent_and_says_so(monkeypatch):
+    monkeypatch.setattr(_original, "_load", lambda name: None)  # whatever is installed here
+    text = "^deep_gemm.fp8_gemm_nt: .* does not stand in for it, .*install DeepGEMM"
     with pytest.raises(winnow.Error, match=text) as e:
         deep_gemm.fp8_gemm_nt(None, None)
     assert e.value.code == "unsupported"
@@ -413,6 +459,7 @@ def test_the_rest_of_deep_gemm_is_absent_and_says_so():
 
 
 def test_the_number_of_multiprocessors(monkeypatch):
+    monkeypatch.setattr(_original, "_load", lambda name: None)
     monkeypatch.setattr(deep_gemm, "_num_sms", None)
     before = deep_gemm.get_num_sms()
     assert before == 1 if not torch.cuda.is_available() else before > 1

@@ -22,6 +22,8 @@ class _Platform:
 current_platform = _Platform()
 """,
     "third_party/flashmla/flash_mla_interface.py": 'raise ImportError("no extension")\n',
+    "third_party/__init__.py": "",
+    "third_party/flashmla/__init__.py": "",
     "v1/attention/ops/flashmla.py": """
 def _absent(*args, **kwargs):
     raise RuntimeError("no extension")
@@ -78,6 +80,7 @@ got = backend.attend(q, kv, indices, out)
 assert got[0] is out
 assert torch.equal(out, winnow.sparse_mla.forward(q, kv, indices, scale=0.1)[0])
 assert flash_mla_with_kvcache is flashmla.flash_mla_with_kvcache
+assert flashmla.flash_attn_varlen_func is flashmla._absent  # stays vLLM's
 assert isinstance(flashmla.get_mla_metadata()[0], flashmla.FlashMLASchedMeta)
 assert backend.is_flashmla_sparse_supported() == (True, None)
 assert flashmla.is_flashmla_dense_supported() == (True, None)
@@ -126,6 +129,47 @@ def test_another_version_is_refused(tmp_path):
 
 
 def test_a_missing_name_is_refused(tmp_path):
-    result = start(tmp_path, without="flash_attn_varlen_kvpacked_func")
+    result = start(tmp_path, without="get_mla_metadata")
     assert result.returncode == 1
-    assert "want a module with flash_attn_varlen_kvpacked_func, got 0.33.0" in result.stderr
+    assert "want a module with get_mla_metadata, got 0.33.0" in result.stderr
+
+
+COPY = """
+class FlashMLASchedMeta:
+    pass
+
+
+def flash_mla_with_kvcache():
+    return "vLLM's"
+
+
+flash_mla_sparse_fwd = get_mla_metadata = flash_attn_varlen_func = flash_mla_with_kvcache
+"""
+DOOR = """
+from vllm.third_party.flashmla.flash_mla_interface import (
+    FlashMLASchedMeta, flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_with_kvcache,
+    get_mla_metadata,
+)
+
+
+def is_flashmla_dense_supported():
+    return True, None
+
+
+is_flashmla_sparse_supported = is_flashmla_dense_supported
+"""
+USE_OF_COPY = """
+from vllm.third_party.flashmla import flash_mla_interface
+from vllm.v1.attention.ops import flashmla
+
+for module in (flash_mla_interface, flashmla):
+    assert module.flash_mla_with_kvcache.__module__ == "winnow.compat.flash_mla"
+    assert module.flash_attn_varlen_func() == "vLLM's"
+"""
+
+
+def test_what_winnow_does_not_have_stays_in_the_copy(tmp_path, monkeypatch):
+    monkeypatch.setitem(FILES, "third_party/flashmla/flash_mla_interface.py", COPY)
+    monkeypatch.setitem(FILES, "v1/attention/ops/flashmla.py", DOOR)
+    result = start(tmp_path, after=USE_OF_COPY)
+    assert result.returncode == 0, result.stderr

@@ -25,13 +25,15 @@ LIMIT_STAND_IN = 5e-6
 """Seconds that a function of winnow.compat may cost beyond the operation's own in Python."""
 
 
-def _seconds_of_call(call: Callable[[], Any]) -> float:
-    best = float("inf")
+def _seconds_of_calls(*calls: Callable[[], Any]) -> List[float]:
+    """Of each call; they run in turn, so that all of them meet the machine when it is quiet."""
+    best = [float("inf")] * len(calls)
     for _ in range(_RUNS):
-        start = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        best = min(best, (time.perf_counter() - start) / _CALLS)
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                call()
+            best[i] = min(best[i], (time.perf_counter() - start) / _CALLS)
     return best
 
 
@@ -42,7 +44,7 @@ def _measure(
     what: str = "sparse_mla::forward without queries",
 ) -> Dict[str, Any]:
     call()
-    cost = _seconds_of_call(call)
+    (cost,) = _seconds_of_calls(call)
     return {
         "operation": "python",
         "benchmark": name,
@@ -57,48 +59,9 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
     """The functions of winnow.compat for torch, beside those that they call."""
     import torch
 
-    from winnow import indexer
-    from winnow.compat import deep_gemm, flash_mla
-
-    def zeros(*shape: int, dtype: Any = torch.int32) -> Any:
-        return torch.zeros(shape, dtype=dtype)
-
-    q, f8, plan = zeros(0, 64, 576, dtype=torch.bfloat16), torch.float8_e4m3fn, None
-    kv, rows = zeros(16, 1, 576, dtype=torch.bfloat16), zeros(0, 1, 64)
-    step, cache = q[:, None], zeros(2, 64, 1, 656, dtype=torch.uint8)
-    tables, lens = zeros(0, 2), zeros(0)
-    queries, keys, scale = zeros(0, 64, 128, dtype=f8), zeros(64, 128, dtype=f8), torch.zeros(64)
-    weights, paged = torch.zeros(0, 64), zeros(2, 64, 1, 132, dtype=torch.uint8)
-    pages, of_step = paged.view(2, -1), (queries[:, None], weights[:, None])
-    for name, call, plain in (
-        (
-            "flash_mla_sparse_fwd",
-            lambda: flash_mla.flash_mla_sparse_fwd(q, kv, rows, 0.1),
-            lambda: sparse_mla.forward(q, kv, rows, scale=0.1),
-        ),
-        (
-            "flash_mla_with_kvcache",
-            lambda: flash_mla.flash_mla_with_kvcache(
-                step, cache, None, None, 512, plan, is_fp8_kvcache=True, indices=rows
-            ),
-            lambda: sparse_mla.decode(step, cache, rows),
-        ),
-        (
-            "fp8_mqa_logits",
-            lambda: deep_gemm.fp8_mqa_logits(queries, (keys, scale), weights, lens, lens),
-            lambda: indexer.scores(
-                queries, keys, weights, k_scale=scale, key_start=lens, key_end=lens
-            ),
-        ),
-        (
-            "fp8_paged_mqa_logits",
-            lambda: deep_gemm.fp8_paged_mqa_logits(
-                of_step[0], paged, weights, lens, tables, plan, 128
-            ),
-            lambda: indexer.scores_paged(of_step[0], pages, of_step[1], tables, lens, 128),
-        ),
-    ):
-        cost = _seconds_of_call(call) - _seconds_of_call(plain)
+    for name, call, plain in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
+        with_stand_in, without = _seconds_of_calls(call, plain)
+        cost = with_stand_in - without
         yield {
             "operation": "python",
             "benchmark": name,
@@ -107,6 +70,89 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
             "target_seconds": LIMIT_STAND_IN,
             "reached": cost <= LIMIT_STAND_IN,
         }
+
+
+def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
+    from winnow.compat.flash_mla import (
+        flash_mla_sparse_fwd,
+        flash_mla_with_kvcache,
+        get_mla_metadata,
+    )
+
+    def zeros(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.zeros(shape, dtype=dtype)
+
+    decode, i32, u8, plan = sparse_mla.decode, torch.int32, torch.uint8, get_mla_metadata()[0]
+    q, kv, rows = zeros(0, 64, 576), zeros(16, 1, 576), zeros(0, 1, 64, dtype=i32)
+    yield (
+        "flash_mla_sparse_fwd",
+        lambda: flash_mla_sparse_fwd(q, kv, rows, 0.1),
+        lambda: sparse_mla.forward(q, kv, rows, scale=0.1),
+    )
+    step, cache_f8 = q[:, None], zeros(2, 64, 1, 656, dtype=u8)
+    yield (
+        "flash_mla_with_kvcache",
+        lambda: flash_mla_with_kvcache(
+            step, cache_f8, None, None, 512, plan, is_fp8_kvcache=True, indices=rows
+        ),
+        lambda: decode(step, cache_f8, rows),
+    )
+    q_v4, v4, sink, n = (
+        zeros(0, 1, 64, 512),
+        zeros(1, 64, 1, 584, dtype=u8),
+        torch.zeros(64),
+        rows[:, 0, 0],
+    )
+    yield (
+        "flash_mla_with_kvcache, V4",
+        lambda: flash_mla_with_kvcache(
+            q_v4, v4, None, None, 512, plan, is_fp8_kvcache=True, indices=rows, attn_sink=sink,
+            extra_k_cache=v4, extra_indices_in_kvcache=rows, topk_length=n, extra_topk_length=n,
+        ),
+        lambda: decode(
+            q_v4, v4, rows, format="fp8_584", attn_sink=sink, extra_cache=v4, extra_indices=rows,
+            topk_length=n, extra_topk_length=n,
+        ),
+    )  # fmt: skip
+    cache, tables, lens = zeros(2, 64, 1, 576), zeros(0, 2, dtype=i32), zeros(0, dtype=i32)
+    yield (
+        "flash_mla_with_kvcache, dense",
+        lambda: flash_mla_with_kvcache(step, cache, tables, lens, 512, plan),
+        lambda: decode(step, cache, format="bf16", block_tables=tables, context_lens=lens),
+    )
+    two = zeros(0, 2, 64, 576)
+    yield (
+        "the same, two causal queries",
+        lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan, causal=True),
+        lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=lens),
+    )
+
+
+def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:
+    from winnow import indexer
+    from winnow.compat import deep_gemm
+
+    q, keys = (torch.zeros(n, dtype=torch.float8_e4m3fn) for n in ((0, 64, 128), (64, 128)))
+    weights, scale, lens = torch.zeros(0, 64), torch.zeros(64), torch.zeros(0, dtype=torch.int32)
+    kv, pair = (keys, scale), (q, None)
+
+    def scores() -> Any:
+        return indexer.scores(q, keys, weights, k_scale=scale, key_start=lens, key_end=lens)
+
+    for name, given in (("fp8_mqa_logits", q), ("fp8_fp4_mqa_logits", pair)):
+        function = getattr(deep_gemm, name)
+        yield name, lambda f=function, q=given: f(q, kv, weights, lens, lens), scores
+    step, of_step, tables = q[:, None], weights[:, None], torch.zeros(0, 2, dtype=torch.int32)
+    cache = torch.zeros(2, 64, 1, 132, dtype=torch.uint8)
+    pages = cache.view(2, -1)
+
+    def scores_paged() -> Any:
+        return indexer.scores_paged(step, pages, of_step, tables, lens, 128, clean=False)
+
+    for name, given in (("fp8_paged_mqa_logits", step), ("fp8_fp4_paged_mqa_logits", (step, None))):
+        function = getattr(deep_gemm, name)
+        call = lambda f=function, q=given: f(q, cache, weights, lens, tables, None, 128)  # noqa: E731
+        yield name, call, scores_paged
 
 
 def _calls(kind: str, module: Any) -> Iterator[Tuple]:

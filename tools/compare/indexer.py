@@ -1,13 +1,15 @@
 """indexer beside cudnn-frontend (scores and choice, gradients) and DeepGEMM (scores in f8).
 
 Peers score all rows and choose from the stored scores in a second call; both calls are timed.
+Scores alone are those of winnow.compat.deep_gemm, with DeepGEMM's arguments.
 """
 
 import contextlib
-from typing import Any, Iterator, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import torch
 from runner import Problem, chosen, cosine, find
+from winnow.compat import deep_gemm as stand_in
 
 from winnow import indexer
 
@@ -92,6 +94,36 @@ def topk(device: torch.device) -> Iterator[Problem]:
             )
 
 
+def _seen(ends: Any) -> Callable[[Any, Any], float]:
+    """The cosine between scores of the rows that each query sees; others are undefined."""
+
+    def agreement(*sides: Any) -> float:
+        behind = torch.arange(sides[0].shape[1], device=ends.device) >= ends[:, None]
+        return cosine(*(side.masked_fill(behind, 0) for side in sides))
+
+    return agreement
+
+
+def scores(device: torch.device) -> Iterator[Problem]:
+    """All scores of queries at the end of the cache, in f8."""
+    deep_gemm = find("deep_gemm")
+    s_q, _, rows = _sizes(device)
+    for s_k in rows:
+        q, k, weights, ends = _queries(s_q, s_k, device)
+        (q, q_scale), kv = indexer.quantize(q), indexer.quantize(k)
+        given = q, kv, weights.float() * q_scale, torch.zeros_like(ends), ends
+        yield Problem(
+            "indexer::scores",
+            f"f8_e4m3-h{HEADS}-sk{s_k}",
+            f"s_q {s_q} at the end, h {HEADS}, d {D}, s_k {s_k}",
+            lambda: stand_in.fp8_mqa_logits(*given, clean_logits=False),  # noqa: B023
+            {"deep_gemm": lambda: deep_gemm.fp8_mqa_logits(*given, clean_logits=False)},  # noqa: B023
+            _seen(ends),
+            0.9999,
+            flops=2.0 * (s_q * s_k - 0.5 * s_q * (s_q - 1)) * HEADS * D,
+        )
+
+
 def _pages(b: int, s_q: int, rows: int, device: torch.device) -> Tuple:
     """Queries, pages of keys, weights, tables and lengths of a decode step."""
     torch.manual_seed(s_q)
@@ -150,9 +182,9 @@ def scores_paged(device: torch.device) -> Iterator[Problem]:
             "indexer::scores_paged",
             f"b{b}-sq1-h{HEADS}-sk{rows}",
             f"b {b}, s_q 1, h {HEADS}, d {D}, rows {rows}",
-            lambda: indexer.scores_paged(  # noqa: B023
-                q, pages, weights.view(len(q), 1, HEADS), tables, lengths, rows, clean=False  # noqa: B023
-            ).view(len(q), rows),  # noqa: B023
+            lambda: stand_in.fp8_paged_mqa_logits(
+                q, keys, weights, ends, tables, plan, rows, clean_logits=False  # noqa: B023
+            ),
             {
                 "deep_gemm": lambda: deep_gemm.fp8_paged_mqa_logits(
                     q, keys, weights, ends, tables, plan, rows, clean_logits=False  # noqa: B023
@@ -202,6 +234,7 @@ def backward(device: torch.device) -> Iterator[Problem]:
 OPERATIONS = {
     "indexer::topk": (topk, ["cudnn", "deep_gemm"]),
     "indexer::topk_paged": (topk_paged, ["deep_gemm"]),
+    "indexer::scores": (scores, ["deep_gemm"]),
     "indexer::scores_paged": (scores_paged, ["deep_gemm"]),
     "indexer::backward": (backward, ["cudnn"]),
 }

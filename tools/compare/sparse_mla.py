@@ -1,10 +1,15 @@
-"""sparse_mla beside FlashMLA (forward, decode) and cudnn-frontend (distribution, backward)."""
+"""sparse_mla beside FlashMLA (forward, decode) and cudnn-frontend (distribution, backward).
+
+Beside FlashMLA, Winnow's side is the module that replaces it, winnow.compat.flash_mla, with the
+same arguments; only layers of two sources are no call of FlashMLA's.
+"""
 
 import functools
 from typing import Any, Callable, Iterator, Tuple
 
 import torch
 from runner import Problem, cosine, find, of_hopper
+from winnow.compat import flash_mla as stand_in
 
 from winnow import sparse_mla
 
@@ -36,10 +41,10 @@ def _rows(s_q: int, s_kv: int, topk: int, device: torch.device) -> torch.Tensor:
 
 
 def _forward(flash_mla: Any, q: Any, kv: Any, rows: Any) -> Calls:
-    theirs = of_hopper(flash_mla.flash_mla_sparse_fwd)
+    theirs, rows = of_hopper(flash_mla.flash_mla_sparse_fwd), rows[:, None]
     return (
-        lambda: sparse_mla.forward(q, kv, rows)[0],
-        lambda: theirs(q, kv, rows[:, None], SCALE)[0],
+        lambda: stand_in.flash_mla_sparse_fwd(q, kv, rows, SCALE)[0],
+        lambda: theirs(q, kv, rows, SCALE)[0],
     )
 
 
@@ -154,9 +159,8 @@ def _dense(flash_mla: Any, device: torch.device) -> Iterator[Problem]:
             "sparse_mla::decode",
             f"bf16_576-b{b}-sq1-h{heads}-dense{rows}",
             f"b {b}, h_q {heads}, all of {rows} rows",
-            lambda: sparse_mla.decode(  # noqa: B023
-                q, cache, format="bf16", block_tables=tables, context_lens=lengths,  # noqa: B023
-                batch_invariant=False,
+            lambda: stand_in.flash_mla_with_kvcache(
+                q, cache, tables, lengths, D_V, plan, softmax_scale=SCALE, causal=False  # noqa: B023
             )[0],
             {
                 "flash_mla": lambda: call(
@@ -188,7 +192,9 @@ def decode(device: torch.device) -> Iterator[Problem]:
             "sparse_mla::decode",
             f"{kind}-b{b}-sq2-h{heads}-k{topk}",
             f"s_kv {context}, s_q 2, b {b}, h_q {heads}, topk {topk}",
-            lambda: sparse_mla.decode(q, cache, rows, format=kind, batch_invariant=False)[0],  # noqa: B023
+            lambda: stand_in.flash_mla_with_kvcache(
+                q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023
+            )[0],
             {
                 "flash_mla": lambda: call(
                     q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023

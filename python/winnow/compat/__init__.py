@@ -4,10 +4,12 @@ Each is a thin wrapper over a function of this package and takes what that takes
 ``winnow.compat.flash_mla`` is a module that replaces ``flash_mla``, and
 ``winnow.compat.deep_ep`` and ``winnow.compat.deep_gemm``, which need torch, those of their names;
 ``install()`` puts one in that place for code that cannot be edited. The folders that ``path()``
-returns do the same on PYTHONPATH, also in the processes that a server starts.
+returns do the same on PYTHONPATH, also in the processes that a server starts. What flash_mla and
+deep_gemm have beyond that is passed on to the libraries themselves where they are installed.
 ``python -m winnow.compat check FOLDER`` lists which calls of a package they take.
 """
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -17,6 +19,7 @@ from typing import Any, Dict
 
 from winnow import paged_xl
 from winnow.compat import flash_mla
+from winnow.compat._original import has_functions_of, original
 from winnow.compat._refusal import REFUSALS, check_value, flag, refuse, renamed, shape_of
 from winnow.compat.flash_mla import flash_mla_sparse_fwd
 
@@ -49,11 +52,14 @@ _MODULES: Dict[str, Dict[str, str]] = {
 def install(name: str) -> ModuleType:
     """Makes later imports of another library find the module here that replaces it.
 
+    Where deep_gemm or flash_mla is installed itself, it is imported with the functions of that
+    module in it.
+
     Args:
         name: "deep_ep", "deep_gemm" or "flash_mla".
 
     Returns:
-        The module, which sys.modules has under the library's name from now on.
+        What sys.modules has under the library's name from now on: our module, or the library.
 
     Raises:
         ValueError: there is no such module here, or the library itself has been imported already,
@@ -62,10 +68,12 @@ def install(name: str) -> ModuleType:
     _check_name("compat.install", name)
     modules = {target: import_module(source) for target, source in _MODULES[name].items()}
     for target, module in modules.items():
-        if sys.modules.get(target, module) is not module:
+        if not has_functions_of(module, sys.modules.setdefault(target, module)):
             refuse("compat.install", "name", f"no {target} imported before", "one that was")
-    sys.modules.update(modules)
-    return modules[name]
+    if name != "deep_ep":  # its objects and ours do not fit together
+        with contextlib.suppress(Exception):  # which is raised where a name of it is asked for
+            original(name)
+    return sys.modules[name]
 
 
 def path(*names: str) -> str:

@@ -24,7 +24,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="lists the calls of a package, and whether they are taken",
-        epilog="The package is read, not imported. The exit code is 1 if a call is not taken.",
+        epilog="The package is read, not imported. A call is taken; passed on to the library "
+        "itself, which must be installed; refused by name, with the reason, where it is for "
+        "processors that Winnow is not for; not taken; or not judged, where sources do not tell. "
+        "The exit code is 1 if a call is not taken.",
     )
     check.add_argument("folder", type=Path, help="the package, or the folder that holds it")
     check.add_argument("name", nargs="*", help=f"of {', '.join(_check.LIBRARIES)}; all if none")
@@ -34,11 +37,11 @@ def _parser() -> argparse.ArgumentParser:
 def _show(findings: Sequence[_check.Finding]) -> None:
     for found in findings:
         print(found)
-    statuses = (_check.TAKEN, _check.NOT_TAKEN, _check.NOT_JUDGED)
-    print(f"\n{'':10}{''.join(f'{status:>12}' for status in statuses)}")
+    statuses = _check.STATUSES
+    print(f"\n{'':10}{''.join(f'{status:>17}' for status in statuses)}")
     counts = Counter((found.library, found.status) for found in findings)
     for library in sorted({found.library for found in findings}):
-        print(f"{library:10}{''.join(f'{counts[library, status]:12}' for status in statuses)}")
+        print(f"{library:10}{''.join(f'{counts[library, status]:17}' for status in statuses)}")
 
 
 def main(arguments: List[str]) -> int:

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Set, Tuple
 
+from winnow.compat._original import is_passed_on
 from winnow.compat._values import (
     LIBRARIES,
     Module,
@@ -19,7 +20,20 @@ from winnow.compat._values import (
     library_name,
 )
 
-TAKEN, NOT_TAKEN, NOT_JUDGED = "taken", "not taken", "not judged"
+TAKEN, PASSED_ON, REFUSED = "taken", "passed on", "refused by name"
+NOT_TAKEN, NOT_JUDGED = "not taken", "not judged"
+STATUSES = (TAKEN, PASSED_ON, REFUSED, NOT_TAKEN, NOT_JUDGED)
+_PASSING = ("deep_gemm", "flash_mla")  # pass on what is not here
+
+# Functions and arguments that no GPU of Winnow's could execute, and why.
+_NVFP4 = "rows in NVFP4, a format of Blackwell GPUs"
+_ASCEND = "a build for Ascend NPUs has it"
+_REFUSED = {
+    "deep_ep.Buffer.fused_deep_moe": _ASCEND,
+    "deep_ep.Buffer.low_latency_dispatch: topk_weights": _ASCEND,
+    "deep_ep.Buffer.low_latency_dispatch: use_nvfp4": _NVFP4,
+    "deep_ep.Buffer.low_latency_dispatch: x_global_scale": _NVFP4,
+}
 
 # The constants that are taken of arguments, given or by default; any other argument may have any
 # value as far as sources can tell.
@@ -130,7 +144,9 @@ def _failing(
         if of is not None and alias.name != "*" and _stand_in(of) is None:
             if not _guarded(scope, node):
                 where = str(scope.module.path.relative_to(folder))
-                yield Finding(where, node.lineno, of, NOT_TAKEN, _absent(of) + "; the import fails")
+                status, reason = _absent(of)
+                end = "else the import fails" if status == PASSED_ON else "the import fails"
+                yield Finding(where, node.lineno, of, status, f"{reason}; {end}")
 
 
 def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iterator[Finding]:
@@ -183,8 +199,8 @@ def _stand_in(name: str) -> Optional[Any]:
     known = max((m for m in modules if name == m or name.startswith(f"{m}.")), key=len)
     found: Any = import_module(modules[known])
     for part in name[len(known) + 1 :].split("."):
-        if part:
-            found = getattr(found, part, None)
+        if part:  # of a module only what it has itself, which passes other names on
+            found = vars(found).get(part) if inspect.ismodule(found) else getattr(found, part, None)
     return found
 
 
@@ -193,18 +209,26 @@ def _may_be_called(value: Value) -> bool:
     return callable(found) or inspect.ismodule(found) or (found is None and value.kind == "of")
 
 
-def _absent(name: str) -> str:
-    return f"winnow.compat.{name.split('.')[0]} has no {name.partition('.')[2]}"
+def _absent(name: str) -> Tuple[str, str]:
+    """The status of what is not here, and the reason."""
+    library, _, inside = name.partition(".")
+    if name in _REFUSED:
+        return REFUSED, _REFUSED[name]
+    if inside.startswith("torch_ops."):
+        return PASSED_ON, "to an operator of the package's own copy"
+    if library in _PASSING:
+        return PASSED_ON, f"to {library}, which must be installed"
+    return NOT_TAKEN, f"winnow.compat.{library} has no {inside}"
 
 
 def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
     """Whether the call is taken, and why not."""
     function = _stand_in(value.name)
     if function is None or not callable(function):
-        return NOT_TAKEN, _absent(value.name)
+        return _absent(value.name)
     signature = inspect.signature(function)
     if signature.return_annotation in (NoReturn, "NoReturn"):
-        return NOT_TAKEN, "it raises an error"
+        return _absent(value.name) if is_passed_on(function) else (NOT_TAKEN, "it raises an error")
     parameters = list(signature.parameters.values())
     if value.kind == "method" and not _is_static(value.name):
         signature = signature.replace(parameters=parameters[1:])
@@ -221,10 +245,11 @@ def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
         else:
             unread = True
     if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-        if wrong := sorted(set(named) - set(signature.parameters)):
-            return NOT_TAKEN, f"there is no argument {' or '.join(wrong)}"
-        if wrong := sorted(perhaps - set(signature.parameters)):
-            return NOT_TAKEN, f"where it gives {' or '.join(wrong)}"
+        known = set(signature.parameters)
+        if wrong := sorted(set(named) - known):
+            return _wrong(value.name, wrong, "there is no argument")
+        if wrong := sorted(perhaps - known):
+            return _wrong(value.name, wrong, "where it gives")
     bind = signature.bind_partial if unread or perhaps else signature.bind
     try:
         bound = bind(*given, **named)
@@ -237,6 +262,15 @@ def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
     if unread:
         return NOT_JUDGED, "not all of its arguments can be read"
     return TAKEN, "for data in 8 bits" if "fp8_fp4" in value.name else ""
+
+
+def _wrong(name: str, arguments: List[str], text: str) -> Tuple[str, str]:
+    """The status of a call with arguments that the function here does not have."""
+    text = f"{text} {' or '.join(arguments)}"
+    reasons = {_REFUSED.get(f"{name}: {argument}", "") for argument in arguments}
+    return (
+        (NOT_TAKEN, text) if "" in reasons else (REFUSED, f"{text}: {'; '.join(sorted(reasons))}")
+    )
 
 
 def _refused(name: str, arguments: Dict[str, Any]) -> str:

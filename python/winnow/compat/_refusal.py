@@ -38,20 +38,27 @@ def shape_of(operation: str, argument: str, tensor: Any) -> Tuple[int, ...]:
 
 
 def flag(operation: str, argument: str, value: Any) -> bool:
-    try:
-        return bool(value)
-    except (RuntimeError, TypeError, ValueError):  # of several elements
-        refuse(operation, argument, "True or False", type(value).__name__)
+    """True or False, also as a number or a tensor with one element; anything else is refused."""
+    if value is True or value is False:
+        return value
+    for known in (True, False):
+        if _is(value, known):
+            return known
+    shown = type(value).__name__ if hasattr(value, "shape") else repr(value)
+    refuse(operation, argument, "True or False", shown)
 
 
 def check_value(operation: str, argument: str, wanted: Any, got: Any, note: str = "") -> None:
     """Refuses every value but one. The note says in the error why it is that one."""
-    try:
-        same = bool(got == wanted)
-    except (RuntimeError, TypeError, ValueError):
-        same = False
-    if not same:
+    if not _is(got, wanted):
         refuse(operation, argument, f"{wanted}{note}", got)
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    try:
+        return bool(value == wanted)
+    except (RuntimeError, TypeError, ValueError):  # of several elements
+        return False
 
 
 REFUSALS = (InvalidArgument, TypeError)

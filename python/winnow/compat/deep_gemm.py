@@ -1,10 +1,9 @@
 """A module that replaces deep_gemm for the scores of the lightning indexer, in 8 bits.
 
 Names, arguments and results are those of DeepGEMM 2.8, and of the build that SGLang uses, as on
-Hopper: queries have no scales of their own, and results are float32. Columns that a query does not
-see are -inf where DeepGEMM leaves them as they are, but in the paged functions only with
-clean_logits. Every other name of deep_gemm raises an AttributeError: its matrix products are not
-here. It needs torch.
+Hopper: queries have no scales of their own, and results are float32. Every other name, the matrix
+products among them, is DeepGEMM's own where that is installed, and otherwise raises an
+AttributeError. It needs torch.
 """
 
 import operator
@@ -13,6 +12,7 @@ from typing import Any, NoReturn, Optional, Tuple
 import torch
 
 from winnow import indexer
+from winnow.compat._original import original, passed_on
 from winnow.compat._refusal import REFUSALS, error_of, flag, refuse, renamed, shape_of
 from winnow.errors import Error
 
@@ -30,6 +30,7 @@ __version__ = "2.8.1"
 """The version of deep_gemm whose functions these are."""
 
 Tensor = torch.Tensor
+_F8 = torch.float8_e4m3fn
 _ALIGNMENT = 64  # columns between the rows of a result, for kernels that read it in vectors
 
 # The arguments of winnow.indexer whose names here are others.
@@ -51,13 +52,16 @@ class NotStoodIn(Error, AttributeError):
     neither does getattr() with a default."""
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (found := original("deep_gemm")) is not None:
+        return getattr(found, name)
     text = (
         "winnow.compat.deep_gemm does not stand in for it, only for the indexer's scores; "
-        "let the engine take its other kernels (vLLM: VLLM_USE_DEEP_GEMM=0, SGLang: "
-        "SGLANG_ENABLE_JIT_DEEPGEMM=0), or torch's matrix products"
+        "install DeepGEMM, to which it is passed on (https://github.com/deepseek-ai/DeepGEMM; "
+        "SGLang's build: pip install sgl-deep-gemm), or let the engine take its other kernels "
+        "(vLLM: VLLM_USE_DEEP_GEMM=0, SGLang: SGLANG_ENABLE_JIT_DEEPGEMM=0)"
     )
     raise error_of(NotStoodIn, f"deep_gemm.{name}", text, code="unsupported")
 
@@ -65,8 +69,10 @@ def __getattr__(name: str) -> NoReturn:
 _num_sms: Optional[int] = None
 
 
+@passed_on("deep_gemm")
 def get_num_sms() -> int:
-    """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU."""
+    """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU. Where DeepGEMM
+    is installed, its own number, as its products take it."""
     if _num_sms is not None:
         return _num_sms
     if not torch.cuda.is_available():
@@ -74,8 +80,9 @@ def get_num_sms() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
+@passed_on("deep_gemm")
 def set_num_sms(new_num_sms: int) -> None:
-    """What get_num_sms() returns from now on. No kernel reads it."""
+    """What get_num_sms() returns from now on. No kernel of Winnow reads it."""
     global _num_sms
     if new_num_sms < 1:
         refuse("set_num_sms", "new_num_sms", "1 or more", new_num_sms)
@@ -92,12 +99,15 @@ def get_paged_mqa_logits_metadata(
 
 def _values(name: str, q: Any) -> Any:
     """The queries, alone or in DeepGEMM's pair (values, scales or None)."""
-    if not isinstance(q, (tuple, list)):
-        return q
-    if len(q) != 2 or q[1] is not None:
-        got = f"{len(q)} of them" if len(q) != 2 else "scales"
-        refuse(name, "q", "values, or a pair of values and None: fold scales into weights", got)
-    return q[0]
+    if isinstance(q, (tuple, list)):
+        if len(q) != 2 or q[1] is not None:
+            got = f"{len(q)} of them" if len(q) != 2 else "scales"
+            refuse(name, "q", "values, or a pair of values and None: fold scales into weights", got)
+        q = q[0]
+    if getattr(q, "dtype", None) is not _F8:
+        shape_of(name, "q", q)
+        refuse(name, "q", f"dtype {_F8}", q.dtype)
+    return q
 
 
 def _check_dtype(name: str, logits_dtype: Optional[torch.dtype]) -> None:
@@ -131,8 +141,9 @@ def _rows(rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def _mqa_logits(
-    name: str, q: Any, kv: Any, weights: Tensor, start: Tensor, end: Tensor, width: Optional[int]
-) -> Tensor:
+    name: str, q: Any, kv: Any, weights: Tensor, start: Tensor, end: Tensor, width: Optional[int],
+    clean: bool = True,
+) -> Tensor:  # fmt: skip
     """Scores of all keys, or with a width those from `start` on of each query."""
     q = _values(name, q)
     if not isinstance(kv, (tuple, list)) or len(kv) != 2:
@@ -143,7 +154,7 @@ def _mqa_logits(
     def scores(q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Tensor) -> Tensor:
         try:
             return indexer.scores(
-                q, keys, weights, k_scale=scales, key_start=start, key_end=end, out=out
+                q, keys, weights, k_scale=scales, key_start=start, key_end=end, clean=clean, out=out
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES, error) from None
@@ -186,7 +197,7 @@ def fp8_mqa_logits(
         kv: (k [s_k, d], float8_e4m3fn; scale [s_k], float32).
         weights: [s_q, h], float32 or bfloat16.
         cu_seq_len_k_start, cu_seq_len_k_end: [s_q], int32: the keys that each query sees.
-        clean_logits: True or False; the columns of other keys are -inf in any case.
+        clean_logits: whether the columns of other keys are -inf; they are undefined otherwise.
         max_seqlen_k: if not 0, columns of a result whose row i begins with key
             cu_seq_len_k_start[i].
         logits_dtype: torch.float32.
@@ -199,10 +210,10 @@ def fp8_mqa_logits(
     """
     name = "fp8_mqa_logits"
     _check_dtype(name, logits_dtype)
-    flag(name, "clean_logits", clean_logits)
+    clean = flag(name, "clean_logits", clean_logits)
     bounds = cu_seq_len_k_start, cu_seq_len_k_end
     width = _columns(name, "max_seqlen_k", max_seqlen_k) or None
-    return _mqa_logits(name, q, kv, weights, *bounds, width)
+    return _mqa_logits(name, q, kv, weights, *bounds, width, clean)
 
 
 def fp8_fp4_mqa_logits(
@@ -226,10 +237,21 @@ def fp8_fp4_mqa_logits(
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
     if isinstance(clean_logits, bool):
-        width = _columns(name, "max_seqlen_k", max_seqlen_k or 0) or None
+        clean, width = clean_logits, _columns(name, "max_seqlen_k", max_seqlen_k or 0) or None
     else:
-        width = _columns(name, "max_seqlen_k", clean_logits)
-    return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width)
+        clean, width = True, _columns(name, "max_seqlen_k", clean_logits)
+    return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width, clean)
+
+
+def _refuse_shapes(name: str, q: Any, kv_cache: Any, weights: Any) -> NoReturn:
+    cache = shape_of(name, "kv_cache", kv_cache)
+    if len(cache) != 4 or cache[1] != 64 or cache[2] != 1:
+        refuse(name, "kv_cache", "shape [blocks, 64, 1, d + 4]", list(cache))
+    shape = shape_of(name, "q", q)
+    if len(shape) != 4:
+        refuse(name, "q", "shape [b, next_n, h, d]", list(shape))
+    wanted = f"shape [b * next_n = {shape[0] * shape[1]}, h]"
+    refuse(name, "weights", wanted, list(shape_of(name, "weights", weights)))
 
 
 def _paged(
@@ -240,26 +262,26 @@ def _paged(
     _check_dtype(name, logits_dtype)
     if indices is not None:
         refuse(name, "indices", "None", type(indices).__name__)
-    cache, shape = shape_of(name, "kv_cache", kv_cache), shape_of(name, "q", q)
-    if len(cache) != 4 or cache[1] != 64 or cache[2] != 1:
-        refuse(name, "kv_cache", "shape [blocks, 64, 1, d + 4]", list(cache))
-    if len(shape) != 4:
-        refuse(name, "q", "shape [b, next_n, h, d]", list(shape))
-    b, next_n = shape[:2]
-    given = shape_of(name, "weights", weights)
-    if len(given) != 2 or given[0] != b * next_n:
-        refuse(name, "weights", f"shape [b * next_n = {b * next_n}, h]", list(given))
-    try:
-        rows = kv_cache if kv_cache.dtype == torch.uint8 else kv_cache.view(torch.uint8)
-        pages = rows.view(cache[0], 64 * cache[3])
-    except RuntimeError:  # their rows are not adjacent
-        refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
     columns = _columns(name, "max_context_len", max_context_len)
-    logits = _rows(b * next_n, columns, q)
     clean = flag(name, "clean_logits", clean_logits)
     try:
+        b, next_n, _, _ = q.shape
+        blocks, page_rows, one, row = kv_cache.shape
+        queries, h = weights.shape
+        fits = page_rows == 64 and one == 1 and queries == b * next_n
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        _refuse_shapes(name, q, kv_cache, weights)
+    try:
+        bytes_ = kv_cache if kv_cache.dtype is torch.uint8 else kv_cache.view(torch.uint8)
+        pages = bytes_.view(blocks, 64 * row)
+    except RuntimeError:  # their rows are not adjacent
+        refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
+    logits = _rows(queries, columns, q)
+    try:
         indexer.scores_paged(
-            q, pages, weights.view(b, next_n, given[1]), block_table, context_lens, columns,
+            q, pages, weights.view(b, next_n, h), block_table, context_lens, columns,
             clean=clean, out=logits.view(b, next_n, columns),
         )  # fmt: skip
     except REFUSALS as error:

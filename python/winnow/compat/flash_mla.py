@@ -3,18 +3,19 @@
 Layouts, argument names, the shape of lse and its +inf for queries with nothing visible are those of
 FlashMLA. There is no plan to make: ``get_mla_metadata`` gives an object that nothing reads, lengths
 may change between calls, and every number of heads is taken. Dense attention is here for decode
-alone; FlashMLA's other functions for it raise an error. Arguments that only SGLang's build of
-FlashMLA has are taken by keyword.
+alone; its other functions, and every other name, are FlashMLA's own where that is installed, and
+otherwise raise an error. Arguments that only SGLang's build of FlashMLA has are taken by keyword.
 """
 
 import dataclasses
 import math
 import operator
 import sys
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Dict, NoReturn, Optional, Tuple
 
 from winnow import sparse_mla
 from winnow.compat import fused_norm_rope_attn_rope_cast
+from winnow.compat._original import original, passed_on
 from winnow.compat._refusal import (
     REFUSALS,
     check_value,
@@ -52,6 +53,8 @@ _NAMES_OF_DECODE = {
     "context_lens": "cache_seqlens",
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
+
+_INFINITY = math.inf
 
 # Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
@@ -93,27 +96,54 @@ def get_mla_decoding_metadata(
     return plan, plan.new_zeros(b + 1)
 
 
-def _nothing_is_plus_inf(lse: Any) -> None:
-    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    infinity = float("inf")
-    if hasattr(lse, "nan_to_num_"):  # one kernel
-        lse.nan_to_num_(nan=float("nan"), posinf=infinity, neginf=infinity)
-    else:
-        lse[lse == -infinity] = infinity
+def _lse(lse: Any) -> Any:
+    """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
+    return lse.mT if _nothing_is_plus_inf(lse) else lse.swapaxes(1, 2)
+
+
+def _nothing_is_plus_inf(lse: Any) -> bool:
+    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it. Whether it is a
+    tensor of torch."""
+    replace = getattr(lse, "nan_to_num_", None)
+    if replace is None:
+        lse[lse == -_INFINITY] = _INFINITY
+        return False
+    replace(math.nan, _INFINITY, _INFINITY)  # one kernel
+    return True
+
+
+_dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
 
 
 def _bytes(cache: Any) -> Any:
     """FlashMLA takes caches of int8, too."""
-    if str(getattr(cache, "dtype", "")) == "torch.int8":
-        import torch
+    dtype = getattr(cache, "dtype", None)
+    if dtype not in _dtype_of_bytes:
+        is_int8 = str(dtype) == "torch.int8"
+        _dtype_of_bytes[dtype] = sys.modules["torch"].uint8 if is_int8 else None
+    bytes_ = _dtype_of_bytes[dtype]
+    return cache if bytes_ is None else cache.view(bytes_)
 
-        return cache.view(torch.uint8)
-    return cache
+
+def _seen_by_all(q: Any, lens: Any) -> Any:
+    """The lengths for each query, all of which see all rows: [b, s_q] of several."""
+    try:
+        s_q = q.shape[1]
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # which decode refuses
+        return lens
+    if s_q < 2 or getattr(lens, "ndim", 0) != 1:
+        return lens
+    if hasattr(lens, "expand"):
+        return sys.modules["torch"].stack((lens,) * s_q, 1)
+    return lens[:, None].repeat(s_q, 1)
 
 
 def _format_of(operation: str, argument: str, cache: Any) -> int:
     """Bytes of the cache's rows, of which there is a format."""
-    row = (shape_of(operation, argument, cache) or ("one number",))[-1]
+    try:
+        row = cache.shape[-1]
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        row = (shape_of(operation, argument, cache) or ("one number",))[-1]
     if row not in _FORMATS:
         known = f" ({_NOT_READ[row]})" if row in _NOT_READ else ""
         refuse(operation, argument, "rows of 656 bytes (V3.2) or 584 bytes (V4)", f"{row}{known}")
@@ -153,7 +183,8 @@ def flash_mla_with_kvcache(
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
             "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
             [..., 576], bfloat16; on the CPU also [..., 512].
-        block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
+        block_table: [b, max_blocks], int32; rows of a block outside of the cache are not seen.
+            cache_seqlens: [b], int32. Neither is read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
         softmax_scale: of the logits; 1 / sqrt(d_qk) if None.
@@ -185,54 +216,48 @@ def flash_mla_with_kvcache(
         if value is not None:
             refuse(name, argument, "None: caches have scales of their own", type(value).__name__)
     invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
+    causal = flag(name, "causal", causal)
+    is_fp8_kvcache = flag(name, "is_fp8_kvcache", is_fp8_kvcache)
     if indices is None:
-        sparse = {
-            "attn_sink": attn_sink,
-            "extra_k_cache": extra_k_cache,
-            "extra_indices_in_kvcache": extra_indices_in_kvcache,
-            "topk_length": topk_length,
-            "extra_topk_length": extra_topk_length,
-        }
-        for argument, value in sparse.items():
+        if block_table is None or cache_seqlens is None:
+            argument = "block_table" if block_table is None else "cache_seqlens"
+            refuse(name, argument, "a tensor without indices", "None")
+        for argument, value in (
+            ("attn_sink", attn_sink),
+            ("extra_k_cache", extra_k_cache),
+            ("extra_indices_in_kvcache", extra_indices_in_kvcache),
+            ("topk_length", topk_length),
+            ("extra_topk_length", extra_topk_length),
+        ):
             if value is not None:
                 refuse(name, argument, "None without indices", type(value).__name__)
-        for argument, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-            shape_of(name, argument, value)
-        lens = cache_seqlens
-        if not flag(name, "causal", causal) and shape_of(name, "q", q)[1:2] != (1,):
-            of_each = (len(lens), q.shape[1])  # every query sees all rows
-            lens = lens[:, None]
-            lens = (
-                lens.expand(of_each).contiguous()
-                if hasattr(lens, "expand")
-                else lens.repeat(of_each[1], 1)
-            )
-        of_rows = "fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16"
+        if not causal:
+            cache_seqlens = _seen_by_all(q, cache_seqlens)
         try:
             out, lse = sparse_mla.decode(
                 q,
-                _bytes(k_cache),
-                format=of_rows,
+                _bytes(k_cache) if is_fp8_kvcache else k_cache,
+                format="fp8_656" if is_fp8_kvcache else "bf16",
                 scale=softmax_scale,
                 block_tables=block_table,
-                context_lens=lens,
+                context_lens=cache_seqlens,
                 batch_invariant=invariant,
                 out=out,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None
-        _nothing_is_plus_inf(lse)
-        return out, lse.swapaxes(1, 2)
-    if flag(name, "causal", causal):
+        return out, _lse(lse)
+    if causal:
         refuse(name, "causal", "False beside indices", causal)
-    if not flag(name, "is_fp8_kvcache", is_fp8_kvcache):
+    if not is_fp8_kvcache:
         refuse(name, "is_fp8_kvcache", "True beside indices", is_fp8_kvcache)
     row = _format_of(name, "k_cache", k_cache)
     if kv_format is not None and _KV_FORMATS.get(str(kv_format)) != row:
         wanted = next(known for known, of in _KV_FORMATS.items() if of == row)
         refuse(name, "kv_format", f"{wanted} for rows of {row} bytes", kv_format)
-    if extra_k_cache is not None and shape_of(name, "extra_k_cache", extra_k_cache)[-1:] != (row,):
+    if extra_k_cache is not None:
         _format_of(name, "extra_k_cache", extra_k_cache)
+        extra_k_cache = _bytes(extra_k_cache)
     try:
         out, lse = sparse_mla.decode(
             q,
@@ -242,7 +267,7 @@ def flash_mla_with_kvcache(
             scale=softmax_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
-            extra_cache=_bytes(extra_k_cache),
+            extra_cache=extra_k_cache,
             extra_indices=extra_indices_in_kvcache,
             extra_topk_length=extra_topk_length,
             batch_invariant=invariant,
@@ -250,8 +275,7 @@ def flash_mla_with_kvcache(
         )
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_DECODE, error) from None
-    _nothing_is_plus_inf(lse)
-    return out, lse.swapaxes(1, 2)
+    return out, _lse(lse)
 
 
 def flash_mla_sparse_fwd(
@@ -318,20 +342,30 @@ def flash_mla_sparse_fwd(
     return (*results, forward(indices[..., :first])[2]) if first else results
 
 
+def __getattr__(name: str) -> Any:
+    found = None if name.startswith("__") else original("flash_mla")
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(found, name)
+
+
 def _dense(name: str) -> NoReturn:
     refuse_call(name, "dense attention is not here; torch's scaled_dot_product_attention has it")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_func")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_qkvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_qkvpacked_func")
 
 
+@passed_on("flash_mla")
 def flash_attn_varlen_kvpacked_func(*args: Any, **kwargs: Any) -> NoReturn:
-    """Dense attention: an error."""
+    """Dense attention: FlashMLA's own, or an error."""
     _dense("flash_attn_varlen_kvpacked_func")

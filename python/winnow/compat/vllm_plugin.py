@@ -1,7 +1,8 @@
 """A plugin of vLLM, which loads it in each of its processes: an entry point vllm.general_plugins.
 
 With WINNOW_VLLM=1 in the environment it makes vLLM call winnow.compat.flash_mla in the place of its
-copy of flash_mla, before a model is loaded; otherwise it does nothing.
+copy of flash_mla, before a model is loaded; otherwise it does nothing. What Winnow does not have
+stays vLLM's: attention of packed sequences, and its operators.
 """
 
 import logging
@@ -24,9 +25,6 @@ _COPY = "vllm.third_party.flashmla.flash_mla_interface"
 _DOOR = "vllm.v1.attention.ops.flashmla"
 _NAMES = (
     "FlashMLASchedMeta",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
     "get_mla_metadata",
@@ -52,8 +50,8 @@ def register() -> None:
     if version.split("+")[0] not in VERSIONS:
         wanted = f"{' or '.join(VERSIONS)}, or no WINNOW_VLLM=1"
         refuse("winnow.compat.vllm_plugin", "vllm", wanted, version)
-    sys.modules[_COPY] = flash_mla  # first, since that module imports from it
     door = import_module(_DOOR)
+    sys.modules.setdefault(_COPY, flash_mla)  # without its operators the door has not imported it
     ours: Dict[str, Any] = {name: getattr(flash_mla, name) for name in _NAMES}
     ours["is_flashmla_sparse_supported"] = _is_supported
     ours["is_flashmla_dense_supported"] = _is_supported

@@ -191,6 +191,15 @@ class LowLatencyBuffer:
         return_recv_hook: bool = False,
         out: Optional[Tensor] = None,
         combine_wait_recv_cost_stats: Optional[Tensor] = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: Optional[Tensor] = None,
+        comp_signal: Optional[Tensor] = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: Optional[int] = None,
+        src_signals: Optional[Tensor] = None,
+        src_signal_expect_value: int = 0,
     ) -> Tuple[Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Adds the rows of each token of this rank, by its weights. Collective.
 
@@ -200,12 +209,20 @@ class LowLatencyBuffer:
             use_logfmt: refused. zero_copy: without effect, for rows are read where they are.
             out: [n, H], bfloat16, to write into.
             combine_wait_recv_cost_stats, async_finish, return_recv_hook: as in the dispatch.
+            overlap: of the forks that SGLang uses, only with return_recv_hook: x is still being
+                written when the call is made. The hook sends and receives what work that is queued
+                on its stream has written by then, so that all ranks call such hooks in the same
+                order; the arguments below, by which the forks send parts of x earlier, are not
+                read.
 
         Returns:
             (sums [n, H], event, hook or None). Pairs of masked ranks are left out.
         """
         self._check("low_latency_combine")
-        why = wrong_flags(use_logfmt=use_logfmt) or _wrong_end(async_finish, return_recv_hook)
+        why = wrong_flags(use_logfmt=use_logfmt, overlap=overlap)
+        why = why or _wrong_end(async_finish, return_recv_hook)
+        if not why and overlap and not return_recv_hook:
+            why = ("overlap", "False without return_recv_hook", overlap)
         if not why and use_logfmt:
             why = ("use_logfmt", "False: rows travel as bfloat16 only", use_logfmt)
         if not why and not isinstance(handle, Handle):
@@ -221,12 +238,13 @@ class LowLatencyBuffer:
         why = why or wrong_counters(name, combine_wait_recv_cost_stats, world, torch.int64)
         if why := why or wrong_weights("topk_weights", topk_weights):
             self._layers.refuse_low_latency(LowLatency._refuse_combine, why)
-        rows, indices, weights = dense(x), dense(topk_idx), dense(topk_weights)
+        indices, weights = dense(topk_idx), dense(topk_weights)
+        rows = None if overlap else dense(x)  # a copy is one of what is there
 
         def call(part: str, result: Any) -> Any:
             def combine() -> Any:
                 return handle.layer.combine(
-                    rows,
+                    dense(x) if rows is None else rows,
                     handle.dispatched,
                     indices,
                     weights,
@@ -238,6 +256,11 @@ class LowLatencyBuffer:
             with torch.no_grad():
                 return self._layers.call_low_latency(handle.key, handle.layer, combine)
 
+        if overlap:
+            if out is None:
+                sizes = (len(indices), handle.key.hidden)
+                out = torch.empty(sizes, dtype=torch.bfloat16, device=x.device)
+            return out, EventOverlap(), _hook(lambda: call("both", out), "combine")
         if return_recv_hook:
             sent = call("send", out)
             return sent.out, EventOverlap(), _hook(lambda: call("receive", sent), "combine")

@@ -1,6 +1,6 @@
 """deep_ep.Buffer: the high-throughput calls of its first interface."""
 
-from typing import Any, List, NoReturn, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -140,10 +140,27 @@ class Buffer(LowLatencyBuffer):
         size: Optional[torch.Size] = None,
         offset: int = 0,
         use_rdma_buffer: bool = False,
-    ) -> NoReturn:
-        """Raises an error: there is no buffer at a fixed address; rows arrive in tensors."""
+    ) -> Tensor:
+        """The memory that the calls share, of which there is none here: a tensor without elements.
+
+        Rows arrive in tensors of their own, and no call leaves anything for the next: there is
+        nothing to clear after a fault.
+
+        Args:
+            dtype: of the result. size: None, or one without elements. offset: 0.
+            use_rdma_buffer: without effect.
+
+        Raises:
+            ValueError: a size or an offset of memory that is not there.
+        """
         name = "deep_ep.Buffer.get_local_buffer_tensor"
-        refuse_call(name, "Winnow has no such buffer: use the tensors that dispatch() returns")
+        wanted = "{} in memory without elements: rows arrive in the tensors that dispatch() returns"
+        if size is not None and torch.Size(size).numel() > 0:
+            refuse(name, "size", wanted.format("None"), list(size))
+        if offset != 0:
+            refuse(name, "offset", wanted.format("0"), offset)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.empty(0 if size is None else size, dtype=dtype, device=device)
 
     @entry(experts="num_experts")
     def get_dispatch_layout(
