@@ -26,6 +26,9 @@ namespace {
 
 // A look at the peers' processes costs a few system calls.
 constexpr std::chrono::milliseconds kLookAtPeers{20};
+// Rank 0 looks for each of them in the store; it hears of an interrupt, but not of the deadline,
+// before it has looked for all.
+constexpr int kMostRanks = 65536;
 
 bool gone(const Announcement& announcement) {
   return state_of(announcement.process) == ProcessState::gone;
@@ -98,9 +101,9 @@ Error two_callers(const AgreementRequest& request, const ProcessIdentity& one,
 }
 
 void check_request(const AgreementRequest& request) {
-  if (request.world_size < 1) {
-    throw Error(ErrorCode::invalid_argument, request.operation, "world_size", "1 or more",
-                std::to_string(request.world_size));
+  if (request.world_size < 1 || request.world_size > kMostRanks) {
+    throw Error(ErrorCode::invalid_argument, request.operation, "world_size",
+                "1 to " + std::to_string(kMostRanks), std::to_string(request.world_size));
   }
   if (request.rank < 0 || request.rank >= request.world_size) {
     throw Error(ErrorCode::invalid_argument, request.operation, "rank",
@@ -221,6 +224,7 @@ class Participant {
   Seen read_announcements() {
     Seen seen;
     for (int rank = 0; rank < request_.world_size; ++rank) {
+      interrupts_.look();
       seen.push_back(board_.announcement(rank));
       if (seen.back() && gone(*seen.back())) fail_gone(rank, *seen.back());
     }
@@ -230,6 +234,7 @@ class Participant {
   std::vector<int> unconfirmed() {
     std::vector<int> ranks;
     for (int rank = 1; rank < request_.world_size; ++rank) {
+      interrupts_.look();
       if (board_.look(board_.key("confirm", rank)) != roster_.id) ranks.push_back(rank);
     }
     return ranks;

@@ -122,7 +122,7 @@ TEST(Agreement, TextsOfOtherMakesAreNoAnnouncements) {
   const std::string good = "nonce x\nprocess 1 2 3 4\nworld_size 3\nsame a=b\nown c=d\n";
   EXPECT_EQ(announcement_from_text(good, kBy).process.pid, 1);
   EXPECT_EQ(roster_from_text("id y\n" + good + good, kBy).announcements.size(), 2u);
-  for (const std::string text :
+  for (const std::string& text :
        {std::string(), std::string("\n"), std::string("nonce"), std::string("nonce x\nprocess y"),
         std::string("process 1 2 3 4\nnonce x"), "nonce x\nprocess 1 2 3\nworld_size 3\n" + good,
         std::string("nonce x\nprocess 0 2 3 4\nworld_size 3"),

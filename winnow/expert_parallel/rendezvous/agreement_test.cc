@@ -374,7 +374,12 @@ TEST(Agreement, ChecksItsRank) {
   expect_error([&] { agree(store, request_of(3, 3), generous()); }, ErrorCode::invalid_argument,
                "meet: rank: want in [0, 3), got 3");
   expect_error([&] { agree(store, request_of(0, 0), generous()); }, ErrorCode::invalid_argument,
-               "meet: world_size: want 1 or more, got 0");
+               "meet: world_size: want 1 to 65536, got 0");
+  expect_error([&] { agree(store, request_of(0, 1 << 30), generous()); },
+               ErrorCode::invalid_argument, "meet: world_size: want 1 to 65536, got 1073741824");
+  AgreementRequest request = request_of(0, 1 << 30);
+  expect_error([&] { begin_world(store, request); }, ErrorCode::invalid_argument,
+               "meet: world_size: want 1 to 65536, got 1073741824");
 }
 
 }  // namespace
