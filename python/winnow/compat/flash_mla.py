@@ -196,11 +196,11 @@ def flash_mla_with_kvcache(
         for argument, value in sparse.items():
             if value is not None:
                 refuse(name, argument, "None without indices", type(value).__name__)
-        for argument, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-            shape_of(name, argument, value)
-        lens = cache_seqlens
-        if not flag(name, "causal", causal) and shape_of(name, "q", q)[1:2] != (1,):
-            of_each = (len(lens), q.shape[1])  # every query sees all rows
+        shape_of(name, "block_table", block_table)
+        lens, sequences = cache_seqlens, shape_of(name, "cache_seqlens", cache_seqlens)
+        queries = shape_of(name, "q", q)[1:2]
+        if not flag(name, "causal", causal) and queries not in ((1,), ()) and len(sequences) == 1:
+            of_each = sequences + queries  # every query sees all rows
             lens = lens[:, None]
             lens = (
                 lens.expand(of_each).contiguous()
