@@ -1,7 +1,8 @@
 # Fails if a kernel holds what belongs into a wrapper of winnow/device: PTX instructions and shared
 # memory, which a build for the host replaces there; and if a source outside of winnow/simulator knows
-# that it may be simulated; or if a comparison of a pointer decides whether a tensor is present; or if a wrapper has no micro-kernel, which shows that the simulator and a
-# GPU do the same. Run as
+# that it may be simulated; or if a comparison of a pointer decides whether a tensor is present; or if a number is read
+# from a text of another process without bounds; or if a wrapper has no micro-kernel, which shows that the simulator and
+# a GPU do the same. Run as
 #   cmake -DSOURCE_DIR=<repository> -P check_kernels.cmake
 file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
   ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/winnow/*.h
@@ -37,6 +38,22 @@ foreach(file IN LISTS files)
 endforeach()
 if(found)
   message(FATAL_ERROR "A tensor's pointer says whether it is present; ask present():\n${found}")
+endif()
+
+# Numbers in texts that other processes have written come from untrusted_number(), within bounds. The other files that
+# may read numbers read the environment and /proc.
+set(reads_numbers "transport/(untrusted|deadline)|rendezvous/(launch_environment|process)")
+foreach(file IN LISTS files)
+  if(NOT file MATCHES "^winnow/expert_parallel/" OR file MATCHES "/testing/|_(test|soak)\\.cc$|/(${reads_numbers})\\.cc$")
+    continue()
+  endif()
+  file(STRINGS ${SOURCE_DIR}/${file} lines REGEX "from_chars|[^a-z](sto[idlu]|strto|ato[fil]|s?scanf|istringstream)")
+  if(lines)
+    string(APPEND found "  ${file}: ${lines}\n")
+  endif()
+endforeach()
+if(found)
+  message(FATAL_ERROR "A text of another process is read as a number; ask untrusted_number():\n${found}")
 endif()
 
 # What only one of the two compilers sees: conditions on it, and names of the simulator.

@@ -320,6 +320,27 @@ def test_flash_mla_refuses_what_it_does_not_do():
         assert caught.value.code == "unsupported"
 
 
+def test_flash_mla_names_what_does_not_count_sequences():
+    good = {
+        "q": torch.zeros(2, 2, 64, 576, dtype=torch.bfloat16),
+        "k_cache": torch.zeros(4, 64, 1, 576, dtype=torch.bfloat16),
+        "block_table": torch.zeros(2, 1, dtype=torch.int32),
+        "cache_seqlens": torch.full((2,), 9, dtype=torch.int32),
+    }
+
+    def call(**changed):
+        given = {**good, **changed, "head_dim_v": 512, "tile_scheduler_metadata": None}
+        return flash_mla.flash_mla_with_kvcache(**given)
+
+    call()
+    for argument, dtype in (("q", torch.bfloat16), ("cache_seqlens", torch.int32),
+                            ("block_table", torch.int32)):  # fmt: skip
+        for shape in ((), (7,), (1,) * 5):
+            with pytest.raises(ValueError, match=f"flash_mla_with_kvcache: {argument}: want ") as e:
+                call(**{argument: torch.zeros(shape, dtype=dtype)})
+            assert e.value.argument == argument
+
+
 def test_install_lets_imports_find_it(monkeypatch):
     for name in ("flash_mla", "flash_mla.flash_mla_interface"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -193,9 +193,25 @@ def test_the_folder_has_a_real_package():
 
 @pytest.mark.parametrize(
     "text",
-    ["xx", "{}", "[]", '{"late": 3}', '{"late": ["0", 1, 2]}', '{"of": {}, "number": 1}',
-     '{"of": {"call": "c"}, "number": "1"}'],
+    ["xx", "{}", "[]", b"\xff", "[" * 100_000, '{"late": 3}', '{"late": ["0", 1, 2]}',
+     '{"late": [0, 1, 2, 3]}', '{"late": [2, 1, 0]}', '{"late": [0, 1, 0], "masked_by": 1}',
+     '{"late": [0, "1", 0]}', '{"masked_by": 2}', '{"masked_by": -1}', '{"masked_by": true}',
+     '{"of": {}, "number": 1}', '{"of": {"call": 1}, "number": 1}',
+     '{"of": {"call": "c"}, "number": "1"}', '{"of": {"call": "c"}, "number": -1}',
+     *(f'{{"of": {{"call": "c"}}, "number": 1, {more}}}' for more in (
+         '"masked": [2]', '"masked": 1', '"tokens": 1e9', '"tokens": 2147483648', '"topk": -1',
+         '"before": null', '"place": ["host"]', '"notifiers": [1]', '"world": 1', '"refusal": []',
+         '"unknown": 0')),
+     '{"of": {"call": "c", "sizes": [1]}, "number": 1}',
+     '{"of": {"call": "c", "sizes": {"hidden": [1]}}, "number": 1}'],
 )  # fmt: skip
 def test_what_no_rank_has_written_is_named(text):
     with calling("deep_ep.Buffer"), pytest.raises(Error, match="p/1 of the store holds"):
-        _agreement._message("p/1", text)
+        _agreement._message("p/1", text, 2)
+
+
+def test_a_rank_says_something_of_all_that_is_read():
+    mine = {"of": {"call": "deep_ep.Buffer"}, "number": 1, "before": 0}
+    said = {key: mine[key] for key in ("of", "number")}
+    with calling("deep_ep.Buffer"), pytest.raises(Error, match="rank 1 says nothing of before"):
+        _agreement._compared(_agreement.Agreement("p", {0: mine, 1: said}, ()), mine)

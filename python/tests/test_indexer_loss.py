@@ -217,7 +217,12 @@ def test_refusals():
     refused("target: want it or attention, got both", target, attention=attention)
     refused(r"target: want shape \[s_q=5, s_k=40\], got \[5, 9\]", target[:, :9])
     refused(r"target: want shape \[s_q=5, topk=9\], got \[5, 40\]", target, indices)
-    refused(r"indices: want shape \[s_q=5, topk\], got \[4, 9\]", target, indices[:4])
+    of_rows = r"indices: want int32 of shape \[s_q=5, topk\], got torch"
+    refused(of_rows + r".int32 of shape \[4, 9\]", target, indices[:4])
+    for dtype in (torch.int64, torch.bool, torch.float8_e4m3fn):
+        refused(of_rows, target, indices.to(dtype))
+    for dtype in (torch.int32, torch.bool, torch.complex64):
+        refused("target: want a float dtype, got torch", target.to(dtype))
     refused("reduction: want mean, sum or none, got max", target, reduction="max")
     refused("chunk: want 1 or more, got 0", target, chunk=0)
     refused(r"key_end: want int32 of shape \[s_q=5\]", target, key_end=torch.zeros(5))
@@ -259,6 +264,13 @@ def test_weights_of_more_queries():
         ops.indexer_loss(q, k, torch.cat((weights, weights)), torch.rand(5, 40))
     with pytest.raises(ValueError, match="chunk: want 1 or more, got 1.5"):
         ops.indexer_loss(q, k, weights, torch.rand(5, 40), chunk=1.5)
+
+
+def test_more_rows_than_indices_count():
+    q, k, weights, indices = problem()
+    many = k[:1].expand(2**31, -1)
+    with pytest.raises(ValueError, match=r"indexer_loss: k: want up to 2\^31 - 1 rows, got 2147"):
+        ops.indexer_loss(q, many, weights, torch.rand(5, 9), indices)
 
 
 def test_refusals_of_the_operations():

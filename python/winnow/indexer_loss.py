@@ -319,14 +319,17 @@ def indexer_loss(
     if _dense("k", k).dim() != 2:
         _refuse("k", "2 dimensions [s_k, d]", f"shape {list(k.shape)}")
     s_q, s_k = q.shape[0], k.shape[0]
+    if s_k >= 2**31:
+        _refuse("k", "up to 2^31 - 1 rows", s_k)
     if _dense("weights", weights).shape != q.shape[:2]:
         _refuse("weights", f"shape [s_q={s_q}, h={q.shape[1]}]", list(weights.shape))
     name, columns = "s_k", s_k
     if indices is not None:
         if _dense("indices", indices).dim() == 3 and indices.shape[1] == 1:
             indices = indices[:, 0]
-        if indices.dim() != 2 or indices.shape[0] != s_q:
-            _refuse("indices", f"shape [s_q={s_q}, topk]", list(indices.shape))
+        if indices.dim() != 2 or indices.shape[0] != s_q or indices.dtype != torch.int32:
+            got = f"{indices.dtype} of shape {list(indices.shape)}"
+            _refuse("indices", f"int32 of shape [s_q={s_q}, topk]", got)
         name, columns = "topk", indices.shape[1]
     for argument, limit in (("key_start", key_start), ("key_end", key_end)):
         if limit is None:
@@ -338,6 +341,8 @@ def indexer_loss(
     if target is not None:
         if _dense("target", target).shape != (s_q, columns):
             _refuse("target", f"shape [s_q={s_q}, {name}={columns}]", list(target.shape))
+        if not target.is_floating_point():
+            _refuse("target", "a float dtype", target.dtype)
         target = target.detach()
     else:
         teacher = _teacher(attention, s_q, s_k)

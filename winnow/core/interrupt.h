@@ -20,11 +20,17 @@ class WINNOW_EXPORT Interrupts {
  public:
   // Calls the hook if the last call was long enough ago.
   void look();
+  // The same in a loop each of whose steps may take less time than a look.
+  void step() {
+    if (++steps_ % kStepsOfALook == 0) look();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kPause{50};
+  static constexpr unsigned kStepsOfALook = 1024;
   Clock::time_point next_ = Clock::now() + kPause;
+  unsigned steps_ = 0;
 };
 
 }  // namespace winnow

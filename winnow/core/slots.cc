@@ -14,20 +14,8 @@
 namespace winnow {
 namespace {
 
-// Looks for interrupts at every 65,536th step of a loop.
-class Steps {
- public:
-  void step() {
-    if (++steps_ % 65536 == 0) interrupts_.look();
-  }
-
- private:
-  std::uint64_t steps_ = 0;
-  Interrupts interrupts_;
-};
-
 void check_distinct(const Check& check, std::string_view argument, const Slots& slots,
-                    std::int64_t count, std::string_view noun, Steps& steps) {
+                    std::int64_t count, std::string_view noun, Interrupts& interrupts) {
   std::vector<std::pair<std::int64_t, std::int64_t>> written;  // slot, row
   written.reserve(static_cast<std::size_t>(count));
   for (std::int64_t row = 0; row < count; ++row) {
@@ -35,7 +23,7 @@ void check_distinct(const Check& check, std::string_view argument, const Slots& 
     if (slot >= 0) written.emplace_back(slot, row);
   }
   std::sort(written.begin(), written.end(), [&](const auto& a, const auto& b) {
-    steps.step();
+    interrupts.step();
     return a < b;
   });
   const auto twice =
@@ -61,9 +49,9 @@ void check_slots(std::string_view operation, std::string_view argument, const Co
   slots.data = values.data();
   bool ascending = true;  // as in a prompt's slots: needs no sorting to be seen distinct
   std::int64_t last = -1;
-  Steps steps;
+  Interrupts interrupts;
   for (std::int64_t row = 0; row < count; ++row) {
-    steps.step();
+    interrupts.step();
     const std::int64_t slot = slots[row];
     if (slot < 0) continue;
     if (slot / space.rows_of_page >= space.pages) {
@@ -78,7 +66,7 @@ void check_slots(std::string_view operation, std::string_view argument, const Co
   }
   if (ascending) return;
   try {
-    check_distinct(check, argument, slots, count, space.row_noun, steps);
+    check_distinct(check, argument, slots, count, space.row_noun, interrupts);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::resource, std::string(operation),
                 "out of memory for the comparison of the slots");

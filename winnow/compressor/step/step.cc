@@ -11,6 +11,7 @@
 #include "winnow/core/check.h"
 #include "winnow/core/device_memory.h"
 #include "winnow/core/error.h"
+#include "winnow/core/interrupt.h"
 #include "winnow/core/on_host.h"
 #include "winnow/core/read_once.h"
 #include "winnow/core/record.h"
@@ -132,7 +133,11 @@ void take_states(const Check& check, const StepArgs& args, const RunOptions& opt
       check_position(check, args.cos, (complete - 1) * ratio, i);
     }
   }
-  std::sort(taken.begin(), taken.end());
+  Interrupts interrupts;
+  std::sort(taken.begin(), taken.end(), [&](const auto& a, const auto& b) {
+    interrupts.step();
+    return a < b;
+  });
   const auto twice = std::adjacent_find(
       taken.begin(), taken.end(), [](const auto& a, const auto& b) { return a.first == b.first; });
   if (twice == taken.end()) return;

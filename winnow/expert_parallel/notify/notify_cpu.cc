@@ -109,9 +109,9 @@ void CpuNotifier::count_channels(const NotifyArgs& args) {
   std::int64_t token = 0;
   Interrupts interrupts;
   for (std::size_t channel = 0; channel < channels; ++channel) {
-    interrupts.look();
     const std::int64_t end = std::min(token + per_channel, n);
     for (; token < end; ++token) {
+      interrupts.step();
       const std::uint8_t* row = in_rank.data + in_rank.offset(token);
       for (std::size_t rank = 0; rank < ranks; ++rank) to_rank[rank] += row[rank] != 0;
       for (std::size_t node = 0; node < nodes; ++node, row += ranks_per_node) {

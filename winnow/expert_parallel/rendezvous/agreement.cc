@@ -10,7 +10,6 @@
 #include "winnow/expert_parallel/rendezvous/agreement.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -27,15 +26,12 @@ namespace {
 
 // A look at the peers' processes costs a few system calls.
 constexpr std::chrono::milliseconds kLookAtPeers{20};
+// Rank 0 looks for each of them in the store; it hears of an interrupt, but not of the deadline,
+// before it has looked for all.
+constexpr int kMostRanks = 65536;
 
 bool gone(const Announcement& announcement) {
   return state_of(announcement.process) == ProcessState::gone;
-}
-
-int number_in(std::string_view text) {
-  int number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
 }
 
 using Seen = std::vector<std::optional<Announcement>>;  // by rank
@@ -43,26 +39,29 @@ using Seen = std::vector<std::optional<Announcement>>;  // by rank
 // What stands in the store under the prefix of one agreement. Nothing here waits.
 class Board {
  public:
-  Board(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  Board(Store& store, const AgreementRequest& request)
+      : store_(store), operation_(request.operation), prefix_(request.prefix) {}
 
   std::string key(const std::string& name) const { return prefix_ + "/" + name; }
   std::string key(const std::string& name, int rank) const {
     return key(name + "/" + std::to_string(rank));
   }
-  // Nothing where there is no such key, or no such text in it.
+  Sender by(std::string_view phase, int rank = -1) const { return {operation_, phase, rank}; }
+  // Nothing where there is no such key.
   std::optional<std::string> look(const std::string& key) const {
-    return store_.get(key, Deadline::now());
+    std::optional<std::string> text = store_.get(key, Deadline::now());
+    if (text) text = printable(*text);
+    return text;
   }
   std::optional<Announcement> announcement(int rank) const {
     const std::optional<std::string> text = look(key("announce", rank));
     if (!text) return std::nullopt;
-    std::vector<Announcement> announcements = announcements_from_text(*text);
-    if (announcements.size() != 1) return std::nullopt;
-    return std::move(announcements[0]);
+    return announcement_from_text(*text, by("the announcement", rank));
   }
+  // Empty, too, where ranks have met whose world is of another size.
   Roster roster(int world_size) const {
     const std::optional<std::string> text = look(key("roster"));
-    Roster roster = text ? roster_from_text(*text) : Roster();
+    Roster roster = text ? roster_from_text(*text, by("the roster")) : Roster();
     return static_cast<int>(roster.announcements.size()) == world_size ? roster : Roster();
   }
 
@@ -73,21 +72,21 @@ class Board {
                                  one_line(message_of(error)));
   }
   // Throws what a rank has told.
-  void look_for_fault(const std::string& operation) const {
+  void look_for_fault() const {
     const std::optional<std::string> text = look(key("fault"));
     if (!text) return;
     std::string_view rest = *text;
-    constexpr int kLastCode = static_cast<int>(ErrorCode::internal);
-    const int code = number_in(take_line(rest)), reason = number_in(take_line(rest));
-    const bool known =
-        code >= 0 && code <= kLastCode && reason >= 0 && reason <= static_cast<int>(kLastReason);
-    throw error_from_message(static_cast<ErrorCode>(known ? code : kLastCode), operation,
-                             std::string(rest), static_cast<ErrorReason>(known ? reason : 0));
+    const auto number = [&](std::string_view what, auto last) {
+      return untrusted_number(take_line(rest), by("the fault"), what, 0, static_cast<int>(last));
+    };
+    const auto code = static_cast<ErrorCode>(number("code", ErrorCode::internal));
+    const auto reason = static_cast<ErrorReason>(number("reason", kLastReason));
+    throw error_from_message(code, operation_, std::string(rest), reason);
   }
 
  private:
   Store& store_;
-  std::string prefix_;
+  std::string operation_, prefix_;
 };
 
 // Two jobs under one name, or ranks that are numbered wrongly.
@@ -102,9 +101,9 @@ Error two_callers(const AgreementRequest& request, const ProcessIdentity& one,
 }
 
 void check_request(const AgreementRequest& request) {
-  if (request.world_size < 1) {
-    throw Error(ErrorCode::invalid_argument, request.operation, "world_size", "1 or more",
-                std::to_string(request.world_size));
+  if (request.world_size < 1 || request.world_size > kMostRanks) {
+    throw Error(ErrorCode::invalid_argument, request.operation, "world_size",
+                "1 to " + std::to_string(kMostRanks), std::to_string(request.world_size));
   }
   if (request.rank < 0 || request.rank >= request.world_size) {
     throw Error(ErrorCode::invalid_argument, request.operation, "rank",
@@ -129,7 +128,9 @@ class Participant {
     try {
       write(board_.key("announce", request_.rank), to_text(own_));
       request_.rank == 0 ? coordinate() : follow();
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      // What no rank has written, perhaps this one alone has read.
+      if (error.code() == ErrorCode::internal) report(error);
       leave();
       throw;
     } catch (...) {
@@ -152,7 +153,7 @@ class Participant {
  private:
   void coordinate() {
     for (;; pause()) {
-      board_.look_for_fault(request_.operation);
+      board_.look_for_fault();
       check_own_announcement();
       const Seen seen = read_announcements();
       check_world_size(seen);
@@ -168,13 +169,13 @@ class Participant {
       if (!roster_.id.empty() && unconfirmed().empty()) break;
       if (deadline_.expired()) give_up(seen);
     }
-    board_.look_for_fault(request_.operation);
+    board_.look_for_fault();
     write(board_.key("go"), roster_.id);
   }
 
   void follow() {
     for (;; pause()) {
-      board_.look_for_fault(request_.operation);
+      board_.look_for_fault();
       check_own_announcement();
       // In this order: what rank 0 wrote before it ended counts.
       Seen first(1);
@@ -223,6 +224,7 @@ class Participant {
   Seen read_announcements() {
     Seen seen;
     for (int rank = 0; rank < request_.world_size; ++rank) {
+      interrupts_.look();
       seen.push_back(board_.announcement(rank));
       if (seen.back() && gone(*seen.back())) fail_gone(rank, *seen.back());
     }
@@ -232,6 +234,7 @@ class Participant {
   std::vector<int> unconfirmed() {
     std::vector<int> ranks;
     for (int rank = 1; rank < request_.world_size; ++rank) {
+      interrupts_.look();
       if (board_.look(board_.key("confirm", rank)) != roster_.id) ranks.push_back(rank);
     }
     return ranks;
@@ -284,7 +287,7 @@ class Participant {
       const std::string what = request_.ended(rank);
       // In this order: what it said before it ended counts, a fault more than anything.
       if (what.empty() || board_.announcement(rank) || read_roster_of_all()) continue;
-      board_.look_for_fault(request_.operation);
+      board_.look_for_fault();
       fail_ended(rank, what);
     }
   }
@@ -330,7 +333,7 @@ class Participant {
 
   [[noreturn]] void give_up(const Seen& seen) {
     // A rank that has just given up is missing in `seen`, but has said why.
-    board_.look_for_fault(request_.operation);
+    board_.look_for_fault();
     const std::string within = " within " + to_seconds(deadline_.timeout());
     std::vector<int> absent;
     for (std::size_t rank = 0; rank < seen.size(); ++rank) {
@@ -353,7 +356,7 @@ class Participant {
   Store& store_;
   const AgreementRequest& request_;
   const Deadline& deadline_;
-  const Board board_{store_, request_.prefix};
+  const Board board_{store_, request_};
   Announcement own_;
   Roster roster_;  // once rank 0 has written it
   std::chrono::nanoseconds pause_ = kFirstPause;
@@ -374,28 +377,30 @@ Agreement agree(Store& store, const AgreementRequest& request, const Deadline& d
 }
 
 void check_agreement(Store& store, const AgreementRequest& request) {
-  Board(store, request.prefix).look_for_fault(request.operation);
+  Board(store, request).look_for_fault();
 }
 
 void begin_world(Store& store, AgreementRequest& request) {
   check_request(request);
-  const Board worlds(store, request.prefix);
+  const Board worlds(store, request);
   const std::string key = worlds.key("begun", request.rank);
   const ProcessIdentity own = own_process();
-  int begun = 0;
+  std::int64_t begun = 0;
+  ProcessIdentity before = own;
   if (const std::optional<std::string> text = worlds.look(key)) {
+    const Sender by = worlds.by("the worlds begun", request.rank);
     std::string_view rest = *text;
-    begun = number_in(take_line(rest));
-    const auto before = process_from_text(rest);
-    const ProcessState state = before ? state_of(*before) : ProcessState::unknown;
-    const bool lives = state == ProcessState::running || state == ProcessState::stopped;
-    if (lives && *before != own) {
-      const Error error = two_callers(request, own, *before);
-      Board(store, worlds.key(std::to_string(begun))).write_fault(error);
-      throw error;
-    }
+    begun = untrusted_number(take_line(rest), by, "number", 1, INT64_MAX - 1);
+    before = process_from_text(rest, by);
   }
-  const std::string number = std::to_string(std::int64_t{begun} + 1);
+  const ProcessState state = state_of(before);
+  if (before != own && (state == ProcessState::running || state == ProcessState::stopped)) {
+    const Error error = two_callers(request, own, before);
+    request.prefix = worlds.key(std::to_string(begun));
+    Board(store, request).write_fault(error);
+    throw error;
+  }
+  const std::string number = std::to_string(begun + 1);
   store.set(key, number + "\n" + to_text(own));
   request.prefix = worlds.key(number);
 }

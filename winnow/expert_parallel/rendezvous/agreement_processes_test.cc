@@ -118,29 +118,41 @@ TEST(Agreement, AStoppedRankIsDescribed) {
 }
 
 TEST(Agreement, TextsOfOtherMakesAreNoAnnouncements) {
-  for (const char* text :
-       {"", "\n", "nonce", "nonce x\nprocess y", "process 1 2 3 4\nnonce x", "id"}) {
-    const std::vector<Announcement> announcements = announcements_from_text(text);
-    for (const Announcement& announcement : announcements) EXPECT_EQ(announcement.process.pid, 0);
-    EXPECT_TRUE(roster_from_text(text).announcements.empty());
+  constexpr Sender kBy{"meet", "the announcement", 1};
+  const std::string good = "nonce x\nprocess 1 2 3 4\nworld_size 3\nsame a=b\nown c=d\n";
+  EXPECT_EQ(announcement_from_text(good, kBy).process.pid, 1);
+  EXPECT_EQ(roster_from_text("id y\n" + good + good, kBy).announcements.size(), 2u);
+  for (const std::string& text :
+       {std::string(), std::string("\n"), std::string("nonce"), std::string("nonce x\nprocess y"),
+        std::string("process 1 2 3 4\nnonce x"), "nonce x\nprocess 1 2 3\nworld_size 3\n" + good,
+        std::string("nonce x\nprocess 0 2 3 4\nworld_size 3"),
+        std::string("nonce x\nprocess 1 99999999999999999999 3 4\nworld_size 3"),
+        std::string("nonce x\nprocess 1 2 3 4\nworld_size 99999999999"), good + good, good + "more",
+        good + "same late=1"}) {
+    const std::string error = error_of([&] { announcement_from_text(text, kBy); });
+    EXPECT_THAT(error, HasSubstr("meet: the announcement of rank 1: ")) << text;
+    EXPECT_THAT(error, HasSubstr("something else has written to what the ranks share")) << text;
+    if (text == good + good) continue;  // those of two ranks
+    EXPECT_NE(error_of([&] { roster_from_text("id y\n" + text + "x", kBy); }), "") << text;
   }
+  EXPECT_NE(error_of([&] { roster_from_text("", kBy); }), "");
+  EXPECT_TRUE(roster_from_text("id", kBy).announcements.empty());
   Announcement announcement;
   announcement.nonce = "n";
   announcement.process = own_process();
   announcement.world_size = 3;
   announcement.same = {{"a", "x=y z"}, {"b", ""}};
   announcement.own = {{"c", "two\nlines"}};
-  const std::vector<Announcement> read = announcements_from_text(to_text(announcement));
-  ASSERT_EQ(read.size(), 1u);
-  EXPECT_EQ(read[0].process, own_process());
-  EXPECT_EQ(read[0].same, announcement.same);
-  EXPECT_EQ(read[0].own, (Fields{{"c", "two lines"}}));
+  const Announcement read = announcement_from_text(to_text(announcement), kBy);
+  EXPECT_EQ(read.process, own_process());
+  EXPECT_EQ(read.same, announcement.same);
+  EXPECT_EQ(read.own, (Fields{{"c", "two lines"}}));
 }
 
 TEST(Process, IsRecognised) {
   ProcessIdentity process = own_process();
   EXPECT_EQ(state_of(process), ProcessState::running);
-  EXPECT_EQ(process_from_text(to_text(process)), process);
+  EXPECT_EQ(process_from_text(to_text(process), {}), process);
   process.start_time += 1;  // the number was given to another process
   EXPECT_EQ(state_of(process), ProcessState::gone);
   process = own_process();
@@ -153,7 +165,7 @@ TEST(Process, IsRecognised) {
     sleep_ms(60'000);
     return std::string();
   });
-  process = *process_from_text(*FileStore(folder.path()).get("process", generous()));
+  process = process_from_text(*FileStore(folder.path()).get("process", generous()), {});
   EXPECT_EQ(process.pid, child.pid());
   EXPECT_EQ(state_of(process), ProcessState::running);
   const auto becomes = [&](ProcessState state) {

@@ -317,12 +317,69 @@ TEST(Agreement, AFullStoreEndsTheMeetingOfAllAtOnce) {
   }
 }
 
+// Programs share a store: what stands there may be anything.
+TEST(Agreement, WhatNoRankHasWrittenIsNamedOnEveryRank) {
+  const std::string strange = "x\xff";
+  const struct {
+    std::string key, text, phase;
+  } kCases[] = {
+      {"announce/0", strange, "the announcement of rank 0: a line: want nonce, got \"x?\""},
+      {"announce/2", strange, "the announcement of rank 2: a line: want nonce, got \"x?\""},
+      {"roster", strange, "the roster: a line: want id, got \"x?\""},
+      {"roster", "id y\nnonce z", "the roster: a line: want process, got \"\""},
+      {"fault", strange, "the fault: code: want a number, got \"x?\""},
+      {"fault", "77\n0\ntext", "the fault: code: want 0 to 4, got 77"},
+      {"fault", "0\n-1\ntext", "the fault: reason: want 0 to "},
+  };
+  for (const auto& planted : kCases) {
+    // Where it stands a rank cannot write: it is there whenever a rank looks.
+    struct Planted : MemoryStore {
+      std::string key, text;
+      void set(const std::string& at, const std::string& value) override {
+        MemoryStore::set(at, at == key ? text : value);
+      }
+    } store;
+    store.key = "test/" + planted.key;
+    store.text = planted.text;
+    store.set(store.key, "");
+    const Deadline deadline = generous();
+    const std::vector<std::string> errors =
+        on_threads(3, [&](int rank) { agree(store, request_of(rank, 3), deadline); });
+    EXPECT_THAT(errors, Each(HasSubstr("meet: " + planted.phase)));
+    EXPECT_THAT(errors, Each(HasSubstr("something else has written to what the ranks share")));
+    EXPECT_LT(deadline.elapsed(), std::chrono::seconds(20));
+  }
+}
+
+TEST(Agreement, WorldsAreCountedByNumbersAlone) {
+  for (const std::string text : {"", "x\n1 2 3 4", "-5\n1 2 3 4", "0\n1 2 3 4", "1\nx",
+                                 "9223372036854775807\n1 2 3 4", "99999999999999999999\n1 2 3 4"}) {
+    MemoryStore store;
+    store.set("test/begun/1", text);
+    AgreementRequest request = request_of(1, 3);
+    EXPECT_THAT(error_of([&] { begin_world(store, request); }),
+                HasSubstr("meet: the worlds begun of rank 1: "))
+        << text;
+    EXPECT_EQ(request.prefix, "test");
+  }
+  MemoryStore store;
+  store.set("test/begun/1", "2147483647\n1 2 3 4");
+  AgreementRequest request = request_of(1, 3);
+  begin_world(store, request);
+  EXPECT_EQ(request.prefix, "test/2147483648");
+}
+
 TEST(Agreement, ChecksItsRank) {
   MemoryStore store;
   expect_error([&] { agree(store, request_of(3, 3), generous()); }, ErrorCode::invalid_argument,
                "meet: rank: want in [0, 3), got 3");
   expect_error([&] { agree(store, request_of(0, 0), generous()); }, ErrorCode::invalid_argument,
-               "meet: world_size: want 1 or more, got 0");
+               "meet: world_size: want 1 to 65536, got 0");
+  expect_error([&] { agree(store, request_of(0, 1 << 30), generous()); },
+               ErrorCode::invalid_argument, "meet: world_size: want 1 to 65536, got 1073741824");
+  AgreementRequest request = request_of(0, 1 << 30);
+  expect_error([&] { begin_world(store, request); }, ErrorCode::invalid_argument,
+               "meet: world_size: want 1 to 65536, got 1073741824");
 }
 
 }  // namespace

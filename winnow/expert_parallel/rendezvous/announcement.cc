@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/rendezvous/announcement.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace winnow::expert_parallel {
 namespace {
@@ -10,6 +9,32 @@ namespace {
 std::pair<std::string_view, std::string_view> split(std::string_view line, char separator) {
   const std::size_t at = std::min(line.find(separator), line.size());
   return {line.substr(0, at), line.substr(std::min(at + 1, line.size()))};
+}
+
+std::string quoted(std::string_view text) { return "\"" + printable(text.substr(0, 80)) + "\""; }
+
+// Removes the next line, "name value".
+std::string_view take_value(std::string_view& text, std::string_view wanted, const Sender& by) {
+  const std::string_view line = take_line(text);
+  const auto [name, value] = split(line, ' ');
+  if (name != wanted) refuse_untrusted(by, "a line", std::string(wanted), quoted(line));
+  return value;
+}
+
+// Removes the next announcement.
+Announcement take_announcement(std::string_view& text, const Sender& by) {
+  Announcement announcement;
+  announcement.nonce = take_value(text, "nonce", by);
+  announcement.process = process_from_text(take_value(text, "process", by), by);
+  announcement.world_size = static_cast<int>(
+      untrusted_number(take_value(text, "world_size", by), by, "world_size", 1, INT32_MAX));
+  for (const std::string_view name : {"same", "own"}) {
+    while (text.starts_with(name)) {
+      const auto [field, content] = split(take_value(text, name, by), '=');
+      (name == "same" ? announcement.same : announcement.own).emplace_back(field, content);
+    }
+  }
+  return announcement;
 }
 
 }  // namespace
@@ -73,33 +98,16 @@ std::string to_text(const Roster& roster) {
   return text;
 }
 
-std::vector<Announcement> announcements_from_text(std::string_view text) {
-  std::vector<Announcement> announcements;
-  while (!text.empty()) {
-    const auto [name, value] = split(take_line(text), ' ');
-    if (name == "nonce") announcements.emplace_back().nonce = value;
-    if (announcements.empty()) return {};
-    Announcement& last = announcements.back();
-    if (name == "process") {
-      const auto process = process_from_text(value);
-      if (!process) return {};
-      last.process = *process;
-    } else if (name == "world_size") {
-      std::from_chars(value.data(), value.data() + value.size(), last.world_size);
-    } else if (name == "same" || name == "own") {
-      const auto [field, content] = split(value, '=');
-      (name == "same" ? last.same : last.own).emplace_back(field, content);
-    }
-  }
-  return announcements;
+Announcement announcement_from_text(std::string_view text, const Sender& by) {
+  Announcement announcement = take_announcement(text, by);
+  if (!text.empty()) refuse_untrusted(by, "a line", "none", quoted(text));
+  return announcement;
 }
 
-Roster roster_from_text(std::string_view text) {
-  const auto [name, id] = split(take_line(text), ' ');
-  if (name != "id") return {};
+Roster roster_from_text(std::string_view text, const Sender& by) {
   Roster roster;
-  roster.id = id;
-  roster.announcements = announcements_from_text(text);
+  roster.id = take_value(text, "id", by);
+  while (!text.empty()) roster.announcements.push_back(take_announcement(text, by));
   return roster;
 }
 

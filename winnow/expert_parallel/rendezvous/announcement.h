@@ -45,8 +45,8 @@ std::string list_of_values(const RanksOfValues& ranks_of);
 
 WINNOW_EXPORT std::string to_text(const Announcement& announcement);
 WINNOW_EXPORT std::string to_text(const Roster& roster);
-// An empty list if the text is not an announcement or roster of this version.
-WINNOW_EXPORT std::vector<Announcement> announcements_from_text(std::string_view text);
-WINNOW_EXPORT Roster roster_from_text(std::string_view text);
+// Throw Error (internal) if the text is not one of to_text() of this version.
+WINNOW_EXPORT Announcement announcement_from_text(std::string_view text, const Sender& by);
+WINNOW_EXPORT Roster roster_from_text(std::string_view text, const Sender& by);
 
 }  // namespace winnow::expert_parallel

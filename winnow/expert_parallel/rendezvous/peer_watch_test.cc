@@ -37,7 +37,7 @@ class PeerWatchTest : public ::testing::Test {
       _exit(status);
     }));
     FileStore store(folder_.path());
-    processes_.push_back(*process_from_text(*store.get("process" + name, generous())));
+    processes_.push_back(process_from_text(*store.get("process" + name, generous()), {}));
     return int(children_.size()) - 1;
   }
   void end(int child) { FileStore(folder_.path()).set("end" + std::to_string(child), "now"); }

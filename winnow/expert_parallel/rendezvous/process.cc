@@ -126,12 +126,15 @@ std::string to_text(const ProcessIdentity& process) {
          (process.pid_namespace.empty() ? "-" : process.pid_namespace);
 }
 
-std::optional<ProcessIdentity> process_from_text(std::string_view text) {
+ProcessIdentity process_from_text(std::string_view text, const Sender& by) {
   std::istringstream stream{std::string(text)};
+  std::string pid, start_time;
   ProcessIdentity process;
-  if (!(stream >> process.pid >> process.start_time >> process.boot >> process.pid_namespace)) {
-    return std::nullopt;
-  }
+  stream >> pid >> start_time >> process.boot >> process.pid_namespace;
+  process.pid = untrusted_number(pid, by, "process", 1, INT32_MAX);
+  process.start_time = static_cast<std::uint64_t>(
+      untrusted_number(start_time, by, "start of the process", 0, INT64_MAX));
+  if (!stream) refuse_untrusted(by, "process", "four words", "\"" + printable(text) + "\"");
   if (process.boot == "-") process.boot.clear();
   if (process.pid_namespace == "-") process.pid_namespace.clear();
   return process;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include "winnow/core/export.h"
+#include "winnow/expert_parallel/transport/untrusted.h"
 
 namespace winnow::expert_parallel {
 
@@ -35,8 +35,8 @@ WINNOW_EXPORT std::string describe(const ProcessIdentity& process);
 WINNOW_EXPORT bool same_machine(const ProcessIdentity& a, const ProcessIdentity& b);
 
 WINNOW_EXPORT std::string to_text(const ProcessIdentity& process);
-// Absent if the text is not one of to_text().
-WINNOW_EXPORT std::optional<ProcessIdentity> process_from_text(std::string_view text);
+// Throws Error (internal) if the text is not one of to_text().
+WINNOW_EXPORT ProcessIdentity process_from_text(std::string_view text, const Sender& by);
 
 // Incremented in the child of every fork().
 WINNOW_EXPORT int fork_generation();

@@ -9,9 +9,6 @@
 namespace winnow::expert_parallel {
 namespace {
 
-// A look takes as long as a few tokens.
-constexpr std::int64_t kTokensBetweenLooks = 1024;
-
 // Counts that may be absent: they are then counted in memory of their own and dropped.
 class Counts {
  public:
@@ -33,7 +30,7 @@ class Counts {
 std::optional<BadIndex> find_bad_index(const LayoutParams& params) {
   Interrupts interrupts;
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
-    if (token % kTokensBetweenLooks == 0) interrupts.look();
+    interrupts.step();
     const std::int32_t* row = params.expert_indices.data + params.expert_indices.offset(token);
     for (std::int64_t k = 0; k < params.topk; ++k) {
       const std::int32_t index = read_once(row + k);
@@ -59,7 +56,7 @@ void count_layout(const LayoutParams& params) {
 
   Interrupts interrupts;
   for (std::int64_t token = 0; token < params.num_tokens; ++token) {
-    if (token % kTokensBetweenLooks == 0) interrupts.look();
+    interrupts.step();
     const std::int32_t* indices = params.expert_indices.data + params.expert_indices.offset(token);
     std::uint8_t* in_rank = nullptr;
     if (params.is_token_in_rank.present()) {

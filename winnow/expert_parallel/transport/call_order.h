@@ -25,7 +25,7 @@ class WINNOW_EXPORT CallOrder {
   struct Slot {
     static constexpr std::size_t kTextBytes = 56;
     std::uint64_t word = 0;      // layers made, calls begun since, digest of the last; 0: unknown
-    char text[kTextBytes] = {};  // "dispatch of layer 7"; Communicator reads the number at its end
+    char text[kTextBytes] = {};  // "dispatch of layer 7", by whose end Communicator finds the layer
   };
 
   // `memory` has a Slot at `offset`, on every rank.

@@ -1,6 +1,5 @@
 #include "winnow/expert_parallel/transport/communicator.h"
 
-#include <charconv>
 #include <utility>
 
 #include "winnow/core/error.h"
@@ -238,11 +237,10 @@ void Communicator::fail_apart(const WaitName& name, const std::string& other_cal
   record.text = "rank " + std::to_string(rank()) + " calls " + std::string(name.operation) +
                 " of layer " + std::to_string(layer_) + " where rank " + std::to_string(writer) +
                 " calls " + other_call + ": all ranks must make the same calls in the same order";
-  int other = 0;  // "... of layer 7"
-  std::from_chars(other_call.data() + other_call.rfind(' ') + 1,
-                  other_call.data() + other_call.size(), other);
   order_->for_each_layer([&](Communicator& layer) {
-    if (layer.layer_ == other) layer.record_everywhere(record);
+    if (other_call.ends_with(" of layer " + std::to_string(layer.layer_))) {
+      layer.record_everywhere(record);
+    }
   });
   fail(std::move(record));
 }

@@ -210,7 +210,7 @@ Args:
     store: a folder that all ranks can access, for a job with a name (FileStore), or an object with
         set, get and check or wait, as torch.distributed.Store has them; the store that torchrun's
         ranks share is torch.distributed.group.WORLD.get_group_store().
-    rank, world_size: this process's rank and the number of ranks.
+    rank, world_size: this process's rank and the number of ranks, up to 65,536.
     timeout: seconds; None: WINNOW_TIMEOUT_SECONDS, else 30.
     prefix: of the keys; worlds of different ranks that share a store must use different prefixes.
 

@@ -1,14 +1,34 @@
 #include "winnow/expert_parallel/transport/untrusted.h"
 
+#include <charconv>
+#include <system_error>
+
 namespace winnow::expert_parallel {
+
+void refuse_untrusted(const Sender& by, std::string_view what, const std::string& want,
+                      const std::string& got) {
+  throw Error(ErrorCode::internal, std::string(by.operation),
+              std::string(by.phase) + (by.rank < 0 ? "" : " of rank " + std::to_string(by.rank)) +
+                  ": " + std::string(what) + ": want " + want + ", got " + got +
+                  ": something else has written to what the ranks share");
+}
 
 void refuse_out_of_bounds(const Sender& by, std::string_view what, std::int64_t least,
                           std::int64_t most, std::int64_t got) {
-  throw Error(ErrorCode::internal, std::string(by.operation),
-              std::string(by.phase) + (by.rank < 0 ? "" : " of rank " + std::to_string(by.rank)) +
-                  ": " + std::string(what) + ": want " + std::to_string(least) + " to " +
-                  std::to_string(most) + ", got " + std::to_string(got) +
-                  ": something else has written to the memory that the ranks share");
+  refuse_untrusted(by, what, std::to_string(least) + " to " + std::to_string(most),
+                   std::to_string(got));
+}
+
+std::int64_t untrusted_number(std::string_view text, const Sender& by, std::string_view what,
+                              std::int64_t least, std::int64_t most) {
+  std::int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end) {
+    refuse_untrusted(by, what, "a number", "\"" + printable(text.substr(0, 80)) + "\"");
+  }
+  check_bounds(number, by, what, least, most);
+  return number;
 }
 
 namespace {

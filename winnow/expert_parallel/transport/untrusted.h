@@ -1,5 +1,5 @@
-// What another process says in memory that this one reads: it is read once, and it has bounds.
-// Internal.
+// What another process says, in memory that this one reads or in a store: it is read once, and it
+// has bounds. Internal.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +28,8 @@ struct Sender {
 
 // Throws Error (internal), which breaks the layer on all ranks (Communicator::call): what was
 // written is nothing that a rank writes.
+[[noreturn]] WINNOW_EXPORT void refuse_untrusted(const Sender& by, std::string_view what,
+                                                 const std::string& want, const std::string& got);
 [[noreturn]] WINNOW_EXPORT void refuse_out_of_bounds(const Sender& by, std::string_view what,
                                                      std::int64_t least, std::int64_t most,
                                                      std::int64_t got);
@@ -87,6 +89,13 @@ std::string untrusted_text(const char (&message)[kBytes]) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
   return printable({text, static_cast<std::size_t>(std::find(text, text + kBytes, '\0') - text)});
 }
+
+// The number that a text is which comes from a store. Throws Error (internal) for any other text,
+// and outside of its bounds. Numbers are read from texts in this way alone: a test looks for others
+// (cmake/check_kernels.cmake).
+WINNOW_EXPORT std::int64_t untrusted_number(std::string_view text, const Sender& by,
+                                            std::string_view what, std::int64_t least,
+                                            std::int64_t most);
 
 inline constexpr ErrorReason kLastReason = ErrorReason::interrupted;
 

@@ -23,8 +23,7 @@ TEST(Untrusted, GivesANumberWithinItsBounds) {
     message.write(value);
     EXPECT_EQ(error_of([&] { message.read(kBy, "tokens", -1, 7); }),
               "expert_parallel::dispatch: the counts of rank 2: tokens: want -1 to 7, got " +
-                  std::to_string(value) +
-                  ": something else has written to the memory that the ranks share");
+                  std::to_string(value) + ": something else has written to what the ranks share");
   }
   Untrusted<std::uint64_t> large{};
   large.write(~std::uint64_t{0});
@@ -60,6 +59,24 @@ TEST(Untrusted, GivesTextThatCanBePrinted) {
   EXPECT_EQ(received("longer than it"), "longer t");
   EXPECT_EQ(received(std::string("\xc3\xbc\n\x01\xe2\x82\xac\0", 8)), "\xc3\xbc\n?\xe2\x82\xac");
   EXPECT_EQ(received(std::string("\xc3\xed\xa0\x80\xc0\x80\xf4\0", 8)), "???????");
+}
+
+TEST(Untrusted, GivesANumberOfATextWithinItsBounds) {
+  const auto read = [](const std::string& text) {
+    return untrusted_number(text, kBy, "begun", -1, 7);
+  };
+  EXPECT_EQ(read("-1"), -1);
+  EXPECT_EQ(read("7"), 7);
+  EXPECT_EQ(
+      error_of([&] { read("8"); }),
+      "expert_parallel::dispatch: the counts of rank 2: begun: want -1 to 7, got 8: something "
+      "else has written to what the ranks share");
+  EXPECT_EQ(error_of([&] { read("7 \xff"); }),
+            "expert_parallel::dispatch: the counts of rank 2: begun: want a number, got \"7 ?\": "
+            "something else has written to what the ranks share");
+  for (const std::string text : {"", " 7", "+7", "7.0", "99999999999999999999"}) {
+    EXPECT_NE(error_of([&] { read(text); }), "") << text;
+  }
 }
 
 }  // namespace

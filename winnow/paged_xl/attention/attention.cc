@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "winnow/core/interrupt.h"
 #include "winnow/core/on_host.h"
 #include "winnow/core/read_once.h"
 #include "winnow/cpu/entry.h"
@@ -111,6 +112,7 @@ struct Attention {
       check_lengths(check, context_lens.data(), params.num_seqs, args.r.size(1),
                     "r holds that many distances");
     }
+    Interrupts interrupts;  // sequences may share a table of millions of blocks
     for (std::int64_t s = 0; s < params.num_seqs; ++s) {
       // Another thread may have changed the length since check_lengths() saw it.
       const std::int64_t needed = params.cache.blocks_for(
@@ -119,6 +121,7 @@ struct Attention {
       const OnHost<std::int32_t> row(params.block_tables.data + params.block_tables.offset(s),
                                      needed, device, options.stream);
       for (std::int64_t b = 0; b < needed; ++b) {
+        interrupts.step();
         const std::int32_t block = read_once(row.data() + b);
         if (block >= 0 && block < params.cache.num_blocks) continue;
         check.that(false, "block_tables",

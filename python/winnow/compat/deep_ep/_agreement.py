@@ -14,7 +14,7 @@ part in an agreement of a call that is over for it.
 import contextlib
 import json
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Tuple, Union
 from weakref import WeakKeyDictionary
 
 from winnow._winnow.expert_parallel import default_timeout
@@ -68,13 +68,16 @@ def agree(
     message = {"of": {"call": called(), **of}, "number": _calls.get(group, 0), **message}
     if world == 1:
         prefix = rendezvous.next_prefix(group, _ROOM)
-        return _compared(Agreement(prefix, {0: message}, ()))
+        return _compared(Agreement(prefix, {0: message}, ()), message)
     store = rendezvous._store_of(group)
     masked = sorted(masked)
-    prefix = _begin(group, store, {**message, "masked": masked}, masked)
+    message["masked"] = masked
+    prefix = _begin(group, store, message, masked)
     for peer in masked:
         _stands(store, f"{prefix}/{peer}", json.dumps({"masked_by": rank}))
-    said = _read(store, [f"{prefix}/{peer}" for peer in range(world)], rank, message["number"])
+    keys = [f"{prefix}/{peer}" for peer in range(world)]
+    _await(store, keys, rank, message["number"])
+    said = [_message(key, store.get(key), world) for key in keys]
     late = [peer for peer, one in enumerate(said) if "late" in one]
     absent = {peer for one in said for peer in one.get("masked", ())}
     absent.update(peer for peer, one in enumerate(said) if "masked_by" in one)
@@ -97,7 +100,7 @@ def agree(
         if message["number"] < heard[ahead]["number"]:
             _fail(f"rank {ahead} did not come to this call, but to a later one", "call_order")
         return agree(group, of, message, masked, shrink)
-    return _compared(Agreement(prefix, heard, tuple(sorted(absent))))
+    return _compared(Agreement(prefix, heard, tuple(sorted(absent))), message)
 
 
 def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -> str:
@@ -111,21 +114,21 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
         prefix = rendezvous.next_prefix(group, _ROOM)
         key = f"{prefix}/{group.rank()}"
         stands = _stands(store, key, mine)
-        by, _, number = _message(key, stands).get("late", (None, 0, 0))
-        if stands == mine:
+        by, _, number = _message(key, stands, group.size()).get("late", (None, 0, 0))
+        if stands == mine.encode():
             return prefix
         if by is not None and by not in masked and number >= message["number"]:
             return prefix
 
 
-def _stands(store: Any, key: str, text: str) -> str:
+def _stands(store: Any, key: str, text: str) -> bytes:
     """Writes the text to the key if it has none; returns the text that the key has then."""
-    return store.compare_set(key, "", text).decode()
+    return store.compare_set(key, "", text)
 
 
-def _read(store: Any, keys: List[str], rank: int, number: int) -> List[Dict[str, Any]]:
-    """What all keys hold. This rank writes to the keys of ranks that do not come in time, or do not
-    come before it is interrupted."""
+def _await(store: Any, keys: List[str], rank: int, number: int) -> None:
+    """Until all keys hold something. This rank writes to the keys of ranks that do not come in
+    time, or do not come before it is interrupted."""
     seconds, begin = default_timeout(), time.monotonic()
     try:
         # Not store.wait(), during which Python handles no signal.
@@ -139,41 +142,94 @@ def _read(store: Any, keys: List[str], rank: int, number: int) -> List[Dict[str,
         with contextlib.suppress(RuntimeError):  # of the store; the others have their deadline
             _stand_in(store, keys, [rank, None, number])
         raise
-    return [_message(key, store.get(key)) for key in keys]
 
 
-def _message(key: str, text: Union[str, bytes]) -> Dict[str, Any]:
+# What a value in a message may be, in a world of so many ranks.
+_Bounds = Callable[[Any, int], bool]
+
+
+def _text(value: Any, world: int) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: Any, world: int) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _rank(value: Any, world: int) -> bool:
+    return _count(value, world) and value < world
+
+
+def _if_any(of: _Bounds) -> _Bounds:
+    return lambda value, world: value is None or of(value, world)
+
+
+def _list_of(*bounds: _Bounds) -> _Bounds:
+    """A list with one element for each, or of one kind and any length."""
+
+    def check(value: Any, world: int) -> bool:
+        each = bounds * len(value) if isinstance(value, list) and len(bounds) == 1 else bounds
+        return (
+            isinstance(value, list)
+            and len(value) == len(each)
+            and all(of(one, world) for of, one in zip(each, value, strict=True))
+        )
+
+    return check
+
+
+def _seconds(value: Any, world: int) -> bool:
+    return type(value) in (int, float)
+
+
+def _size(value: Any, world: int) -> bool:
+    return isinstance(value, (str, bool)) or _count(value, world)
+
+
+def _sizes(value: Any, world: int) -> bool:
+    return isinstance(value, dict) and all(_size(size, world) for size in value.values())
+
+
+def _about(value: Any, world: int) -> bool:
+    return _fields(value, _OF, world) and "call" in value
+
+
+_OF = {"call": _text, "buffer": _count, "makes": _text, "sizes": _if_any(_sizes)}
+# All that one rank reads of another in an agreement.
+_MESSAGE = {
+    "of": _about,
+    "number": _count,
+    "masked": _list_of(_rank),
+    "refusal": _if_any(_text),
+    "place": _list_of(_text, _if_any(_text)),
+    "before": _count,
+    "tokens": _count,
+    "topk": _count,
+    "notifiers": _list_of(_text),
+    "world": _if_any(_text),
+}
+# In the place of a rank that does not come.
+_STAND_INS = {"masked_by": _rank, "late": _list_of(_rank, _if_any(_seconds), _count)}
+
+
+def _fields(value: Any, bounds: Dict[str, _Bounds], world: int) -> bool:
+    return isinstance(value, dict) and all(
+        name in bounds and bounds[name](field, world) for name, field in value.items()
+    )
+
+
+def _message(key: str, text: Union[str, bytes], world: int) -> Dict[str, Any]:
     """What a rank has written; an error for anything else, as programs share the store."""
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
-    if not _is_message(said):
-        why = f"{key} of the store holds {text[:80]!r}, which no rank has written"
-        raise error_of(Error, called(), why, code="internal")
-    return said
-
-
-def _is_message(said: Any) -> bool:
-    if not isinstance(said, dict):
-        return False
-    if "late" in said:
-        late = said["late"]
-        return (
-            isinstance(late, list)
-            and [type(one) for one in late[::2]] == [int, int]
-            and isinstance(late[1], (int, float, type(None)))
-        )
-    if "masked_by" in said:
-        return isinstance(said["masked_by"], int)
-    of, masked = said.get("of"), said.get("masked", [])
-    return (
-        isinstance(of, dict)
-        and "call" in of
-        and isinstance(said.get("number"), int)
-        and isinstance(masked, list)
-        and all(isinstance(rank, int) for rank in masked)
-    )
+    if _fields(said, _STAND_INS, world) and len(said) == 1:
+        return said
+    if _fields(said, _MESSAGE, world) and {"of", "number"} <= said.keys():
+        return said
+    why = f"{key} of the store holds {text[:80]!r}, which no rank has written"
+    raise error_of(Error, called(), why, code="internal")
 
 
 def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
@@ -182,7 +238,8 @@ def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
             _stands(store, key, json.dumps({"late": late}))
 
 
-def _compared(agreement: Agreement) -> Agreement:
+def _compared(agreement: Agreement, mine: Dict[str, Any]) -> Agreement:
+    """The agreement, whose ranks say something of the same things as `mine`."""
     for rank, said in agreement.heard.items():
         if said.get("refusal"):
             raise error_of(InvalidArgument, called(), f"rank {rank}: {said['refusal']}")
@@ -191,6 +248,10 @@ def _compared(agreement: Agreement) -> Agreement:
     for rank, said in agreement.heard.items():
         if said["of"] != want:
             raise _difference(want, first, said["of"], rank)
+    for rank, said in agreement.heard.items():
+        if missing := mine.keys() - said.keys() - {"refusal"}:
+            why = f"rank {rank} says nothing of {', '.join(sorted(missing))}"
+            raise error_of(Error, called(), why, code="internal")
     return agreement
 
 
@@ -198,7 +259,7 @@ def _difference(
     want: Dict[str, Any], first: int, got: Dict[str, Any], rank: int
 ) -> InvalidArgument:
     what, a, b = "the call", _described(want), _described(got)
-    sizes, others = want.get("sizes", {}), got.get("sizes", {})
+    sizes, others = want.get("sizes") or {}, got.get("sizes") or {}
     if want["call"] == got["call"] and want.get("buffer") == got.get("buffer"):
         for size in sizes if sizes.keys() == others.keys() else ():
             if sizes[size] != others[size]:

@@ -1,9 +1,10 @@
 #include "winnow/expert_parallel/transport/nvshmem/nvshmem.h"
 
-#include <charconv>
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,8 +22,9 @@ namespace {
 
 constexpr const char* kAllocate = "expert_parallel::allocate_cuda";
 
+constexpr std::string_view kDigits = "0123456789abcdef";
+
 std::string to_hex(const std::string& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
   for (const char letter : bytes) {
     const auto byte = static_cast<unsigned char>(letter);
@@ -31,12 +33,13 @@ std::string to_hex(const std::string& bytes) {
   return text;
 }
 
+// Of anything else than to_hex() too few bytes.
 std::string from_hex(const std::string& text) {
   std::string bytes;
   for (std::size_t at = 0; at + 1 < text.size(); at += 2) {
-    unsigned byte = 0;
-    std::from_chars(text.data() + at, text.data() + at + 2, byte, 16);
-    bytes += static_cast<char>(byte);
+    const std::size_t high = kDigits.find(text[at]), low = kDigits.find(text[at + 1]);
+    if (high == kDigits.npos || low == kDigits.npos) return {};
+    bytes += static_cast<char>(high << 4 | low);
   }
   return bytes;
 }
@@ -48,14 +51,14 @@ std::string to_text(const std::set<std::uint64_t>& numbers) {
   return text;
 }
 
-std::set<std::uint64_t> from_text(const std::string& text) {
+std::set<std::uint64_t> from_text(std::string_view text) {
+  const Sender by{kAllocate, "the announcement"};
   std::set<std::uint64_t> numbers;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  for (std::uint64_t number = 0; at < end; ++at) {
-    const auto read = std::from_chars(at, end, number);
-    numbers.insert(number);
-    at = read.ptr;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::int64_t number = untrusted_number(text.substr(0, end), by, "let go", 0, INT64_MAX);
+    numbers.insert(static_cast<std::uint64_t>(number));
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
   return numbers;
 }

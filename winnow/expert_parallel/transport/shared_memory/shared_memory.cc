@@ -1,7 +1,6 @@
 #include "winnow/expert_parallel/transport/shared_memory/shared_memory.h"
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -147,13 +146,13 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   if (rank == 0) {
     try {
       file = MemoryFile(WorldControl::bytes(world_size));
-      request.own = {{"file", std::to_string(file.handle().value)}};
+      request.own = {{"file", std::to_string(static_cast<std::int64_t>(file.handle().value))}};
     } catch (const Error& error) {  // for all ranks, which would wait for this one
       request.own = {{"no file", message_of(error)}};
     }
   }
   const Agreement agreement = agree(store, request, deadline);
-  const Fields& message = agreement.own[0];  // in a store, where anything may stand
+  const Fields& message = agreement.own[0];
   if (message.size() != 1) {
     throw Error(ErrorCode::internal, kOperation, "rank 0 does not say which memory is its own");
   }
@@ -163,8 +162,9 @@ std::shared_ptr<Transport> create_shared_memory(Store& store, int rank, int worl
   // A rank that has met the others may have left because of a second caller that came then.
   const auto look = [&] { check_agreement(store, request); };
   if (rank != 0) {
-    MemoryHandle handle;
-    std::from_chars(text.data(), text.data() + text.size(), handle.value);
+    const Sender by{kOperation, "the announcement", 0};
+    const MemoryHandle handle{
+        static_cast<std::uint64_t>(untrusted_number(text, by, "file", INT64_MIN, INT64_MAX))};
     try {
       file = MemoryFile(agreement.processes[0], handle, WorldControl::bytes(world_size));
     } catch (const Error&) {
