@@ -50,6 +50,8 @@ _NAMES_OF_DECODE = {
     "extra_indices": "extra_indices_in_kvcache",
     "block_tables": "block_table",
     "context_lens": "cache_seqlens",
+    "q_scale": "descale_q",
+    "kv_scale": "descale_k",
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
@@ -111,6 +113,12 @@ def _bytes(cache: Any) -> Any:
     return cache
 
 
+def _is_plain(operation: str, cache: Any) -> bool:
+    """Whether the cache has rows of 576 values in 8 bits, without scales."""
+    rows = shape_of(operation, "k_cache", cache)[-1:]
+    return rows == (576,) and getattr(cache, "itemsize", 0) == 1
+
+
 def _format_of(operation: str, argument: str, cache: Any) -> int:
     """Bytes of the cache's rows, of which there is a format."""
     row = (shape_of(operation, argument, cache) or ("one number",))[-1]
@@ -142,17 +150,18 @@ def flash_mla_with_kvcache(
     *,
     use_legacy: Optional[bool] = None,
     kv_format: Optional[str] = None,
-    descale_q: None = None,
-    descale_k: None = None,
+    descale_q: Optional[Any] = None,
+    descale_k: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """MLA decode as FlashMLA's function of this name: over chosen rows of an f8 cache, or without
     indices over all rows of each sequence.
 
     Args:
-        q: [b, s_q, h_q, 576 or 512], bfloat16.
+        q: [b, s_q, h_q, 576 or 512], bfloat16; with a cache of "fp8_576" also float8_e4m3fn.
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
-            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
-            [..., 576], bfloat16; on the CPU also [..., 512].
+            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656 or 576
+            ("fp8_576", whatever is_fp8_kvcache says), or [..., 576], bfloat16; on the CPU also
+            [..., 512].
         block_table: [b, max_blocks], int32; cache_seqlens: [b], int32. Not read beside indices.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
@@ -167,7 +176,8 @@ def flash_mla_with_kvcache(
         enable_batch_invariant: the last bits do not depend on the batch.
         use_legacy: a choice between kernels of SGLang's build; not read.
         kv_format: "V32" or "V4": what the rows of k_cache say as well.
-        descale_q, descale_k: None: scales of queries and of caches in 8 bits without scales.
+        descale_q, descale_k: one number each, float32, of "fp8_576": what q and the rows are
+            multiplied by; 1 if None.
 
     Returns:
         (out [b, s_q, h_q, 512], lse [b, h_q, s_q]); natural logarithms without the sink, +inf for a
@@ -181,9 +191,16 @@ def flash_mla_with_kvcache(
     """
     name = "flash_mla_with_kvcache"
     check_value(name, "head_dim_v", 512, head_dim_v)
-    for argument, value in (("descale_q", descale_q), ("descale_k", descale_k)):
-        if value is not None:
+    scales = {"q_scale": descale_q, "kv_scale": descale_k}
+    plain = indices is None and _is_plain(name, k_cache)
+    for argument, value in scales.items():
+        if value is None:
+            continue
+        if not plain:
+            argument = _NAMES_OF_DECODE[argument]
             refuse(name, argument, "None: caches have scales of their own", type(value).__name__)
+        if shape_of(name, _NAMES_OF_DECODE[argument], value) == ():
+            scales[argument] = value.reshape(1)
     invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
     if indices is None:
         sparse = {
@@ -208,6 +225,10 @@ def flash_mla_with_kvcache(
                 else lens.repeat(of_each[1], 1)
             )
         of_rows = "fp8_656" if flag(name, "is_fp8_kvcache", is_fp8_kvcache) else "bf16"
+        if plain:
+            of_rows = "fp8_576"
+            if str(getattr(q, "dtype", "")) == "torch.float8_e4m3fn":
+                q = q.bfloat16()  # exact
         try:
             out, lse = sparse_mla.decode(
                 q,
@@ -218,6 +239,7 @@ def flash_mla_with_kvcache(
                 context_lens=lens,
                 batch_invariant=invariant,
                 out=out,
+                **scales,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None

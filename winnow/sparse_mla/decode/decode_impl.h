@@ -60,6 +60,7 @@ struct DecodeParams {
   Heads<const void*> q;  // [b, s_q, h_q, d_qk], bf16
   ChosenRows chosen, extra;
   Rows<const float*> attn_sink;  // [h_q]; may be null
+  const float *q_scale = nullptr, *kv_scale = nullptr;  // may be null: 1
   Heads<void*> out;              // [b, s_q, h_q, 512], bf16
   Heads<float*> lse;             // [b, s_q, h_q], stride_h 1; may be null
 };

@@ -95,7 +95,12 @@ inline constexpr int kRawCopyRows = kRawCopyThreads / 8;
 inline constexpr int kRawPasses = kTileRows / kRawCopyRows;
 
 template <CacheFormat kFormat>
-using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
+using RowOf =
+    std::conditional_t<kFormat == CacheFormat::fp8_656, Row656,
+                       std::conditional_t<kFormat == CacheFormat::fp8_584, Row584, Row576>>;
+// Whether a row has scales of its own. In fp8_576 it has none, and RoPE is in f8 too.
+template <CacheFormat kFormat>
+inline constexpr bool kHasScales = kFormat != CacheFormat::fp8_576;
 
 // One thread, as init_barriers().
 template <int kDim>
@@ -142,7 +147,9 @@ class RawRows {
       valid_ |= static_cast<std::uint32_t>(mask >> row & 1) << pass;
     }
     scales_valid_ = mask >> thread & 1;
-    if constexpr (kFormat == CacheFormat::fp8_656) {
+    if constexpr (!kHasScales<kFormat>) {
+      scales_ = nullptr;
+    } else if constexpr (kFormat == CacheFormat::fp8_656) {
       scales_ = (thread < 32 ? low : high) + Row656::kScaleOffset;
     } else {
       const std::int32_t entry = thread < 32 ? entries.low : entries.high;
@@ -151,9 +158,12 @@ class RawRows {
     }
   }
 
-  // Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk.
+  // Starts the copies of 128 bytes of the rows, or 16 * kUnits, from `offset` on, to `destination`,
+  // a chunk.
+  template <int kUnits = 8>
   __device__ __forceinline__ void copy(std::uint32_t destination, int offset, int thread,
                                        std::uint64_t policy) const {
+    if (kUnits < 8 && (thread & 7) >= kUnits) return;
     const std::uint32_t to = destination + chunk_offset(thread / 8, thread & 7);
 #pragma unroll
     for (int pass = 0; pass < kRawPasses; ++pass) {
@@ -164,7 +174,9 @@ class RawRows {
   // The same of the scales to those of a slot.
   __device__ __forceinline__ void copy_scales(std::uint32_t to, int thread,
                                               std::uint64_t policy) const {
-    if constexpr (kFormat == CacheFormat::fp8_656) {
+    if constexpr (!kHasScales<kFormat>) {
+      return;
+    } else if constexpr (kFormat == CacheFormat::fp8_656) {
       cp_async_zfill<128>(to + 16 * thread, scales_, scales_valid_, policy);
     } else {
       for (int i = 0; i < 2; ++i) {
@@ -198,8 +210,8 @@ __device__ __forceinline__ void load_quantised_rows(DecodePlan<kDim> shared, std
     const int chunk = first_chunk(kSlot, group);
     rows.copy(slot[chunk].address, chunk * kChunkColumns, thread, policy);
     if (holds_rope<kDim>(kSlot, group)) {
-      rows.copy(slot[kDim / kChunkColumns - 1].address, RowOf<kFormat>::kRopeOffset, thread,
-                policy);
+      rows.template copy<kHasScales<kFormat> ? 8 : 4>(slot[kDim / kChunkColumns - 1].address,
+                                                      RowOf<kFormat>::kRopeOffset, thread, policy);
     }
     if (group == 0) rows.copy_scales(mine.scales()[kSlot].address, thread, policy);
   };
