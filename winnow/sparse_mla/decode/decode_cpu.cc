@@ -65,7 +65,7 @@ void load_row(const Cache<const std::uint8_t>& cache, std::int64_t slot, float* 
 // The heads of an item share the dequantised rows.
 HeadItems items_of(const DecodeParams& params) { return {params.h_q, 32}; }
 
-float value_of(const float* scale) { return scale == nullptr ? 1.0f : read_once(scale); }
+float value_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
 
 struct Scratch {
   RunningSoftmax<float> softmax;

@@ -75,13 +75,14 @@ __device__ __forceinline__ float value_scale_of(const Params& params) {
   return 1;
 }
 template <CacheFormat kFormat, class Params>
-__device__ __forceinline__ LogitScale logit_scale_of(const Params& params) {
-  LogitScale scale = params.scale;
+__device__ __forceinline__ decltype(auto) logit_scale_of(const Params& params) {
   if constexpr (kFormat == CacheFormat::fp8_576) {
     const float of_queries = params.q_scale == nullptr ? 1.0f : __ldg(params.q_scale);
-    scale.sign *= of_queries * value_scale_of<kFormat>(params);
+    return LogitScale{params.scale.factor,
+                      params.scale.sign * (of_queries * value_scale_of<kFormat>(params))};
+  } else {
+    return (params.scale);  // where it is
   }
-  return scale;
 }
 
 // Of blocks that work on queries side by side: what they leave to each other
