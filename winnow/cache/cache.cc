@@ -8,8 +8,8 @@
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr CacheFormat kFormats[] = {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::fp8_576,
-                                    CacheFormat::bf16};
+constexpr CacheFormat kFormats[] = {CacheFormat::fp8_656, CacheFormat::fp8_584,
+                                    CacheFormat::fp8_576, CacheFormat::bf16};
 
 std::string shape_of(CacheFormat format) {
   switch (format) {

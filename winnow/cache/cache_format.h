@@ -1,4 +1,4 @@
-// The formats of a paged cache of latent rows: bf16, or quantised to f8_e4m3 in one of three layouts.
+// The formats of a paged cache of latent rows: bf16, or f8_e4m3 in one of three layouts.
 // Offsets count bytes; the functions are for host and device.
 #pragma once
 
@@ -27,7 +27,8 @@ enum class CacheFormat : std::uint8_t {
   fp8_584,
   // bf16 [blocks, block_size, 1, 576 or 512]: plain columns.
   bf16,
-  // u8 or f8_e4m3 [blocks, block_size, 1, 576]: plain columns. decode() takes one scale of them all.
+  // u8 or f8_e4m3 [blocks, block_size, 1, 576]: plain columns. decode() takes one scale of them
+  // all.
   fp8_576,
 };
 

@@ -194,8 +194,8 @@ const std::vector<PlantedBug> kQuickBugs = {
                                        "shared.empty()[slot][group].init", Action::add, -1)),
     in_one_schedule(consumers576("CountOfFullOf576TooSmall", "shared.full()[slot][group].init",
                                  Action::add, -1)),
-    saying("race: ", turn576("NoWaitForLandedRowsOf576", "shared.landed()[slot][group].wait",
-                             Action::drop)),
+    saying("race: ",
+           turn576("NoWaitForLandedRowsOf576", "shared.landed()[slot][group].wait", Action::drop)),
     in_one_schedule(
         chain("CountOfEmptyValuesTooSmall", "shared.empty()[at].init", Action::add, -1)),
 };

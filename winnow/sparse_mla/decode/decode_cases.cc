@@ -308,8 +308,9 @@ std::vector<DecodeCase> make_cases() {
   }
   // One scale of the queries, and one of all rows.
   add_format({.name = "paged-no-scale", .table = 4}, CacheFormat::fp8_576, 576);
-  add_format({.name = "paged-negative-q-scale", .h_q = 64, .blocks = 12, .table = 9, .q_scale = -0.6},
-             CacheFormat::fp8_576, 576);
+  add_format(
+      {.name = "paged-negative-q-scale", .h_q = 64, .blocks = 12, .table = 9, .q_scale = -0.6},
+      CacheFormat::fp8_576, 576);
   add_format({.name = "paged-kv-scale-batch",
               .h_q = 70,
               .blocks = 24,
@@ -368,8 +369,7 @@ testing::Operation decode_operation() {
     if (shapes[i].format == CacheFormat::fp8_576) cases[i].only_gpu = Backend::sm90;
   }
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
-          std::move(cases), decode_benchmarks(),
-          testing::repeated(kDecode, decode)};
+          std::move(cases), decode_benchmarks(), testing::repeated(kDecode, decode)};
 }
 
 }  // namespace winnow::sparse_mla

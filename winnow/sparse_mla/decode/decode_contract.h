@@ -23,10 +23,9 @@ struct DecodeTable {
     using enum DType;
     return std::tuple(
         ranks<&Args::q>,
-        input<&Args::q>(
-            "[b, s_q, h_q=64, d_qk=576]", any_of(bf16),
-            "d_qk is that of a cache row: 576 for \"fp8_656\" and \"fp8_576\", 512 for "
-            "\"fp8_584\", for \"bf16\" the cache's own")
+        input<&Args::q>("[b, s_q, h_q=64, d_qk=576]", any_of(bf16),
+                        "d_qk is that of a cache row: 576 for \"fp8_656\" and \"fp8_576\", 512 for "
+                        "\"fp8_584\", for \"bf16\" the cache's own")
             .by_rule(),
         input<&Args::cache>("[blocks, block_size, 1, row]", any_of(u8, f8_e4m3, bf16).asked(),
                             "as the format says")
@@ -73,7 +72,8 @@ struct DecodeTable {
             "\"fp8_656\" (DeepSeek-V3.2): rows of 512 float8_e4m3fn, 4 float32 scales and 64 "
             "bfloat16; \"fp8_584\" (DeepSeek-V4): in each block rows of 448 float8_e4m3fn and 64 "
             "bfloat16, then for each row 7 scales in ue8m0 and a byte of padding, the stride "
-            "between blocks at least block_size * 584 rounded up to a multiple of 576; \"fp8_576\": "
+            "between blocks at least block_size * 584 rounded up to a multiple of 576; "
+            "\"fp8_576\": "
             "rows of 576 float8_e4m3fn; \"bf16\": rows of 576 or 512"),
         value<&Args::scale>("of the logits; 1 / sqrt(d_qk) if None"),
         value<&Args::batch_invariant>(

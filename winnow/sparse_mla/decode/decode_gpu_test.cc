@@ -140,8 +140,7 @@ TEST_F(DecodeGpu, EveryWayToShareOutAChainGivesTheSameBits) {
 }
 
 TEST_F(DecodeGpu, BlockTablesGiveTheSameBitsInEveryBatch) {
-  for (const CacheFormat format :
-       {CacheFormat::fp8_656, CacheFormat::fp8_576, CacheFormat::bf16}) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_576, CacheFormat::bf16}) {
     const bool scaled = format == CacheFormat::fp8_576;
     const DecodeStep step = DecodeStep({.name = "tables",
                                         .format = format,

@@ -289,10 +289,11 @@ TEST(Decode, Refuses) {
   reject([&](Args& a) { a.q = f32; }, "q: want dtype bf16, got f32");
   reject([](Args& a) { a.cache = {}; },
          "cache: want a tensor [blocks, block_size, 1, 656], got none");
-  reject([&](Args& a) { a.cache = bytes; },
-         "cache: want [blocks, block_size, 1, 656] for the format fp8_656 (fp8_656 has rows of 656 "
-         "bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 elements), got a last dimension "
-         "of 600");
+  reject(
+      [&](Args& a) { a.cache = bytes; },
+      "cache: want [blocks, block_size, 1, 656] for the format fp8_656 (fp8_656 has rows of 656 "
+      "bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 elements), got a last dimension "
+      "of 600");
   reject([](Args& a) { a.indices = {}; }, "indices: want a tensor [b, s_q, topk], got none");
   reject([&](Args& a) { a.indices = flat; },
          "indices: want 3 dimensions [b, s_q, topk], got shape [2, 64]");
@@ -358,9 +359,9 @@ TEST(Decode, ScalesOfATensorAreForTheirFormatAlone) {
   const auto reject_other = [&](Args bent, const std::string& name) {
     bent.cache = other.args().cache;
     bent.format = CacheFormat::fp8_656;
-    expect_error([&] { decode(bent); }, ErrorCode::invalid_argument,
-                 "sparse_mla::decode: " + name +
-                     ": want none, but for the format fp8_576, got a tensor");
+    expect_error(
+        [&] { decode(bent); }, ErrorCode::invalid_argument,
+        "sparse_mla::decode: " + name + ": want none, but for the format fp8_576, got a tensor");
   };
   reject_other(args, "q_scale");
   args.q_scale = {};
