@@ -153,11 +153,11 @@ def test_scales_are_refused_where_rows_have_their_own():
         sparse_mla.store(rows, cache, torch.zeros(1, dtype=torch.long), format="fp8_576")
 
 
-@gpu
-def test_a_gpu_takes_it_with_block_tables_on_sm90_alone():
-    q, cache, table, lengths = problem("cuda")
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
+def test_a_gpu_takes_it_with_block_tables_on_sm90_alone(device):
+    q, cache, table, lengths = problem(device)
     tables = {"block_tables": table, "context_lens": lengths}
-    indices = {"indices": torch.zeros(3, 1, 4, dtype=torch.int32, device="cuda")}
+    indices = {"indices": torch.zeros(3, 1, 4, dtype=torch.int32, device=device)}
     for backend, chosen in (("cuda", tables), ("sm90", indices), ("cuda", indices)):
         with pytest.raises(winnow.Error, match=f"{backend}: the format fp8_576 is for sm90 with"):
             sparse_mla.decode(q.bfloat16(), cache, format="fp8_576", backend=backend, **chosen)

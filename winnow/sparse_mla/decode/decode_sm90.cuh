@@ -131,8 +131,7 @@ struct Work {
 template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
-  constexpr bool kOwnOrders =
-      kConsumer != kEither && Params::kPaged && kFormat == CacheFormat::bf16;
+  constexpr bool kOwnOrders = kConsumer != kEither && Params::kPaged;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
