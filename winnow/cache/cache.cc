@@ -8,7 +8,8 @@
 namespace winnow::sparse_mla {
 namespace {
 
-constexpr CacheFormat kFormats[] = {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16};
+constexpr CacheFormat kFormats[] = {CacheFormat::fp8_656, CacheFormat::fp8_584,
+                                    CacheFormat::fp8_576, CacheFormat::bf16};
 
 std::string shape_of(CacheFormat format) {
   switch (format) {
@@ -16,6 +17,8 @@ std::string shape_of(CacheFormat format) {
       return "[blocks, block_size, 1, 656]";
     case CacheFormat::fp8_584:
       return "[blocks, block_size, 1, 584]";
+    case CacheFormat::fp8_576:
+      return "[blocks, block_size, 1, 576]";
     case CacheFormat::bf16:
       return "[blocks, block_size, 1, 576 or 512]";
   }
@@ -28,6 +31,8 @@ bool is_row(CacheFormat format, std::int64_t elements) {
       return elements == Row656::kBytes;
     case CacheFormat::fp8_584:
       return elements == Row584::kBytes;
+    case CacheFormat::fp8_576:
+      return elements == Row576::kBytes;
     case CacheFormat::bf16:
       return elements == 576 || elements == 512;
   }
@@ -62,8 +67,8 @@ Cache<Byte> checked(const Check& check, std::string_view argument, const View& v
   check.rank(argument, view, 4, shape);
   check.that(is_row(format, view.size(3)), argument,
              shape + " for the format " + std::string(to_string(format)) +
-                 " (fp8_656 has rows of 656 bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 "
-                 "elements)",
+                 " (fp8_656 has rows of 656 bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or "
+                 "512 elements)",
              "a last dimension of " + std::to_string(view.size(3)));
   const std::int64_t blocks = view.size(0), block_size = view.size(1);
   check.shape(argument, view,
@@ -99,7 +104,7 @@ CacheFormat cache_format_from_string(std::string_view name) {
     if (name == to_string(format)) return format;
   }
   throw Error(ErrorCode::invalid_argument, "cache_format_from_string", "format",
-              "fp8_656, fp8_584 or bf16", std::string(name));
+              "fp8_656, fp8_584, fp8_576 or bf16", std::string(name));
 }
 
 std::int64_t cache_columns(CacheFormat format, const ConstTensorView& cache) {
@@ -108,6 +113,8 @@ std::int64_t cache_columns(CacheFormat format, const ConstTensorView& cache) {
       return Row656::kColumns;
     case CacheFormat::fp8_584:
       return Row584::kColumns;
+    case CacheFormat::fp8_576:
+      return Row576::kColumns;
     case CacheFormat::bf16:
       return cache.size(3);
   }

@@ -11,6 +11,8 @@ std::int64_t row_elements(CacheFormat format, std::int64_t columns) {
       return 656;
     case CacheFormat::fp8_584:
       return 584;
+    case CacheFormat::fp8_576:
+      return 576;
     case CacheFormat::bf16:
       return columns;
   }
@@ -23,6 +25,8 @@ std::int64_t row_columns(CacheFormat format, std::int64_t columns) {
       return 576;
     case CacheFormat::fp8_584:
       return 512;
+    case CacheFormat::fp8_576:
+      return 576;
     case CacheFormat::bf16:
       return columns;
   }

@@ -1,4 +1,4 @@
-// The formats of a paged cache of latent rows: bf16, or quantised to f8_e4m3 in one of two layouts.
+// The formats of a paged cache of latent rows: bf16, or f8_e4m3 in one of three layouts.
 // Offsets count bytes; the functions are for host and device.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace winnow::sparse_mla {
 
-// A cache is [blocks, block_size, 1, row]. The layouts in f8 are those of FlashMLA.
+// A cache is [blocks, block_size, 1, row]. The layouts in f8 with scales are those of FlashMLA.
 enum class CacheFormat : std::uint8_t {
   // u8 or f8_e4m3 [blocks, block_size, 1, 656], DeepSeek-V3.2: a row is 512 f8_e4m3, 4 scales in
   // f32 for 128 values each, 64 bf16 (RoPE). It stands for 576 columns. Readers take any scale.
@@ -27,6 +27,9 @@ enum class CacheFormat : std::uint8_t {
   fp8_584,
   // bf16 [blocks, block_size, 1, 576 or 512]: plain columns.
   bf16,
+  // u8 or f8_e4m3 [blocks, block_size, 1, 576]: plain columns. decode() takes one scale of them
+  // all.
+  fp8_576,
 };
 
 constexpr std::string_view to_string(CacheFormat format) {
@@ -37,6 +40,8 @@ constexpr std::string_view to_string(CacheFormat format) {
       return "fp8_584";
     case CacheFormat::bf16:
       return "bf16";
+    case CacheFormat::fp8_576:
+      return "fp8_576";
   }
   return "unknown";
 }
@@ -78,6 +83,12 @@ struct Row584 {
   }
 };
 static_assert(Row584::kColumns == 512 && Row584::kRowBytes == 576 && Row584::kBytes == 584);
+
+// A row of fp8_576.
+struct Row576 {
+  static constexpr std::int64_t kColumns = 576, kRope = 64;
+  static constexpr std::int64_t kRopeOffset = kColumns - kRope, kBytes = kColumns;
+};
 
 // The scale of a group of quantised values whose largest magnitude is `amax`, which is a bf16:
 // 2^ceil(log2(max(amax, 1e-4) / 448)). Values are stored as f8_e4m3(value / scale), rounded to

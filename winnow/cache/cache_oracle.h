@@ -83,6 +83,9 @@ inline std::vector<double> dequantised(const std::vector<std::uint8_t>& bytes, C
       columns.push_back(to_bf16(f8_value(bytes[c]) * scale));
     }
     rope = 448;
+  } else if (format == CacheFormat::fp8_576) {
+    for (const std::uint8_t byte : bytes) columns.push_back(f8_value(byte));
+    rope = bytes.size();
   }
   const std::size_t end = format == CacheFormat::fp8_584 ? 576 : bytes.size();
   for (std::size_t byte = rope; byte < end; byte += 2) columns.push_back(bf16_at(&bytes[byte]));

@@ -13,8 +13,10 @@ namespace winnow::python {
 template <>
 struct Choices<sparse_mla::CacheFormat> {
   using Format = sparse_mla::CacheFormat;
-  static constexpr std::pair<std::string_view, Format> kAll[] = {
-      {"fp8_656", Format::fp8_656}, {"fp8_584", Format::fp8_584}, {"bf16", Format::bf16}};
+  static constexpr std::pair<std::string_view, Format> kAll[] = {{"fp8_656", Format::fp8_656},
+                                                                 {"fp8_584", Format::fp8_584},
+                                                                 {"fp8_576", Format::fp8_576},
+                                                                 {"bf16", Format::bf16}};
 };
 
 // Sets the cache in the call that winnow.supports() asks about. For float8 and uint8 its format is

@@ -51,6 +51,8 @@ _NAMES_OF_DECODE = {
     "extra_indices": "extra_indices_in_kvcache",
     "block_tables": "block_table",
     "context_lens": "cache_seqlens",
+    "q_scale": "descale_q",
+    "kv_scale": "descale_k",
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
@@ -138,6 +140,23 @@ def _seen_by_all(q: Any, lens: Any) -> Any:
     return lens[:, None].repeat(s_q, 1)
 
 
+def _is_plain(cache: Any) -> bool:
+    """Whether the cache has rows of 576 values in 8 bits, without scales."""
+    try:
+        return cache.shape[-1] == 576 and cache.itemsize == 1
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # which decode refuses
+        return False
+
+
+def _scale(operation: str, argument: str, scale: Any, plain: bool) -> Any:
+    """The scale of a plain cache or of its queries, as one row of one value."""
+    if scale is None:
+        return None
+    if not plain:
+        refuse(operation, argument, "None: caches have scales of their own", type(scale).__name__)
+    return scale.reshape(1) if shape_of(operation, argument, scale) == () else scale
+
+
 def _format_of(operation: str, argument: str, cache: Any) -> int:
     """Bytes of the cache's rows, of which there is a format."""
     try:
@@ -172,17 +191,18 @@ def flash_mla_with_kvcache(
     *,
     use_legacy: Optional[bool] = None,
     kv_format: Optional[str] = None,
-    descale_q: None = None,
-    descale_k: None = None,
+    descale_q: Optional[Any] = None,
+    descale_k: Optional[Any] = None,
 ) -> Tuple[Any, Any]:
     """MLA decode as FlashMLA's function of this name: over chosen rows of an f8 cache, or without
     indices over all rows of each sequence.
 
     Args:
-        q: [b, s_q, h_q, 576 or 512], bfloat16.
+        q: [b, s_q, h_q, 576 or 512], bfloat16; with a cache of "fp8_576" also float8_e4m3fn.
         k_cache: [blocks, block_size, 1, 656 or 584], float8_e4m3fn, uint8 or int8: the formats
-            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656, or
-            [..., 576], bfloat16; on the CPU also [..., 512].
+            "fp8_656" and "fp8_584" of winnow.sparse_mla.decode(). Without indices 656 or 576
+            ("fp8_576", whatever is_fp8_kvcache says), or [..., 576], bfloat16; on the CPU also
+            [..., 512].
         block_table: [b, max_blocks], int32; rows of a block outside of the cache are not seen.
             cache_seqlens: [b], int32. Neither is read beside indices.
         head_dim_v: 512.
@@ -198,7 +218,8 @@ def flash_mla_with_kvcache(
         enable_batch_invariant: the last bits do not depend on the batch.
         use_legacy: a choice between kernels of SGLang's build; not read.
         kv_format: "V32" or "V4": what the rows of k_cache say as well.
-        descale_q, descale_k: None: scales of queries and of caches in 8 bits without scales.
+        descale_q, descale_k: one number each, float32, of "fp8_576": what q and the rows are
+            multiplied by; 1 if None.
 
     Returns:
         (out [b, s_q, h_q, 512], lse [b, h_q, s_q]); natural logarithms without the sink, +inf for a
@@ -212,9 +233,10 @@ def flash_mla_with_kvcache(
     """
     name = "flash_mla_with_kvcache"
     check_value(name, "head_dim_v", 512, head_dim_v)
-    for argument, value in (("descale_q", descale_q), ("descale_k", descale_k)):
-        if value is not None:
-            refuse(name, argument, "None: caches have scales of their own", type(value).__name__)
+    plain = indices is None and _is_plain(k_cache)
+    if descale_q is not None or descale_k is not None:
+        descale_q = _scale(name, "descale_q", descale_q, plain)
+        descale_k = _scale(name, "descale_k", descale_k, plain)
     invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
     causal = flag(name, "causal", causal)
     is_fp8_kvcache = flag(name, "is_fp8_kvcache", is_fp8_kvcache)
@@ -233,16 +255,20 @@ def flash_mla_with_kvcache(
                 refuse(name, argument, "None without indices", type(value).__name__)
         if not causal:
             cache_seqlens = _seen_by_all(q, cache_seqlens)
+        if plain and str(getattr(q, "dtype", "")) == "torch.float8_e4m3fn":
+            q = q.bfloat16()  # exact
         try:
             out, lse = sparse_mla.decode(
                 q,
-                _bytes(k_cache) if is_fp8_kvcache else k_cache,
-                format="fp8_656" if is_fp8_kvcache else "bf16",
+                _bytes(k_cache) if plain or is_fp8_kvcache else k_cache,
+                format="fp8_576" if plain else "fp8_656" if is_fp8_kvcache else "bf16",
                 scale=softmax_scale,
                 block_tables=block_table,
                 context_lens=cache_seqlens,
                 batch_invariant=invariant,
                 out=out,
+                q_scale=descale_q,
+                kv_scale=descale_k,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None

@@ -86,7 +86,7 @@ class Arguments {
                         : row == 584 ? CacheFormat::fp8_584
                                      : CacheFormat::bf16;
     const auto drawn = bytes_.take<std::uint8_t>();
-    value = drawn % 4 == 3 ? static_cast<CacheFormat>(drawn / 4 % 3) : of_row;
+    value = drawn % 4 == 3 ? static_cast<CacheFormat>(drawn / 4 % 4) : of_row;
   }
 
   winnow::TensorView tensor(const Spec& spec) {

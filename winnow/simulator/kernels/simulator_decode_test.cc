@@ -50,6 +50,9 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16_576-paged-no-block", {"eager"}},
     {"bf16_576-paged-block3", {"random:6"}},
     {"bf16_576-paged-long", {"random:2"}, 36},
+    {"fp8_576-paged-sq3", {"late", "random:3"}},
+    {"fp8_576-paged-h128-batch", {"random:4"}},
+    {"fp8_576-paged-negative-q-scale", {"random:1"}, 36},
     {"fp8_656-k2048-batch", {"late"}, 6},
     {"fp8_656-k512", {"late"}, 1},
     {"fp8_584-h200-invariant", {"random:2"}, 16},
@@ -94,6 +97,15 @@ const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-paged-h70-ragged-batch", kMany},
     {"bf16_576-paged-wide", kMany},
     {"fp8_656-paged-reversed", kMany},
+    {"fp8_576-paged-scattered", kMany},
+    {"fp8_576-paged-block3", kMany},
+    {"fp8_576-paged-block128", kMany},
+    {"fp8_576-paged-length-query", kMany},
+    {"fp8_576-paged-h70-ragged-batch", kMany},
+    {"fp8_576-paged-kv-scale-batch", kMany},
+    {"fp8_576-paged-long", kMany, 36},
+    {"fp8_576-paged-no-scale", kMany},
+    {"fp8_576-paged-wide", kMany},
     {"fp8_656-h128-k512", kMany, 36},
     {"fp8_584-h128-k512", kMany, 8},
     {"bf16_576-k2048", kMany, 12},
@@ -155,6 +167,10 @@ const BugsOf chain{"decode_chain_sm90.cuh", "fp8_656-k2048", 4};
 // Of consumers with orders of their own: 20 tiles a query, whose slots are used again.
 const BugsOf orders{kKernel, "bf16_576-paged-h128-batch"};
 
+// Of rows that are in f8 from end to end: the last group of a tile has further arrivals.
+const BugsOf turn576{kTurn, "fp8_576-paged-h128-batch"},
+    consumers576{kConsumers, "fp8_576-paged-h128-batch"};
+
 constexpr const char* kMergeBegins = "head = blockIdx.x % heads, head_block = head / kHeads;";
 const std::vector<PlantedBug> kQuickBugs = {
     saying("proxy fence: wgmma",
@@ -176,10 +192,17 @@ const std::vector<PlantedBug> kQuickBugs = {
         bug("CountOfEmptyTooSmall", "shared.empty()[slot][group].init", Action::add, -1))),
     in_one_schedule(consumers_of_chain("CountOfEmptyLogitRowsTooSmall",
                                        "shared.empty()[slot][group].init", Action::add, -1)),
+    in_one_schedule(consumers576("CountOfFullOf576TooSmall", "shared.full()[slot][group].init",
+                                 Action::add, -1)),
+    saying("race: ",
+           turn576("NoWaitForLandedRowsOf576", "shared.landed()[slot][group].wait", Action::drop)),
     in_one_schedule(
         chain("CountOfEmptyValuesTooSmall", "shared.empty()[at].init", Action::add, -1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
+    turn576("NoUpperValuesOf576", "st_shared(to + turned_[1]", Action::drop),
+    turn576("SwappedPhaseOfLandedRowsOf576", "shared.landed()[slot][group].wait", Action::add, 1),
+    turn576("NoArrivalOfValuesOf576", "full()[slot][group].arrive_warp", Action::drop),
     orders("EarlyReleaseOfTheFirstHalf", "wgmma_wait<1>();  // the first half", Action::drop),
     orders("EarlyReleaseOfTheSecondHalf", "wgmma_wait<1>();  // the second half", Action::drop),
     saying("setmaxnreg: ",

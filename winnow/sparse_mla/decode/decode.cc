@@ -108,6 +108,15 @@ void check_extra_rows(const Check& check, const DecodeArgs& args, DecodeParams& 
   }
 }
 
+void check_tensor_scales(const Check& check, const DecodeArgs& args) {
+  const std::pair<std::string_view, ConstTensorView> scales[] = {{"q_scale", args.q_scale},
+                                                                 {"kv_scale", args.kv_scale}};
+  for (const auto& [name, view] : scales) {
+    check.that(!view.present() || args.format == CacheFormat::fp8_576, name,
+               "none, but for the format fp8_576", "a tensor");
+  }
+}
+
 void check_decode_scale(const Check& check, const DecodeArgs& args, DecodeParams& params) {
   const double scale = args.scale.value_or(1.0 / std::sqrt(double(params.d_qk)));
   params.scale = static_cast<float>(scale);
@@ -134,6 +143,8 @@ struct Decode {
     kDecode.check(args, params);
     params.q = heads_of<const void*>(args.q);
     params.attn_sink = rows_of<const float*>(args.attn_sink, 0);
+    params.q_scale = static_cast<const float*>(args.q_scale.data());
+    params.kv_scale = static_cast<const float*>(args.kv_scale.data());
     params.out = heads_of<void*>(args.out);
     params.lse = heads_of<float*>(args.lse);
     return params;
@@ -147,6 +158,11 @@ struct Decode {
     check_cache_for_gpu(check, "cache", args.cache, args.format);
     if (args.extra_cache.present()) {
       check_cache_for_gpu(check, "extra_cache", args.extra_cache, args.format);
+    }
+    if (params.format == CacheFormat::fp8_576 &&
+        (backend != Backend::sm90 || !params.chosen.paged)) {
+      check.unsupported(std::string(to_string(backend)) +
+                        ": the format fp8_576 is for sm90 with block_tables");
     }
     if (backend == Backend::sm90 && params.chosen.paged && params.d_qk != 576) {
       check.unsupported("sm90: want rows of 576 columns with block_tables, got " +

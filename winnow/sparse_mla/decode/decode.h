@@ -31,6 +31,9 @@ struct DecodeArgs {
   ConstTensorView extra_indices{};      // [b, s_q, extra_topk], i32
   ConstTensorView extra_topk_length{};  // optional [b] or [b, s_q], i32
   ConstTensorView attn_sink{};          // optional [h_q], f32: a logit per head without a value
+  // Of fp8_576, optional [1], f32, on the device of q: what all queries and all rows are multiplied
+  // by; 1 where absent.
+  ConstTensorView q_scale{}, kv_scale{};
   CacheFormat format = CacheFormat::fp8_656;
   std::optional<double> scale{};  // of the logits; 1 / sqrt(d_qk) if absent
   // Whether the result of a query is bitwise independent of the other queries of the call. Without
@@ -55,7 +58,8 @@ struct DecodeArgs {
 // where row(t) is slot t of the cache, dequantised (see CacheFormat and cache_scale()), and lse' is
 // lse, or log(exp(lse) + exp(attn_sink[h])) with a sink. V is the first 512 columns of the row; in
 // fp8_584 and in bf16 with 512 columns these are all, RoPE included. The entries of a second cache
-// take part in the same sums.
+// take part in the same sums. In fp8_576 logits are multiplied by q_scale * kv_scale, which are
+// read when the call runs, and out by kv_scale.
 //
 // With block_tables the entries of a query are the positions t of its sequence, whose slots are
 // block_tables[i, t / block_size] * block_size + t % block_size. With context_lens [b] query s sees
@@ -84,11 +88,12 @@ struct DecodeArgs {
 // by 4 bytes per entry, with topk or n * block_size. Repeated calls give bitwise equal results, on
 // the CPU with any number of threads and whatever batch_invariant is. On GPUs topk, extra_topk, n *
 // block_size and b * s_q are up to 2^23 and b * s_q * h_q up to 2^30; on sm90 rows have 576 columns
-// with block_tables; rows of q, out and caches begin at multiples of 16 bytes, as do the blocks of
-// fp8_584. The call allocates nothing and neither waits nor reads lengths on the host, so
-// a CUDA graph may capture it and replay it with other contents. Streams: see Stream. Thread-safe.
-// Returns the backend that ran. Errors: Error (invalid_argument) naming the argument, before
-// anything is written; Error (unsupported) if no backend, or not the forced one, can run it.
+// with block_tables; fp8_576 is for sm90 with block_tables alone; rows of q, out and caches begin
+// at multiples of 16 bytes, as do the blocks of fp8_584. The call allocates nothing and neither
+// waits nor reads lengths on the host, so a CUDA graph may capture it and replay it with other
+// contents. Streams: see Stream. Thread-safe. Returns the backend that ran. Errors: Error
+// (invalid_argument) naming the argument, before anything is written; Error (unsupported) if no
+// backend, or not the forced one, can run it.
 //
 // Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention); the caches in f8 are those of FlashMLA.
 WINNOW_EXPORT Backend decode(const DecodeArgs& args, const RunOptions& options = {});

@@ -206,7 +206,7 @@ void add_gpu_benchmarks(std::vector<testing::Benchmark>& list) {
     for (const std::int64_t heads : {16, 32}) add({.format = format, .b = 64, .h_q = heads});
   }
   // All rows of the contexts, one query each.
-  for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_656}) {
+  for (const CacheFormat format : {CacheFormat::bf16, CacheFormat::fp8_656, CacheFormat::fp8_576}) {
     for (const std::int64_t rows : {4096, 16384}) {
       for (const std::int64_t b : {64, 128}) {
         add({.format = format, .b = b, .s_q = 1, .dense = rows});

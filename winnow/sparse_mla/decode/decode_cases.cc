@@ -21,18 +21,22 @@ testing::Tolerance lse_tolerance(double largest_logit) {
 
 std::vector<DecodeCase> make_cases() {
   std::vector<DecodeCase> list;
-  const auto add_case = [&list](DecodeCase shape) {
-    const std::string name = shape.name;
-    const auto add_format = [&](CacheFormat format, std::int64_t columns) {
-      shape.format = format;
-      shape.columns = columns;
-      shape.name = name_of(format, columns) + "-" + name;
-      list.push_back(shape);
-    };
-    add_format(CacheFormat::fp8_656, 576);
-    add_format(CacheFormat::fp8_584, 512);
-    add_format(CacheFormat::bf16, 576);
-    add_format(CacheFormat::bf16, 512);
+  const auto add_format = [&list](DecodeCase shape, CacheFormat format, std::int64_t columns) {
+    shape.format = format;
+    shape.columns = columns;
+    shape.name = name_of(format, columns) + "-" + shape.name;
+    list.push_back(shape);
+  };
+  const auto add_case = [&](const DecodeCase& shape) {
+    add_format(shape, CacheFormat::fp8_656, 576);
+    add_format(shape, CacheFormat::fp8_584, 512);
+    add_format(shape, CacheFormat::bf16, 576);
+    add_format(shape, CacheFormat::bf16, 512);
+  };
+  const auto add_scaled = [&](DecodeCase shape) {
+    shape.q_scale = 1.7;
+    shape.kv_scale = 0.45;
+    add_format(shape, CacheFormat::fp8_576, 576);
   };
   // Sizes.
   for (const std::int64_t heads : {1, 3, 8, 16, 32, 64, 96, 128, 129, 192}) {
@@ -235,6 +239,7 @@ std::vector<DecodeCase> make_cases() {
   const auto add_paged = [&](DecodeCase shape) {
     if (shape.table < 0) shape.table = 4;
     add_case(shape);
+    add_scaled(shape);
   };
   add_paged({.name = "paged"});
   add_paged(
@@ -301,6 +306,26 @@ std::vector<DecodeCase> make_cases() {
                .length_per_query = true,
                .layout = layout});
   }
+  // One scale of the queries, and one of all rows.
+  add_format({.name = "paged-no-scale", .table = 4}, CacheFormat::fp8_576, 576);
+  add_format(
+      {.name = "paged-negative-q-scale", .h_q = 64, .blocks = 12, .table = 9, .q_scale = -0.6},
+      CacheFormat::fp8_576, 576);
+  add_format({.name = "paged-kv-scale-batch",
+              .h_q = 70,
+              .blocks = 24,
+              .table = 20,
+              .kv_scale = 3,
+              .batch_invariant = false},
+             CacheFormat::fp8_576, 576);
+  add_scaled({.name = "h40", .h_q = 40});
+  add_scaled({.name = "extra-sq2-length",
+              .b = 3,
+              .s_q = 2,
+              .choice = Choice::scattered,
+              .lengths = Lengths::ragged,
+              .extra_topk = 70,
+              .sink = Sink::mixed});
   // Numbers.
   add_case({.name = "logits-30", .logits = 30});
   add_case({.name = "logits-3000", .sink = Sink::finite, .logits = 3000});
@@ -334,11 +359,17 @@ testing::CaseOutcome run(const DecodeCase& shape, const testing::Target& target)
 
 testing::Operation decode_operation() {
   const auto on_gpu = [](const DecodeCase& shape) {
-    return shape.table < 0 || row_columns(shape.format, shape.columns) == 576;
+    return shape.format == CacheFormat::fp8_576
+               ? shape.table >= 0
+               : shape.table < 0 || row_columns(shape.format, shape.columns) == 576;
   };
+  const std::vector<DecodeCase> shapes = make_cases();
+  std::vector<testing::Case> cases = testing::cases_of<DecodeCase>(shapes, run, on_gpu);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (shapes[i].format == CacheFormat::fp8_576) cases[i].only_gpu = Backend::sm90;
+  }
   return {"sparse_mla::decode", "top-k sparse MLA attention of decode steps over a paged cache",
-          testing::cases_of<DecodeCase>(make_cases(), run, on_gpu), decode_benchmarks(),
-          testing::repeated(kDecode, decode)};
+          std::move(cases), decode_benchmarks(), testing::repeated(kDecode, decode)};
 }
 
 }  // namespace winnow::sparse_mla

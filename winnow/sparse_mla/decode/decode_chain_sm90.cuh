@@ -334,7 +334,7 @@ __device__ __forceinline__ void values_role(const Params& params, const Piece& p
     const bool exists = head < params.h_q;
     const float sum = quad_sum(sums[r][0]) + quad_sum(sums[r][1]);
     const float sink = exists ? sink_of(params, head) : negative_infinity();
-    const float factor = output_factor(sum, reference[r], sink);
+    const float factor = output_factor(sum, reference[r], sink) * value_scale_of<kFormat>(params);
     if (chunk == 0 && exists && (lane & 3) == 0) {
       store_lse(params, piece.i, piece.s, head, reference[r], sum);
     }

@@ -12,6 +12,7 @@ namespace winnow::sparse_mla {
 // Rules. What they find they leave in `params`.
 void check_chosen_rows(const Check& check, const DecodeArgs& args, DecodeParams& params);
 void check_extra_rows(const Check& check, const DecodeArgs& args, DecodeParams& params);
+void check_tensor_scales(const Check& check, const DecodeArgs& args);
 void check_decode_scale(const Check& check, const DecodeArgs& args, DecodeParams& params);
 
 struct DecodeTable {
@@ -22,10 +23,9 @@ struct DecodeTable {
     using enum DType;
     return std::tuple(
         ranks<&Args::q>,
-        input<&Args::q>(
-            "[b, s_q, h_q=64, d_qk=576]", any_of(bf16),
-            "d_qk is that of a cache row: 576 for \"fp8_656\", 512 for \"fp8_584\", for "
-            "\"bf16\" the cache's own")
+        input<&Args::q>("[b, s_q, h_q=64, d_qk=576]", any_of(bf16),
+                        "d_qk is that of a cache row: 576 for \"fp8_656\" and \"fp8_576\", 512 for "
+                        "\"fp8_584\", for \"bf16\" the cache's own")
             .by_rule(),
         input<&Args::cache>("[blocks, block_size, 1, row]", any_of(u8, f8_e4m3, bf16).asked(),
                             "as the format says")
@@ -63,12 +63,18 @@ struct DecodeTable {
             .by_rule(),
         rule<check_extra_rows>,
         optional_input<&Args::attn_sink>("[h_q]", any_of(f32), "a logit per head without a value"),
+        optional_input<&Args::q_scale>(
+            "[1]", any_of(f32), "of \"fp8_576\": what all queries are multiplied by; 1 if None"),
+        optional_input<&Args::kv_scale>(
+            "[1]", any_of(f32), "of \"fp8_576\": what all rows are multiplied by; 1 if None"),
+        rule<check_tensor_scales>,
         value<&Args::format>(
             "\"fp8_656\" (DeepSeek-V3.2): rows of 512 float8_e4m3fn, 4 float32 scales and 64 "
             "bfloat16; \"fp8_584\" (DeepSeek-V4): in each block rows of 448 float8_e4m3fn and 64 "
             "bfloat16, then for each row 7 scales in ue8m0 and a byte of padding, the stride "
-            "between blocks at least block_size * 584 rounded up to a multiple of 576; \"bf16\": "
-            "rows of 576 or 512"),
+            "between blocks at least block_size * 584 rounded up to a multiple of 576; "
+            "\"fp8_576\": "
+            "rows of 576 float8_e4m3fn; \"bf16\": rows of 576 or 512"),
         value<&Args::scale>("of the logits; 1 / sqrt(d_qk) if None"),
         value<&Args::batch_invariant>(
             "the result of a query does not depend on the rest of the batch, bit for bit, which "

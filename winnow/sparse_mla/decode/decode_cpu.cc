@@ -53,6 +53,9 @@ void load_row(const Cache<const std::uint8_t>& cache, std::int64_t slot, float* 
       load_brain(row + Row584::kRopeOffset, Row584::kRope, to + Row584::kQuantised);
       return;
     }
+    case CacheFormat::fp8_576:
+      dequantise_group(row, Row576::kColumns, 1, to);
+      return;
     case CacheFormat::bf16:
       load_brain(row, cache.columns, to);
       return;
@@ -61,6 +64,8 @@ void load_row(const Cache<const std::uint8_t>& cache, std::int64_t slot, float* 
 
 // The heads of an item share the dequantised rows.
 HeadItems items_of(const DecodeParams& params) { return {params.h_q, 32}; }
+
+float value_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
 
 struct Scratch {
   RunningSoftmax<float> softmax;
@@ -82,8 +87,13 @@ struct Scratch {
   }
 };
 
-void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, std::int64_t first,
-                  Index heads, Scratch& scratch, const Executor& executor) {
+// What logits and values of a call are multiplied by.
+struct Scales {
+  float logits, values;
+};
+
+void decode_query(const DecodeParams& params, const Scales& scales, std::int64_t i, std::int64_t s,
+                  std::int64_t first, Index heads, Scratch& scratch, const Executor& executor) {
   RunningSoftmax<float>& softmax = scratch.softmax;
   for (Index h = 0; h < heads; ++h) {
     load_f32(DType::bf16, params.q.data, params.q.offset(i, s, first + h), params.d_qk,
@@ -101,11 +111,12 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
       load_row(cache, scratch.slots[static_cast<std::size_t>(begin + r)],
                softmax.rows.row(r).data());
     }
-    softmax.accumulate(heads, count, params.scale);
+    softmax.accumulate(heads, count, scales.logits);
   }
   for (Index h = 0; h < heads; ++h) {
     const float sink = params.attn_sink.present() ? params.attn_sink.data[first + h] : -kInfinity;
     const float lse = softmax.finish(h, sink);
+    if (scales.values != 1.0f) softmax.sum.row(h) *= scales.values;
     store_f32(DType::bf16, softmax.sum.row(h).data(), kValueColumns, params.out.data,
               params.out.offset(i, s, first + h));
     if (params.lse.present()) params.lse.data[params.lse.offset(i, s, first + h)] = lse;
@@ -116,12 +127,14 @@ void decode_query(const DecodeParams& params, std::int64_t i, std::int64_t s, st
 
 void decode_cpu(const DecodeParams& params, const Executor& executor) {
   const HeadItems items = items_of(params);
+  const float values = value_of(params.kv_scale);
+  const Scales scales{params.scale * (value_of(params.q_scale) * values), values};
   auto scratch = scratch_of_workers<Scratch>(executor, params);
   executor.for_each_range(
       params.b * params.s_q * items.count, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t query = item / items.count;
         const Index part = item % items.count;
-        decode_query(params, query / params.s_q, query % params.s_q, items.first(part),
+        decode_query(params, scales, query / params.s_q, query % params.s_q, items.first(part),
                      items.size(part), scratch[static_cast<std::size_t>(worker)], executor);
       });
 }

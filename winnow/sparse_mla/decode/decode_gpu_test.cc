@@ -140,7 +140,8 @@ TEST_F(DecodeGpu, EveryWayToShareOutAChainGivesTheSameBits) {
 }
 
 TEST_F(DecodeGpu, BlockTablesGiveTheSameBitsInEveryBatch) {
-  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::bf16}) {
+  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_576, CacheFormat::bf16}) {
+    const bool scaled = format == CacheFormat::fp8_576;
     const DecodeStep step = DecodeStep({.name = "tables",
                                         .format = format,
                                         .b = 50,
@@ -148,7 +149,9 @@ TEST_F(DecodeGpu, BlockTablesGiveTheSameBitsInEveryBatch) {
                                         .h_q = 128,
                                         .blocks = 200,
                                         .lengths = Lengths::ragged,
-                                        .table = 40})
+                                        .table = 40,
+                                        .q_scale = scaled ? 0.7 : 0,
+                                        .kv_scale = scaled ? 1.3 : 0})
                                 .on(kGpu);
     const Results all = run(step.args());
     for (const std::int64_t b : {1, 2, 7, 16, 17, 49}) {

@@ -59,9 +59,10 @@ struct DecodeParams {
   bool batch_invariant = true, in_list_order = false;
   Heads<const void*> q;  // [b, s_q, h_q, d_qk], bf16
   ChosenRows chosen, extra;
-  Rows<const float*> attn_sink;  // [h_q]; may be null
-  Heads<void*> out;              // [b, s_q, h_q, 512], bf16
-  Heads<float*> lse;             // [b, s_q, h_q], stride_h 1; may be null
+  Rows<const float*> attn_sink;                         // [h_q]; may be null
+  const float *q_scale = nullptr, *kv_scale = nullptr;  // may be null: 1
+  Heads<void*> out;                                     // [b, s_q, h_q, 512], bf16
+  Heads<float*> lse;                                    // [b, s_q, h_q], stride_h 1; may be null
 };
 
 void decode_cpu(const DecodeParams& params, const Executor& executor);

@@ -70,7 +70,7 @@ __device__ __forceinline__ void logits_role(const Params& params, const Pieces& 
     release_group<3>(shared, consumer);
     ++uses;
 
-    hide_logits(params.scale, mask, lane, s);
+    hide_logits(logit_scale_of<kFormat>(params), mask, lane, s);
     const std::int64_t at = params.at(item, first + tile);
     auto* const logits = reinterpret_cast<float4*>(params.chain + at * kChainTileBytes);
     float* const maxima = params.maxima + at * kHeads + 16 * warp + lane / 4;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -67,6 +68,10 @@ struct Decode {
 
 inline Decode decode(const DecodeArgs& args) {
   Decode result;
+  const auto value_of = [](const ConstTensorView& scale) {
+    return scale.present() ? double(scale.at<float>(0)) : 1.0;
+  };
+  const double values = value_of(args.kv_scale), logits = value_of(args.q_scale) * values;
   const std::int64_t h_q = args.q.size(2), d_qk = args.q.size(3);
   for (std::int64_t i = 0; i < args.q.size(0); ++i) {
     for (std::int64_t s = 0; s < args.q.size(1); ++s) {
@@ -89,9 +94,10 @@ inline Decode decode(const DecodeArgs& args) {
       in.kv = ConstTensorView(rows.data(), DType::f64,
                               {static_cast<std::int64_t>(rows.size()) / d_qk, 1, d_qk});
       in.attn_sink = args.attn_sink;
-      in.scale = args.scale;
+      in.scale = args.scale.value_or(1 / std::sqrt(double(d_qk))) * logits;
       const std::int64_t only[] = {0};
-      const Forward one = forward(in, only);
+      Forward one = forward(in, only);
+      for (double& value : one.out) value *= values;
       result.out.insert(result.out.end(), one.out.begin(), one.out.end());
       result.lse.insert(result.lse.end(), one.lse.begin(), one.lse.end());
       result.largest_logit = std::max(result.largest_logit, one.largest_logit);

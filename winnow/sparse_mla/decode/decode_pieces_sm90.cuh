@@ -63,7 +63,27 @@ struct PagedKernelParams : KernelParams {
   static constexpr bool kPaged = true;
   std::int32_t step;     // s_q where context_lens counts all queries of the step, otherwise 0
   std::uint32_t blocks;  // of the cache
+  const float *q_scale, *kv_scale;  // of fp8_576; may be null
 };
+
+// What the values of a call are multiplied by, and how its logits are scaled.
+template <CacheFormat kFormat, class Params>
+__device__ __forceinline__ float value_scale_of(const Params& params) {
+  if constexpr (kFormat == CacheFormat::fp8_576) {
+    if (params.kv_scale != nullptr) return __ldg(params.kv_scale);
+  }
+  return 1;
+}
+template <CacheFormat kFormat, class Params>
+__device__ __forceinline__ decltype(auto) logit_scale_of(const Params& params) {
+  if constexpr (kFormat == CacheFormat::fp8_576) {
+    const float of_queries = params.q_scale == nullptr ? 1.0f : __ldg(params.q_scale);
+    return LogitScale{params.scale.factor,
+                      params.scale.sign * (of_queries * value_scale_of<kFormat>(params))};
+  } else {
+    return (params.scale);  // where it is
+  }
+}
 
 // Of blocks that work on queries side by side: what they leave to each other
 // (decode_chain_sm90.cuh) of each item, that is 64 heads of a query, and tile. kComputes: of those

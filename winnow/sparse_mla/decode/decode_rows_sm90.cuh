@@ -95,7 +95,12 @@ inline constexpr int kRawCopyRows = kRawCopyThreads / 8;
 inline constexpr int kRawPasses = kTileRows / kRawCopyRows;
 
 template <CacheFormat kFormat>
-using RowOf = std::conditional_t<kFormat == CacheFormat::fp8_656, Row656, Row584>;
+using RowOf =
+    std::conditional_t<kFormat == CacheFormat::fp8_656, Row656,
+                       std::conditional_t<kFormat == CacheFormat::fp8_584, Row584, Row576>>;
+// Whether a row has scales of its own. In fp8_576 it has none, and RoPE is in f8 too.
+template <CacheFormat kFormat>
+inline constexpr bool kHasScales = kFormat != CacheFormat::fp8_576;
 
 // One thread, as init_barriers().
 template <int kDim>
@@ -142,7 +147,9 @@ class RawRows {
       valid_ |= static_cast<std::uint32_t>(mask >> row & 1) << pass;
     }
     scales_valid_ = mask >> thread & 1;
-    if constexpr (kFormat == CacheFormat::fp8_656) {
+    if constexpr (!kHasScales<kFormat>) {
+      scales_ = nullptr;
+    } else if constexpr (kFormat == CacheFormat::fp8_656) {
       scales_ = (thread < 32 ? low : high) + Row656::kScaleOffset;
     } else {
       const std::int32_t entry = thread < 32 ? entries.low : entries.high;
@@ -151,9 +158,27 @@ class RawRows {
     }
   }
 
-  // Starts the copies of 128 bytes of the rows, from `offset` on, to `destination`, a chunk.
+  // The same of a tile in one place, from `first` on, of rows `stride` bytes apart.
+  __device__ __forceinline__ RawRows(const std::uint8_t* first, std::int64_t stride,
+                                     std::uint64_t mask, int thread) {
+    static_assert(kFormat != CacheFormat::fp8_584);
+    const std::uint8_t* const mine = first + thread / 8 * stride + (thread & 7) * 16;
+    valid_ = 0;
+#pragma unroll
+    for (int pass = 0; pass < kRawPasses; ++pass) {
+      source_[pass] = mine + pass * kRawCopyRows * stride;
+      valid_ |= static_cast<std::uint32_t>(mask >> (kRawCopyRows * pass + thread / 8) & 1) << pass;
+    }
+    scales_valid_ = mask >> thread & 1;
+    scales_ = kHasScales<kFormat> ? first + thread * stride + Row656::kScaleOffset : nullptr;
+  }
+
+  // Starts the copies of 128 bytes of the rows, or 16 * kUnits, from `offset` on, to `destination`,
+  // a chunk.
+  template <int kUnits = 8>
   __device__ __forceinline__ void copy(std::uint32_t destination, int offset, int thread,
                                        std::uint64_t policy) const {
+    if (kUnits < 8 && (thread & 7) >= kUnits) return;
     const std::uint32_t to = destination + chunk_offset(thread / 8, thread & 7);
 #pragma unroll
     for (int pass = 0; pass < kRawPasses; ++pass) {
@@ -164,7 +189,9 @@ class RawRows {
   // The same of the scales to those of a slot.
   __device__ __forceinline__ void copy_scales(std::uint32_t to, int thread,
                                               std::uint64_t policy) const {
-    if constexpr (kFormat == CacheFormat::fp8_656) {
+    if constexpr (!kHasScales<kFormat>) {
+      return;
+    } else if constexpr (kFormat == CacheFormat::fp8_656) {
       cp_async_zfill<128>(to + 16 * thread, scales_, scales_valid_, policy);
     } else {
       for (int i = 0; i < 2; ++i) {
@@ -198,29 +225,61 @@ __device__ __forceinline__ void load_quantised_rows(DecodePlan<kDim> shared, std
     const int chunk = first_chunk(kSlot, group);
     rows.copy(slot[chunk].address, chunk * kChunkColumns, thread, policy);
     if (holds_rope<kDim>(kSlot, group)) {
-      rows.copy(slot[kDim / kChunkColumns - 1].address, RowOf<kFormat>::kRopeOffset, thread,
-                policy);
+      rows.template copy<kHasScales<kFormat> ? 8 : 4>(slot[kDim / kChunkColumns - 1].address,
+                                                      RowOf<kFormat>::kRopeOffset, thread, policy);
     }
     if (group == 0) rows.copy_scales(mine.scales()[kSlot].address, thread, policy);
   };
   load_groups<kSlot>(shared.consumers(), parity, landed, mask, thread, copy);
 }
 
+// --- of every format ----------------------------------------------------------------------------
+
+// The rows of a tile in one place, which begins at `first`.
+template <CacheFormat kFormat>
+__device__ __forceinline__ auto rows_of_block(const std::uint8_t* first, std::int64_t stride,
+                                              std::uint64_t mask, int thread) {
+  if constexpr (kFormat != CacheFormat::bf16) {
+    return RawRows<kFormat>(first, stride, mask, thread);
+  } else {
+    const std::uint8_t* const mine = first + thread / 8 * stride + (thread & 7) * 16;
+    GatherRows rows;
+    rows.valid = 0;
+#pragma unroll
+    for (int pass = 0; pass < kGatherPasses; ++pass) {
+      rows.source[pass] = reinterpret_cast<const char*>(mine + pass * 16 * stride);
+      rows.valid |= static_cast<std::uint32_t>(mask >> (16 * pass + thread / 8) & 1) << pass;
+    }
+    return rows;
+  }
+}
+
+// Starts the copies of the rows of a tile to slot kSlot.
+template <CacheFormat kFormat, int kDim, int kSlot, class Rows>
+__device__ __forceinline__ void load_tile(DecodePlan<kDim> shared, std::uint32_t parity,
+                                          const Rows& rows, std::uint64_t mask, int thread,
+                                          std::uint64_t policy) {
+  if constexpr (kFormat == CacheFormat::bf16) {
+    load_tile_rows<kSlot>(shared.consumers(), parity, rows, mask, thread, policy);
+  } else {
+    load_quantised_rows<kFormat, kDim, kSlot>(shared, parity, rows, mask, thread, policy);
+  }
+}
+
 // --- the role -----------------------------------------------------------------------------------
 
 // Copies run ahead of the consumers by what the slots allow, into the next piece too.
 
-// Of calls with block tables and a cache in bf16 each of whose blocks holds whole tiles. A tile is
-// one place in the cache then. What the warps do for a tile before its copies is part of the way
-// round of a slot: finding four rows for each thread takes 1,700 cycles, this takes 200.
-template <int kDim, class Params>
+// Of calls with block tables and a cache each of whose blocks holds whole tiles. A tile is one
+// place in the cache then. What the warps do for a tile before its copies is part of the way round
+// of a slot: finding four rows for each thread takes 1,700 cycles, this takes 200.
+template <CacheFormat kFormat, int kDim, class Params>
 __device__ __forceinline__ void copy_blocks_role(const Params& params, const Pieces& pieces,
                                                  DecodePlan<kDim> shared) {
   const int thread = threadIdx.x - 2 * 128;
   const std::uint64_t keep = policy_evict_last();
   const ChosenView& all = params.chosen[0];
   const std::int64_t stride = all.cache.row_stride;
-  const std::uint8_t* const mine = all.cache.data + thread / 8 * stride + (thread & 7) * 16;
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
   for (int piece = 0; piece < pieces.count(); ++piece) {
@@ -241,28 +300,22 @@ __device__ __forceinline__ void copy_blocks_role(const Params& params, const Pie
       const std::uint64_t mask = !there              ? 0
                                  : left >= kTileRows ? ~std::uint64_t{0}
                                                      : (std::uint64_t{1} << left) - 1;
-      const std::uint8_t* from = mine;
+      const std::uint8_t* from = all.cache.data;
       if (there) from += block * all.cache.block_stride + row * stride;
-      GatherRows rows;
-      rows.valid = 0;
-#pragma unroll
-      for (int pass = 0; pass < kGatherPasses; ++pass) {
-        rows.source[pass] = reinterpret_cast<const char*>(from + pass * 16 * stride);
-        rows.valid |= static_cast<std::uint32_t>(mask >> (16 * pass + thread / 8) & 1) << pass;
-      }
+      const auto rows = rows_of_block<kFormat>(from, stride, mask, thread);
       left -= kTileRows;
       row += kTileRows;
       if (row == all.cache.block_size) row = 0, ++table;
       if (tile + 1 < tiles) next = __ldg(table);
       const std::uint32_t parity = uses >> slot & 1;
       if (slot == 0) {
-        load_tile_rows<0>(shared.consumers(), parity, rows, mask, thread, keep);
+        load_tile<kFormat, kDim, 0>(shared, parity, rows, mask, thread, keep);
       } else {
-        load_tile_rows<1>(shared.consumers(), parity, rows, mask, thread, keep);
+        load_tile<kFormat, kDim, 1>(shared, parity, rows, mask, thread, keep);
       }
       if (tile == 0) {
-        replace_queries<kDim, kGatherThreads>(params, pieces, shared.consumers(), piece, q_uses++,
-                                              thread);
+        replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, shared.consumers(), piece,
+                                                     q_uses++, thread);
       }
       uses ^= 1u << slot;
     }
@@ -292,15 +345,14 @@ __device__ __forceinline__ void copy_rows_role(const Params& params, const Piece
     const bool begins = stream.begins_piece();
     const int piece = stream.piece();
     const auto load = [&]<int kSlot>() {
-      const std::uint32_t parity = uses >> kSlot & 1;
+      const auto load_rows = [&](const auto& rows) {
+        more = advance();
+        load_tile<kFormat, kDim, kSlot>(shared, uses >> kSlot & 1, rows, mask, thread, keep);
+      };
       if constexpr (kFormat == CacheFormat::bf16) {
-        const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
-        more = advance();
-        load_tile_rows<kSlot>(shared.consumers(), parity, rows, mask, thread, keep);
+        load_rows(chosen_rows(chosen, entries, mask, thread));
       } else {
-        const RawRows<kFormat> rows(chosen, entries, mask, thread);
-        more = advance();
-        load_quantised_rows<kFormat, kDim, kSlot>(shared, parity, rows, mask, thread, keep);
+        load_rows(RawRows<kFormat>(chosen, entries, mask, thread));
       }
     };
     if (slot == 0) {
@@ -319,9 +371,9 @@ __device__ __forceinline__ void copy_rows_role(const Params& params, const Piece
 template <CacheFormat kFormat, int kDim, class Params>
 __device__ __forceinline__ void copy_role(const Params& params, const Pieces& pieces,
                                           DecodePlan<kDim> shared) {
-  if constexpr (Params::kPaged && kFormat == CacheFormat::bf16) {
+  if constexpr (Params::kPaged) {
     if (params.chosen[0].cache.block_size % kTileRows == 0) {
-      return copy_blocks_role(params, pieces, shared);
+      return copy_blocks_role<kFormat>(params, pieces, shared);
     }
   }
   copy_rows_role<kFormat>(params, pieces, shared);

@@ -74,8 +74,10 @@ void with_kind(const DecodeParams& params, const KernelParams& kernel, const Lau
   using enum CacheFormat;
   if (params.chosen.paged) {
     const PagedKernelParams paged{kernel, static_cast<std::int32_t>(params.chosen.step),
-                                  count(params.chosen.cache.blocks)};
+                                  count(params.chosen.cache.blocks), params.q_scale,
+                                  params.kv_scale};
     if (params.format == fp8_656) return launch.template operator()<fp8_656, 576>(paged);
+    if (params.format == fp8_576) return launch.template operator()<fp8_576, 576>(paged);
     return launch.template operator()<bf16, 576>(paged);
   }
   if (params.format == fp8_656) return launch.template operator()<fp8_656, 576>(kernel);

@@ -86,6 +86,7 @@ struct Work {
   __device__ __forceinline__ void store(int n, int warp, int lane, const RowState& state,
                                         const Output& o) const {
     const Piece piece = pieces[n];
+    const float value_scale = value_scale_of<kFormat>(params);
     bool is_first = kConsumer == 0;
     if constexpr (kConsumer == kEither) is_first = number_of<kConsumer>() == 0;
 #pragma unroll
@@ -97,12 +98,13 @@ struct Work {
       if (piece.partial < 0) {
         const float sink = exists ? sink_of(params, head) : negative_infinity();
         if (tells) store_lse(params, piece.i, piece.s, head, state.reference[r], state.sum[r]);
+        const float factor = output_factor(state.sum[r], state.reference[r], sink) * value_scale;
         store_output_row<kConsumer>(params.out.at(piece.i, piece.s, exists ? head : 0), exists, r,
-                                    output_factor(state.sum[r], state.reference[r], sink), lane, o);
+                                    factor, lane, o);
       } else {
         const std::uint32_t part = piece.partial * kHeads + row;
         const float factor = factor_to_f16<kShort>(o, r);
-        const float power = inverse_power(factor);
+        const float power = inverse_power(factor) * value_scale;
         PartialSums& sums = params.partial_sums[part];
         if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
         if (first) sums.power[is_first ? 0 : 1] = power;
@@ -129,8 +131,7 @@ struct Work {
 template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
-  constexpr bool kOwnOrders =
-      kConsumer != kEither && Params::kPaged && kFormat == CacheFormat::bf16;
+  constexpr bool kOwnOrders = kConsumer != kEither && Params::kPaged;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
   // multiprocessors are free, which costs more than it saves.
   if (threadIdx.x == 0) {
     init_barriers(consumers, [](int, int group) {
-      return kCopied ? copied_group_arrivals(group) : kTurnedGroupArrivals;
+      return kCopied ? copied_group_arrivals(group) : turned_group_arrivals<kFormat>(group);
     });
     if (!kCopied) init_landed_barriers(shared);
     fence_mbarrier_init();
@@ -259,14 +260,14 @@ __global__ void __launch_bounds__(kBlockThreads<kFormat>, 1)
     if constexpr (Params::kLogits) {
       logits_role<kFormat>(params, pieces, consumers);
     } else {
-      consumer_role<kEither>(work, params.scale, consumers);
+      consumer_role<kEither>(work, logit_scale_of<kFormat>(params), consumers);
     }
   } else if (!kShort && warpgroup == 0) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<0>(work, params.scale, consumers);
+    consumer_role<0>(work, logit_scale_of<kFormat>(params), consumers);
   } else if (!kShort && warpgroup == 1) {
     setmaxnreg_inc<kMultiplyRegisters<kFormat>>();
-    consumer_role<1>(work, params.scale, consumers);
+    consumer_role<1>(work, logit_scale_of<kFormat>(params), consumers);
   } else {
     setmaxnreg_dec<kBringRegisters<kFormat>>();
     const int thread = __shfl_sync(kFullWarp, threadIdx.x, 0) - 2 * 128;  // the warp's first one

@@ -37,6 +37,10 @@ std::vector<std::uint8_t> random_row(const DecodeCase& shape, std::size_t bytes,
     put_brain(row, 0, bytes, random);
     return row;
   }
+  if (shape.format == CacheFormat::fp8_576) {
+    for (std::uint8_t& byte : row) byte = Float8E4M3(static_cast<float>(random.normal())).bits;
+    return row;
+  }
   const bool wide = shape.format == CacheFormat::fp8_656;
   const std::size_t quantised = wide ? 512 : 448, group = wide ? 128 : 64;
   for (std::size_t first = 0, g = 0; first < quantised; first += group, ++g) {
@@ -238,6 +242,14 @@ DecodeStep::DecodeStep(const DecodeCase& step) : shape(step) {
       attn_sink.view.at<float>(h) = sink_of(shape, h, random);
     }
   }
+  const auto scalar = [](double value) {
+    if (value == 0) return StridedTensor();
+    StridedTensor one = testing::make_tensor(DType::f32, {1}, Layout::dense);
+    one.view.at<float>(0) = static_cast<float>(value);
+    return one;
+  };
+  q_scale = scalar(shape.q_scale);
+  kv_scale = scalar(shape.kv_scale);
   out = testing::make_output(DType::bf16, {shape.b, shape.s_q, shape.h_q, 512}, shape.layout);
   lse = testing::make_output(DType::f32, {shape.b, shape.s_q, shape.h_q}, shape.layout);
 }
@@ -247,6 +259,8 @@ DecodeStep DecodeStep::on(Device device) const {
   copy.shape = shape;
   copy.q = testing::on(device, q);
   copy.attn_sink = testing::on(device, attn_sink);
+  copy.q_scale = testing::on(device, q_scale);
+  copy.kv_scale = testing::on(device, kv_scale);
   copy.out = testing::on(device, out);
   copy.lse = testing::on(device, lse);
   copy.chosen = chosen.on(device);
@@ -265,6 +279,8 @@ DecodeArgs DecodeStep::args() const {
           .extra_indices = extra.indices.view,
           .extra_topk_length = extra.topk_length.view,
           .attn_sink = attn_sink.view,
+          .q_scale = q_scale.view,
+          .kv_scale = kv_scale.view,
           .format = shape.format,
           .scale = shape.scale,
           .batch_invariant = shape.batch_invariant,

@@ -29,9 +29,10 @@ struct DecodeCase {
   Sink sink = Sink::absent;
   Layout layout = Layout::dense;
   std::optional<double> scale{};
-  double logits = 1;        // standard deviation of the logits
-  bool odd_scales = false;  // of fp8_656: any f32, not powers of two
-  bool poison = true;       // rows that no query chose are NaN
+  double logits = 1;                 // standard deviation of the logits
+  bool odd_scales = false;           // of fp8_656: any f32, not powers of two
+  double q_scale = 0, kv_scale = 0;  // of fp8_576; 0: absent
+  bool poison = true;                // rows that no query chose are NaN
   bool batch_invariant = true;
 };
 
@@ -51,7 +52,7 @@ struct DecodeStep {
   DecodeArgs args() const;
 
   DecodeCase shape;
-  StridedTensor q, attn_sink, out, lse;
+  StridedTensor q, attn_sink, q_scale, kv_scale, out, lse;
   ChosenTensors chosen, extra;
 };
 

@@ -55,7 +55,8 @@ TEST(Decode, GivesTheBitsOfForward) {
 
 // A sequence of a batch alone gives the bits that it has in the batch, with any number of threads.
 TEST(Decode, HasTheSameBitsWhateverTheBatch) {
-  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16}) {
+  for (const CacheFormat format :
+       {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::fp8_576, CacheFormat::bf16}) {
     const DecodeStep step({.name = "batch",
                            .format = format,
                            .columns = row_columns(format),
@@ -146,7 +147,8 @@ TEST(DecodeSplit, OfAChainLeavesNoTile) {
 
 // Caches of bytes may begin anywhere on the CPU, and scales in them.
 TEST(Decode, TakesACacheAtAnyAddress) {
-  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584}) {
+  for (const CacheFormat format :
+       {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::fp8_576}) {
     const DecodeStep step({.name = "address", .format = format});
     decode(step.args());
     const Tensor& storage = step.chosen.cache.storage;
@@ -183,7 +185,8 @@ TEST(Decode, ANanReachesOnlyTheQueriesThatSeeIt) {
 
 // With block tables the bits are those of a call with the slots of all positions as indices.
 TEST(Decode, BlockTablesAreAllIndices) {
-  for (const CacheFormat format : {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::bf16}) {
+  for (const CacheFormat format :
+       {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::fp8_576, CacheFormat::bf16}) {
     const DecodeStep step({.name = "tables",
                            .format = format,
                            .columns = row_columns(format),
@@ -286,9 +289,11 @@ TEST(Decode, Refuses) {
   reject([&](Args& a) { a.q = f32; }, "q: want dtype bf16, got f32");
   reject([](Args& a) { a.cache = {}; },
          "cache: want a tensor [blocks, block_size, 1, 656], got none");
-  reject([&](Args& a) { a.cache = bytes; },
-         "cache: want [blocks, block_size, 1, 656] for the format fp8_656 (fp8_656 has rows of 656 "
-         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 600");
+  reject(
+      [&](Args& a) { a.cache = bytes; },
+      "cache: want [blocks, block_size, 1, 656] for the format fp8_656 (fp8_656 has rows of 656 "
+      "bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 elements), got a last dimension "
+      "of 600");
   reject([](Args& a) { a.indices = {}; }, "indices: want a tensor [b, s_q, topk], got none");
   reject([&](Args& a) { a.indices = flat; },
          "indices: want 3 dimensions [b, s_q, topk], got shape [2, 64]");
@@ -327,6 +332,63 @@ TEST(Decode, Refuses) {
   reject([&](Args& a) { a.out = {}; },
          "out: want a tensor of shape [b=2, s_q=1, h_q=8, d_v=512], got none");
   reject([&](Args& a) { a.lse = lse; }, "lse: want shape [b=2, s_q=1, h_q=8], got [2, 8]");
+}
+
+// The scales are read when the call runs; they belong to fp8_576, which store() does not write.
+TEST(Decode, ScalesOfATensorAreForTheirFormatAlone) {
+  const DecodeStep step({.name = "scales",
+                         .format = CacheFormat::fp8_576,
+                         .h_q = 2,
+                         .table = 4,
+                         .q_scale = 2,
+                         .kv_scale = 3});
+  DecodeArgs args = step.args();
+  const auto reject = [&](const auto& bend, const std::string& text) {
+    DecodeArgs bent = args;
+    bend(bent);
+    expect_error([&] { decode(bent); }, ErrorCode::invalid_argument, "sparse_mla::decode: " + text);
+    EXPECT_EQ(winnow::testing::count_unwritten(step.out.view), step.out.view.numel()) << text;
+  };
+  Tensor two(DType::f32, {2}), wide(DType::f64, {1}), rows(DType::bf16, {1, 576});
+  Tensor flat(DType::f32, {1, 1});
+  using Args = DecodeArgs;
+  reject([&](Args& a) { a.q_scale = two; }, "q_scale: want shape [1], got [2]");
+  reject([&](Args& a) { a.kv_scale = flat; }, "kv_scale: want shape [1], got [1, 1]");
+  reject([&](Args& a) { a.kv_scale = wide; }, "kv_scale: want dtype f32, got f64");
+  const DecodeStep other({.name = "scales-of-656", .h_q = 2, .table = 4});
+  const auto reject_other = [&](Args bent, const std::string& name) {
+    bent.cache = other.args().cache;
+    bent.format = CacheFormat::fp8_656;
+    expect_error(
+        [&] { decode(bent); }, ErrorCode::invalid_argument,
+        "sparse_mla::decode: " + name + ": want none, but for the format fp8_576, got a tensor");
+  };
+  reject_other(args, "q_scale");
+  args.q_scale = {};
+  reject_other(args, "kv_scale");
+  args = step.args();
+
+  Tensor slots(DType::i32, {1});
+  expect_error(
+      [&] {
+        store({.rows = rows,
+               .slots = slots,
+               .format = CacheFormat::fp8_576,
+               .cache = step.chosen.cache.view});
+      },
+      ErrorCode::invalid_argument,
+      "sparse_mla::store: format: want fp8_656, fp8_584 or bf16, got fp8_576");
+
+  Tensor twice(DType::bf16, step.out.view.shape());
+  decode(args);
+  step.q_scale.view.at<float>(0) = 1;
+  step.kv_scale.view.at<float>(0) = 6;
+  args.out = twice;
+  decode(args);
+  for (std::int64_t c = 0; c < 512; ++c) {
+    EXPECT_EQ(static_cast<float>(twice.view().at<BFloat16>(1, 0, 1, c)),
+              2 * static_cast<float>(step.out.view.at<BFloat16>(1, 0, 1, c)));
+  }
 }
 
 TEST(Decode, RefusesOverlapAndOtherBackends) {

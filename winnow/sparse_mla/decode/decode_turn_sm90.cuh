@@ -18,6 +18,14 @@ using namespace winnow::sparse_mla::decode_values;
 inline constexpr int kTurnWarps = (256 - kCopyThreads<CacheFormat::fp8_656>) / 32;
 inline constexpr int kQuarters = 4;
 inline constexpr int kTurnedGroupArrivals = kQuarters * kWarpArrival;
+// RoPE in f8 comes with the last group, and is turned like a further one.
+template <CacheFormat kFormat>
+inline constexpr bool kTurnsRope = kFormat == CacheFormat::fp8_576;
+inline constexpr std::uint32_t kRopeChunk = 8;
+template <CacheFormat kFormat>
+__device__ constexpr int turned_group_arrivals(int group) {
+  return kTurnedGroupArrivals * (kTurnsRope<kFormat> && group == kGroups - 1 ? 2 : 1);
+}
 
 // Turns a quarter of a group of a tile: 16 rows. A thread has two of them, eight apart,
 // and of each chunk 16 columns of them: four lanes have those of a row.
@@ -38,19 +46,24 @@ class RowTurner {
   __device__ __forceinline__ void turn(std::uint32_t to, std::uint32_t scales_of_rows,
                                        std::uint32_t chunk, std::uint32_t quarter, int first = 0,
                                        int end = 2) const {
-    // Of fp8_584, chunk 7 is RoPE.
+    // Of fp8_584, chunk 7 is RoPE; of fp8_576, no chunk follows RoPE.
     if (kFormat == CacheFormat::fp8_584 && chunk == 6) end = 1;
+    if (kTurnsRope<kFormat> && chunk == kRopeChunk) end = 1;
     const auto has = [&](int c) { return c >= first && c < end; };
     const std::uint32_t base = to + quarter * 16 * 128;
     const auto raw_place = [&](int r, int c) { return base + r * kRowsApart + (raw_ ^ 64 * c); };
     const auto raw = [&](int r, int c) { return ld_shared_words(raw_place(r, c)); };
     const auto scales_of = [&](int r) {
-      return ld_shared<std::uint32_t>(scales_of_rows + (16 * quarter + row_ + 8 * r) * 16 +
-                                      (kFormat == CacheFormat::fp8_656 ? chunk / 2 : chunk / 4) *
-                                          4);
+      if constexpr (kHasScales<kFormat>) {
+        return ld_shared<std::uint32_t>(scales_of_rows + (16 * quarter + row_ + 8 * r) * 16 +
+                                        (kFormat == CacheFormat::fp8_656 ? chunk / 2 : chunk / 4) *
+                                            4);
+      } else {
+        return __float_as_uint(1.0f);
+      }
     };
     const auto scale_of = [&](std::uint32_t scales, int c) {
-      return kFormat == CacheFormat::fp8_656
+      return kFormat != CacheFormat::fp8_584
                  ? __uint_as_float(scales)
                  : ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (chunk % 4 + c)));
     };
@@ -123,7 +136,7 @@ class RowTurner {
 template <CacheFormat kFormat, int kDim, class Params>
 __device__ __forceinline__ void turn_role(const Pieces& pieces, DecodePlan<kDim> shared, int warp) {
   const RowTurner<kFormat> turner;
-  constexpr std::uint32_t kUnits = kGroups * kQuarters;
+  constexpr std::uint32_t kUnits = (kGroups + (kTurnsRope<kFormat> ? 1 : 0)) * kQuarters;
   std::uint32_t unit = warp;  // the warp's next one, from those of the tile on
   std::uint32_t uses = 0;     // bit `slot`: the parity of the slot's barriers
   for (int n = 0; n < pieces.count(); ++n) {
@@ -132,8 +145,13 @@ __device__ __forceinline__ void turn_role(const Pieces& pieces, DecodePlan<kDim>
       const int slot = (tile ^ first_slot) & 1;
 #pragma unroll 1
       for (; unit < kUnits; unit += kTurnWarps) {
-        const std::uint32_t group = unit / kQuarters, quarter = unit % kQuarters;
-        const std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
+        std::uint32_t group = unit / kQuarters;
+        const std::uint32_t quarter = unit % kQuarters;
+        std::uint32_t chunk = 4 * (slot ^ group / 2) + 2 * (group % 2);  // first_chunk()
+        if (kTurnsRope<kFormat> && group == kGroups) {
+          group = kGroups - 1;
+          chunk = kRopeChunk;
+        }
         shared.landed()[slot][group].wait(uses >> slot & 1, "turn",
                                           static_cast<int>(slot * kGroups + group));
         turner.turn(shared.consumers().k()[slot][chunk].address, shared.scales()[slot].address,

@@ -153,7 +153,7 @@ TEST(Store, Refuses) {
       },
       "cache: want rows 584 elements apart, the nominal layout of fp8_584, got a stride of 600");
   expect_error([] { cache_format_from_string("fp8"); }, ErrorCode::invalid_argument,
-               "cache_format_from_string: format: want fp8_656, fp8_584 or bf16, got fp8");
+               "cache_format_from_string: format: want fp8_656, fp8_584, fp8_576 or bf16, got fp8");
   EXPECT_EQ(int(cache_format_from_string("fp8_584")), int(CacheFormat::fp8_584));
 }
 

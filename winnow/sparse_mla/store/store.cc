@@ -10,6 +10,7 @@ namespace winnow::sparse_mla {
 
 void check_rows_and_cache(const Check& check, const StoreArgs& args, StoreParams& params) {
   const Device device = args.rows.device();
+  check.that(args.format != CacheFormat::fp8_576, "format", "fp8_656, fp8_584 or bf16", "fp8_576");
   params.cache = check_cache_output(check, "cache", args.cache, args.format, device);
   check.input("rows", args.rows, {{"n", args.rows.size(0)}, {"columns", params.cache.columns}},
               {DType::bf16}, device);
