@@ -1,9 +1,8 @@
-// sparse_mla::backward of every GPU in the simulator, which is one of compute capability 8.6 here:
-// it has no other kernels for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::backward of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,12 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation backward_operation(std::int64_t most_queries);
 
 namespace {
-
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = 99 * 1024;
-  return true;
-}();
 
 // Blocks have several queries all the same.
 testing::Operation cut_operation() { return backward_operation(6); }

@@ -1,9 +1,8 @@
-// sparse_mla::distribution of every GPU in the simulator, which is one of compute capability 8.6
-// here: it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::distribution of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,13 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation distribution_operation();
 
 namespace {
-
-constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = kLeast;
-  return true;
-}();
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h64", schedules(1, {3})},      {"bf16-h128", {"random:2"}},
@@ -50,16 +42,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
 };
 
 // Where a block may have more, the queries are in four parts.
-void expect_large_passes(std::size_t cases) {
-  simulator::settings().shared_bytes = kLarge;
-  for (std::size_t i = 0; i < cases; ++i) {
-    const PassingCase& one = kQuickCases[i];
-    simulator::expect_passes(distribution_operation(), one.name, one.schedules.front());
-  }
-  simulator::settings().shared_bytes = kLeast;
+TEST(SimulatorDistributionCudaLarge, Passes) {
+  expect_passes_with_much_memory(distribution_operation(), kQuickCases, 3);
 }
-TEST(SimulatorDistributionCudaLarge, Passes) { expect_large_passes(3); }
-TEST(ThoroughDistributionCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
+TEST(ThoroughDistributionCudaLarge, Passes) {
+  expect_passes_with_much_memory(distribution_operation(), kQuickCases, kQuickCases.size());
+}
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

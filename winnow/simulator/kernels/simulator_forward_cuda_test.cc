@@ -1,9 +1,8 @@
-// sparse_mla::forward of every GPU in the simulator, which is one of compute capability 8.6 here:
-// it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::forward of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,13 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation forward_operation();
 
 namespace {
-
-constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = kLeast;
-  return true;
-}();
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h64", {"late", "random:1"}},   {"bf16-d512-h64-k512", {"random:3"}},
@@ -71,23 +63,15 @@ const std::vector<PlantedBug> kLargeBugs = {
 };
 
 // Where a block may have more, the turns of three tiles are on the way at a time.
-void expect_large_passes(std::size_t cases) {
-  simulator::settings().shared_bytes = kLarge;
-  for (std::size_t i = 0; i < cases; ++i) {
-    const PassingCase& one = kQuickCases[i];
-    simulator::expect_passes(forward_operation(), one.name, one.schedules.front());
-  }
-  simulator::settings().shared_bytes = kLeast;
+TEST(SimulatorForwardCudaLarge, Passes) {
+  expect_passes_with_much_memory(forward_operation(), kQuickCases, 3);
 }
-TEST(SimulatorForwardCudaLarge, Passes) { expect_large_passes(3); }
-TEST(ThoroughForwardCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
+TEST(ThoroughForwardCudaLarge, Passes) {
+  expect_passes_with_much_memory(forward_operation(), kQuickCases, kQuickCases.size());
+}
 
-const bool kLargeRegistered = simulator::register_bugs(
-    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
-      simulator::settings().shared_bytes = kLarge;
-      simulator::expect_found(forward_operation(), one);
-      simulator::settings().shared_bytes = kLeast;
-    });
+const bool kLargeRegistered = register_bugs_with_much_memory<forward_operation>(
+    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs);
 
 WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);
