@@ -12,7 +12,7 @@ using simulator::BugsOf;
 using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
@@ -45,48 +45,44 @@ constexpr const char* kLargeSent =
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
-            Action::drop),
-    cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", Action::drop, 0, -1),
-    beyond_a_pair(cluster("SumsForTwoBlocks", kSent, Action::drop)),
-    in_one_schedule(beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, Action::drop))),
-    large("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
-    large("LargeSumsBeforeTheyAreThere", "parity, \"columns\", turn);", Action::drop),
-    large("LargeSlotsBeforeTheyAreThere", "parity, \"slots\", stage);", Action::drop),
-    warps("StageBeforeItIsThere", kStageWaited, Action::drop),
-    in_one_schedule(
-        block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", Action::drop)),
+            drop),
+    cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", drop, 0, -1),
+    beyond_a_pair(cluster("SumsForTwoBlocks", kSent, drop)),
+    in_one_schedule(beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, drop))),
+    large("NoBarrierBeforeOneSends", "// all blocks run before one sends", drop),
+    large("LargeSumsBeforeTheyAreThere", "parity, \"columns\", turn);", drop),
+    large("LargeSlotsBeforeTheyAreThere", "parity, \"slots\", stage);", drop),
+    warps("StageBeforeItIsThere", kStageWaited, drop),
+    in_one_schedule(block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    cluster("SumsForTheNextBlock", kSent, Action::add, 1 << 24),
-    cluster("SumsElsewhere", kSent, Action::add, 8),
-    large("LargeSumsElsewhere", kLargeSent, Action::add, 8),
-    large("LargeSumsOfOneBlockLess", "unsigned>(shares.blocks * sizeof(float2)));", Action::add, -8,
-          -1),
-    large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", Action::drop),
-    large("LastGradientsBeforeTheyAreThere", "// the gradients of the last window are there",
-          Action::drop),
-    in_one_schedule(large("LaneOfItsOwn", "__shfl_xor_sync(device::kFullWarp, others, distance));",
-                          Action::drop)),
+    cluster("SumsForTheNextBlock", kSent, add, 1 << 24),
+    cluster("SumsElsewhere", kSent, add, 8),
+    large("LargeSumsElsewhere", kLargeSent, add, 8),
+    large("LargeSumsOfOneBlockLess", "unsigned>(shares.blocks * sizeof(float2)));", add, -8, -1),
+    large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", drop),
+    large("LastGradientsBeforeTheyAreThere", "// the gradients of the last window are there", drop),
     in_one_schedule(
-        large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", Action::add, 1)),
-    course("CourseWrittenBeforeItIsGone", "// the course has been gone", Action::drop),
-    large("FirstCourseBeforeItIsThere", "// the first course is there", Action::drop),
-    cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", Action::add, 1),
-    cluster("SumsOfOneBlockLess", "expect(there, static_cast<unsigned>(blocks) *", Action::add, -8),
-    warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, Action::drop, 0, 1),
-    turns("StageWrittenWhileItIsRead", "// the stage has been read", Action::drop),
-    warps("SpotsBeforeTheyAreThere", "// the windows are there", Action::drop),
-    turns("SpotsWrittenWhileTheyAreRead", "// the windows have been read", Action::drop),
-    warps("SumsOfWarpsBeforeTheyAreThere", "bar_sync<kMostColumns / kColumns>(", Action::drop),
-    warps("NormBeforeItIsThere", "// norm_weight is there", Action::drop),
-    warps("SumsOfWindowsBeforeTheyAreThere", "put_part(params, shared.gradients", Action::drop, 0,
-          -1),
-    warps("SumsWhereAStageIsRead", "// all stages have been read", Action::drop),
-    rows("RowLoadedTooLate", "for (int half = 1; half < p.d; half *= 2) {", Action::drop, 0, 1),
-    rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", Action::drop, 0, -1),
-    groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", Action::drop, 0, 1),
-    groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
-    block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", Action::drop, 0, 1),
+        large("LaneOfItsOwn", "__shfl_xor_sync(device::kFullWarp, others, distance));", drop)),
+    in_one_schedule(
+        large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", add, 1)),
+    course("CourseWrittenBeforeItIsGone", "// the course has been gone", drop),
+    large("FirstCourseBeforeItIsThere", "// the first course is there", drop),
+    cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", add, 1),
+    cluster("SumsOfOneBlockLess", "expect(there, static_cast<unsigned>(blocks) *", add, -8),
+    warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, drop, 0, 1),
+    turns("StageWrittenWhileItIsRead", "// the stage has been read", drop),
+    warps("SpotsBeforeTheyAreThere", "// the windows are there", drop),
+    turns("SpotsWrittenWhileTheyAreRead", "// the windows have been read", drop),
+    warps("SumsOfWarpsBeforeTheyAreThere", "bar_sync<kMostColumns / kColumns>(", drop),
+    warps("NormBeforeItIsThere", "// norm_weight is there", drop),
+    warps("SumsOfWindowsBeforeTheyAreThere", "put_part(params, shared.gradients", drop, 0, -1),
+    warps("SumsWhereAStageIsRead", "// all stages have been read", drop),
+    rows("RowLoadedTooLate", "for (int half = 1; half < p.d; half *= 2) {", drop, 0, 1),
+    rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", drop, 0, -1),
+    groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", drop, 0, 1),
+    groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", drop),
+    block("PartsBeforeTheyAreAdded", "&sums[warp][lane * kColumns]) = sum;", drop, 0, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

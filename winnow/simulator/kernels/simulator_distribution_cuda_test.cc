@@ -24,21 +24,19 @@ const std::vector<PassingCase> kThoroughCases =
 const BugsOf bug{"distribution_cuda.cuh", "bf16-k512"}, heads{"distribution_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ",
-           bug("NoWaitForRows", "cp_async_wait<0>();  // the thread's copies", Action::drop)),
+    race(bug("NoWaitForRows", "cp_async_wait<0>();  // the thread's copies", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", bug("NoBarrierBehindRows", "the tile is there, and the one", Action::drop)),
-    saying("race: ", bug("WaitForTheTileBefore", "cp_async_wait<0>();  // the thread's copies",
-                         Action::add, 1)),
-    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindTheLastSums", "the sums of the last tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindBounds", "the bounds are there", Action::drop)),
-    saying("race: ", heads("LastTileReplacedEarly", "the sums of the last tile", Action::drop)),
-    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", Action::drop)),
-    bug("LateSums", "sums[8 * n + 2 * lane + e].store", Action::delay),
-    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", Action::add, 4),
+    race(bug("NoBarrierBehindRows", "the tile is there, and the one", drop)),
+    race(bug("WaitForTheTileBefore", "cp_async_wait<0>();  // the thread's copies", add, 1)),
+    race(bug("NoCommit", "cp_async_commit();  // of the next tile", drop)),
+    race(bug("NoBarrierBehindLogits", "the logits are there", drop)),
+    race(bug("NoBarrierBehindTheLastSums", "the sums of the last tile", drop)),
+    race(bug("NoBarrierBehindBounds", "the bounds are there", drop)),
+    race(heads("LastTileReplacedEarly", "the sums of the last tile", drop)),
+    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", drop)),
+    bug("LateSums", "sums[8 * n + 2 * lane + e].store", delay),
+    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", add, 4),
 };
 
 // Where a block may have more, the queries are in four parts.
