@@ -113,7 +113,7 @@ def retried(group, kind):
                 call()
                 break
             except Error as error:
-                assert "did not come to the same call" in str(error), error
+                assert "did not come to the same call" in error.message, error
     assert 2 < attempts < 20
     call()
 

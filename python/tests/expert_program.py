@@ -260,34 +260,34 @@ def check_barriers(rank, world, local):
         check_waits(rank, everybody, lambda: barrier_all_on_stream(None))
 
 
+def refused(call, kind=ValueError):
+    """The error that the call must raise."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError("not refused")
+
+
 def check_refusals(rank, world):
     layer = _layer(rank, world, world)
     tokens = _tokens(rank, 2, torch.bfloat16).to(DEVICE)
     zeros = torch.zeros(2, TOPK, dtype=torch.int32, device=DEVICE)
-    try:
-        layer.dispatch(tokens, zeros.double() if rank == 1 else zeros)
-    except ValueError as error:
-        assert "rank 1: expert_indices: want dtype i32 or i64, got f64" in str(error)
-    else:
-        raise AssertionError("not refused")
+    error = refused(lambda: layer.dispatch(tokens, zeros.double() if rank == 1 else zeros))
+    assert "rank 1: expert_indices: want dtype i32 or i64, got f64" in error.message
     layer.dispatch(tokens, zeros)
-    try:
-        _layer(rank, world, world, dtype=torch.float16 if rank == 1 else torch.bfloat16)
-    except ValueError as error:
-        others = "rank 0" if world == 2 else "ranks 0, 2, 3"
-        wanted = f"dtype: want the same on every rank, got bf16 ({others}), f16 (rank 1)"
-        assert wanted in str(error)
-    else:
-        raise AssertionError("not refused")
+    dtype = torch.float16 if rank == 1 else torch.bfloat16
+    error = refused(lambda: _layer(rank, world, world, dtype=dtype))
+    others = "rank 0" if world == 2 else "ranks 0, 2, 3"
+    wanted = f"dtype: want the same on every rank, got bf16 ({others}), f16 (rank 1)"
+    assert wanted in error.message
     gpus = torch.cuda.device_count()
-    try:
-        _layer(rank, world, world, device=f"cuda:{gpus}")  # this GPU does not exist
-    except winnow.Error as error:
-        assert (error.code, isinstance(error, ValueError)) == ("unsupported", False)
-        wanted = "one GPU for each rank" if gpus else "a GPU, but there is none"
-        assert f"expert_parallel::nvshmem: rank 0: device: want {wanted}" in str(error)
-    else:
-        raise AssertionError("not refused")
+    # This GPU does not exist.
+    error = refused(lambda: _layer(rank, world, world, device=f"cuda:{gpus}"), winnow.Error)
+    assert (error.code, isinstance(error, ValueError)) == ("unsupported", False)
+    wanted = "one GPU for each rank" if gpus else "a GPU, but there is none"
+    assert error.operation == "expert_parallel::nvshmem"
+    assert f"rank 0: device: want {wanted}" in error.message
     layer.finalize()
 
 

@@ -59,7 +59,7 @@ def test_the_expert_parallel_stub_has_what_the_module_has():
         ("docs/migrate.md", 2),
     ],
 )
-def test_the_examples_of_the_docsrun(page, least, capsys):
+def test_the_examples_of_the_docs_run(page, least, capsys):
     text = (ROOT / page).read_text()
     examples = 0
     # A section can be pasted into a new session: it imports what it uses.
@@ -76,6 +76,6 @@ def test_the_examples_of_the_docsrun(page, least, capsys):
     assert examples >= least
 
 
-def test_the_examples_in_docstringsrun():
+def test_the_examples_in_docstrings_run():
     result = doctest.testmod(winnow.support)
     assert result.attempted >= 2 and result.failed == 0

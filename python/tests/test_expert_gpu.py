@@ -172,7 +172,7 @@ def test_a_rank_that_does_not_come_is_named():
     with Ranks(2, **{**CONFIG, "timeout": 0.5}) as ranks:
         error, _ = ranks.try_run(body)
         assert isinstance(error, winnow.Error) and error.code == "timeout", error
-        assert "rank 1" in str(error)
+        assert "rank 1" in error.message
 
 
 def test_ranks_that_share_a_gpu_need_streams():

@@ -71,11 +71,9 @@ ordered_json choice(const std::string& operation, Device device) {
                  : choose_backend(operation, device, {}, implemented(operation));
     return {{"backend", std::string(to_string(backend))}, {"reason", ""}};
   } catch (const Error& error) {
-    const std::string text = error.what(), prefix = operation + ": backend: want ";
-    // The error where no backend was forced: the reasons of all backends follow.
-    const std::string none_forced = prefix + wanted + ", got ";
-    return {{"backend", ""},
-            {"reason", text.starts_with(none_forced) ? text.substr(none_forced.size()) : text}};
+    // The error where no backend was forced: the reasons of all backends are what it got.
+    const bool none_forced = error.details().wanted == wanted;
+    return {{"backend", ""}, {"reason", none_forced ? error.details().got : error.what()}};
   }
 }
 

@@ -110,9 +110,8 @@ TEST(Parallel, CountsBelowOneAreRefused) {
 }
 
 TEST(Parallel, EveryIterationRunsOnce) {
-  const int before = num_threads();
   for (const int threads : {1, 2, 5}) {
-    set_num_threads(threads);
+    const testing::Threads number(threads);
     const ThreadExecutor executor;
     EXPECT_EQ(executor.workers(), threads);
     for (const std::int64_t count : {0, 1, 7, 1000}) {
@@ -135,13 +134,11 @@ TEST(Parallel, EveryIterationRunsOnce) {
       }
     }
   }
-  set_num_threads(before);
 }
 
 // After threads have run in the parent, a child of fork() may call every operation.
 TEST(Parallel, OperationsWorkAfterFork) {
-  const int before = num_threads();
-  set_num_threads(4);
+  const testing::Threads number(4);
   const auto run = [] {
     sparse_mla::TestProblem problem({.s_q = 40, .h_q = 8, .s_kv = 64, .topk = 32});
     sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
@@ -168,13 +165,11 @@ TEST(Parallel, OperationsWorkAfterFork) {
   }));
   // And the parent goes on as before.
   EXPECT_TRUE(testing::same_bytes(run().out, expected.out));
-  set_num_threads(before);
 }
 
 // Neither an exit nor another result: the threads that there are do the work of all.
 TEST(Parallel, ThreadsThatCannotBeCreatedAreDoneWithout) {
-  const int before = num_threads();
-  set_num_threads(6);
+  const testing::Threads number(6);
   const auto run = [] {
     sparse_mla::TestProblem problem({.s_q = 40, .h_q = 8, .s_kv = 64, .topk = 32});
     sparse_mla::forward(sparse_mla::ForwardOp::args(problem));
@@ -195,7 +190,6 @@ TEST(Parallel, ThreadsThatCannotBeCreatedAreDoneWithout) {
       return g_threads_left < 0;
     })) << left;
   }
-  set_num_threads(before);
 }
 
 // Ranks are threads that wait for each other: all of them, or an error.
@@ -215,9 +209,8 @@ TEST(Parallel, RanksWithoutThreadsAreAnError) {
 
 // Large products allocate in the midst of a loop.
 TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
-  const int before = num_threads();
   for (const int threads : {1, 4}) {
-    set_num_threads(threads);
+    const testing::Threads number(threads);
     std::atomic<int> bodies{0};
     const auto body = [&](std::int64_t begin, std::int64_t, int) {
       ++bodies;
@@ -229,7 +222,6 @@ TEST(Parallel, MemoryThatRunsOutInALoopIsAnError) {
     ThreadExecutor().for_each_range(3, 1, body);
     EXPECT_EQ(bodies, 3);
   }
-  set_num_threads(before);
 }
 
 struct Interrupt {};
@@ -243,10 +235,9 @@ void interrupt_this_process() {
 
 // The program may want the end of a call on any of its threads, whoever works.
 TEST(Parallel, AnInterruptEndsALoop) {
-  const int before = num_threads();
   interrupt_this_process();
   for (const int threads : {1, 4}) {
-    set_num_threads(threads);
+    const testing::Threads number(threads);
     const ThreadExecutor executor;
     std::atomic<int> ranges{0}, running{0};
     g_interrupt = true;
@@ -267,13 +258,11 @@ TEST(Parallel, AnInterruptEndsALoop) {
     EXPECT_EQ(ranges, 100);
   }
   set_interrupt_hook(nullptr);
-  set_num_threads(before);
 }
 
 // Also where the calling thread has nothing left to do, and waits for a long range of another.
 TEST(Parallel, AnInterruptEndsALongRangeOfAnotherWorker) {
-  const int before = num_threads();
-  set_num_threads(2);
+  const testing::Threads number(2);
   interrupt_this_process();
   g_interrupt = false;
   const ThreadExecutor executor;
@@ -296,13 +285,11 @@ TEST(Parallel, AnInterruptEndsALongRangeOfAnotherWorker) {
   EXPECT_TRUE(ended_early);
   set_interrupt_hook(nullptr);
   g_interrupt = false;
-  set_num_threads(before);
 }
 
 // Calls from several threads at once have threads of their own, and all give them back.
 TEST(Parallel, LoopsOfSeveralThreadsAtOnce) {
-  const int before = num_threads();
-  set_num_threads(3);
+  const testing::Threads number(3);
   constexpr std::int64_t kCount = 500;
   std::atomic<int> wrong{0};
   const auto many_loops = [&] {
@@ -321,7 +308,6 @@ TEST(Parallel, LoopsOfSeveralThreadsAtOnce) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_LE(created() - at_first, 4 + 4 * 2);
-  set_num_threads(before);
 }
 
 }  // namespace

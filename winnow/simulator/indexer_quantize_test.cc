@@ -22,12 +22,12 @@ const BugsOf kernel{"quantize_cuda.cu", "f32-d128"}, paged{"quantize_cuda.cu", "
 constexpr const char* kPacks = "*reinterpret_cast<Pack*>(to) = *this;";
 constexpr const char* kScale = "if (lane == 0) *scale_at = scale;";
 const std::vector<PlantedBug> kQuickBugs = {
-    in_one_schedule(row("LargestOfTheLane", "return __reduce_max_sync(", Action::drop)),
+    in_one_schedule(row("LargestOfTheLane", "return __reduce_max_sync(", drop)),
     kernel.undo("ScalesNotStored", kScale),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    paged("SlotOfTheLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", Action::drop),
-    paged("SlotOfTheNextLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", Action::add, 1),
+    paged("SlotOfTheLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", drop),
+    paged("SlotOfTheNextLane", "slot = __shfl_sync(device::kFullWarp, slot, 0);", add, 1),
     kernel.undo("RowsNotStored", kPacks),
     kernel.move("RowsOfTheNextLane", kPacks, 4),
     paged.move("RowsOfTheNextPlace", kPacks, 128),

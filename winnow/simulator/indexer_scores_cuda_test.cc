@@ -32,24 +32,23 @@ const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cu
 const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
-    saying("race: ",
-           many("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
+    race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
+    race(many("NoBarrierBehindTiles", "the tile is there, and the sums of", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", f8("NoBarrierBehindRows", "the tile is there, and the sums of", Action::drop)),
-    saying("race: ", tiles("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
-    saying("race: ", rows_many("WaitForTheTileBefore", "cp_async_wait<0>();", Action::add, 1)),
-    saying("race: ", rows("NoCommit", "cp_async_commit();", Action::drop)),
-    rows("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", Action::add, 16),
-    rows_f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    rows_f8("LateRows", "st_shared(slot.unit(local", Action::delay),
-    rows_f8("NoWidenedRows", "st_shared(slot.unit(local", Action::drop),
-    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
-    saying("result: ", tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop)),
-    tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),
-    tiles("NoSums", "to[unit * kUnitRows", Action::drop),
-    tiles("LateSums", "to[unit * kUnitRows", Action::delay),
+    race(f8("NoBarrierBehindRows", "the tile is there, and the sums of", drop)),
+    race(tiles("NoBarrierBehindTheLastSums", "the last sums are there", drop)),
+    race(rows_many("WaitForTheTileBefore", "cp_async_wait<0>();", add, 1)),
+    race(rows("NoCommit", "cp_async_commit();", drop)),
+    rows("RowsElsewhere", "cp_async_zfill<128>(slot.unit(local", add, 16),
+    rows_f8("WidenedRowsElsewhere", "st_shared(slot.unit(local", add, 16),
+    rows_f8("LateRows", "st_shared(slot.unit(local", delay),
+    rows_f8("NoWidenedRows", "st_shared(slot.unit(local", drop),
+    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", add, 16),
+    saying("result: ", tiles("NoProducts", "mma_m16n8k16<kProductType", drop)),
+    tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
+    tiles("NoSums", "to[unit * kUnitRows", drop),
+    tiles("LateSums", "to[unit * kUnitRows", delay),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorScoresCuda, scores_operation(), kQuickCases, kThoroughCases,

@@ -29,19 +29,18 @@ const BugsOf rows{"copy_rows_cuda.cuh", "columns301"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, groups{"score_tiles_cuda.cuh", "columns301"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ",
-           tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
-    saying("race: ", groups("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
+    race(tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", drop)),
+    race(groups("NoBarrierBehindTheLastSums", "the last sums are there", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    groups("NoBarrierBehindRows", "the tile is there, and the sums of", Action::drop),
-    rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    rows("NoRows", "st_shared(slot.unit(local", Action::drop),
-    rows("LateRows", "st_shared(slot.unit(local", Action::delay),
-    groups("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
-    groups("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
-    groups("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),
-    groups("NoSums", "to[unit * kUnitRows", Action::drop),
+    groups("NoBarrierBehindRows", "the tile is there, and the sums of", drop),
+    rows("RowsElsewhere", "st_shared(slot.unit(local", add, 16),
+    rows("NoRows", "st_shared(slot.unit(local", drop),
+    rows("LateRows", "st_shared(slot.unit(local", delay),
+    groups("OtherKeys", "ldmatrix_x4(rows.at(m", add, 16),
+    groups("NoProducts", "mma_m16n8k16<kProductType", drop),
+    groups("SumsElsewhere", "to[unit * kUnitRows", add, 4),
+    groups("NoSums", "to[unit * kUnitRows", drop),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorScoresPagedCuda, scores_paged_operation(), kQuickCases,

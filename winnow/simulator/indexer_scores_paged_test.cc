@@ -59,24 +59,23 @@ const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90
 constexpr const char* kRest = "*reinterpret_cast<float4*>(out + at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
-    groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", Action::drop),
+    groups("NoWaitForHeads", "shared.heads_full()[heads.stage].wait", drop),
     scores.move("ScoresOfTheNextRow", "of_group[query * stride1 + row] =", 4),
-    in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", Action::add, -1)),
+    in_one_schedule(tiles("CountOfEmptyTooSmall", "shared.empty()[i].init", add, -1)),
     in_one_schedule(BugsOf{"page_line.cuh", "columns301"}(
-        "BeforeTheKernelBefore", "device::wait_for_kernel_before(last);", Action::drop)),
+        "BeforeTheKernelBefore", "device::wait_for_kernel_before(last);", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", Action::drop),
-    groups("NoArrivalOfFreeHeads", "shared.heads_empty()[heads.stage].arrive_warp", Action::drop),
-    groups("NoArrivalOfWeightsAndLengths", "shared.heads_full()[heads.stage].arrive_warp",
-           Action::drop),
-    tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", Action::drop),
-    tiles("NoWaitForKeys", "shared.full()[ring.stage].wait", Action::drop),
-    tiles("NoCopyOfKeys", "tensor_load(shared.pages()[", Action::drop),
-    tiles("NoWaitForProducts", "device::wgmma_wait<0>();", Action::drop),
-    tiles("PageOfTheNextLane", "const int page = __shfl_sync(", Action::add, 1),
-    plan("NoBarrierBehindThePlan", "__syncthreads();", Action::drop),
-    plan("TilesOfALaneFurther", "__shfl_up_sync(device::kFullWarp, through", Action::add, 1),
+    groups("NoWaitForFreeHeads", "shared.heads_empty()[heads.stage].wait", drop),
+    groups("NoArrivalOfFreeHeads", "shared.heads_empty()[heads.stage].arrive_warp", drop),
+    groups("NoArrivalOfWeightsAndLengths", "shared.heads_full()[heads.stage].arrive_warp", drop),
+    tiles("NoWaitForEmptyStage", "shared.empty()[ring.stage].wait", drop),
+    tiles("NoWaitForKeys", "shared.full()[ring.stage].wait", drop),
+    tiles("NoCopyOfKeys", "tensor_load(shared.pages()[", drop),
+    tiles("NoWaitForProducts", "device::wgmma_wait<0>();", drop),
+    tiles("PageOfTheNextLane", "const int page = __shfl_sync(", add, 1),
+    plan("NoBarrierBehindThePlan", "__syncthreads();", drop),
+    plan("TilesOfALaneFurther", "__shfl_up_sync(device::kFullWarp, through", add, 1),
     scores.undo("ScoresNotStored", "of_group[query * stride1 + row] ="),
     scores.undo("RestNotStored", kRest),
     scores.move("RestOfTheNextLane", kRest, 16),

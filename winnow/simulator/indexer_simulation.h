@@ -17,6 +17,7 @@ using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 inline const std::vector<std::string> kFew = simulator::schedules(1, {});
 inline const std::vector<std::string> kMany = simulator::schedules(5, {0, 3, 5, 8, 12, 15});

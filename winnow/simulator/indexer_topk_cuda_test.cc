@@ -29,25 +29,23 @@ const BugsOf held{"choose.cuh", "bf16-duplicates"}, reread{"choose.cuh", "bf16-h
 const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, rows{"copy_rows_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    few("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
-    few("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
-    saying("race: ",
-           few("BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", Action::weaken)),
+    few("NoBarrierOfEmptyBins", "int round = 0;", drop, 0, 2),
+    few("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", drop, 0, 2),
+    race(few("BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    held("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),
-    held("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
-         Action::drop, 0, 1),
-    held("NoBarrierOfTheBin", "  wanted -= shared_.higher;", Action::drop, 0, -1),
-    reread("NoBarrierOfEmptyBinsAgain", "int round = 0;", Action::drop, 0, 2),
-    reread("NoBarrierOfChosenAgain", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0,
-           2),
-    reread("NoBarrierOfCountedBinsAgain", "static void sync() {", Action::drop, 0, 4),
+    held("NoBarrierOfCountedBins", "static void sync() {", drop, 0, 4),
+    held("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);", drop,
+         0, 1),
+    held("NoBarrierOfTheBin", "  wanted -= shared_.higher;", drop, 0, -1),
+    reread("NoBarrierOfEmptyBinsAgain", "int round = 0;", drop, 0, 2),
+    reread("NoBarrierOfChosenAgain", "shared_.equal_of_warp[warp()] = own_equal;", drop, 0, 2),
+    reread("NoBarrierOfCountedBinsAgain", "static void sync() {", drop, 0, 4),
     reread("NoBarrierOfSumsAgain", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
-           Action::drop, 0, 1),
-    reread("NoBarrierOfTheBinAgain", "  wanted -= shared_.higher;", Action::drop, 0, -1),
-    saying("race: ", rows("NoWaitForRows", "cp_async_wait<0>();", Action::drop)),
-    tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
+           drop, 0, 1),
+    reread("NoBarrierOfTheBinAgain", "  wanted -= shared_.higher;", drop, 0, -1),
+    race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
+    tiles("NoProducts", "mma_m16n8k16<kProductType", drop),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorTopkCuda, topk_operation(), kQuickCases, kThoroughCases, kQuickBugs,

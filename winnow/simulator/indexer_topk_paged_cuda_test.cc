@@ -30,24 +30,22 @@ const BugsOf rows{"copy_rows_cuda.cuh", "long"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", few("NoBarrierBehindTheLastSums", "the last sums are there", Action::drop)),
-    few_rows("NoRows", "st_shared(slot.unit(local", Action::drop),
-    saying("race: ",
-           BugsOf{"choose.cuh", "h64-plateau"}(
-               "BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", Action::weaken)),
+    race(few("NoBarrierBehindTheLastSums", "the last sums are there", drop)),
+    few_rows("NoRows", "st_shared(slot.unit(local", drop),
+    race(BugsOf{"choose.cuh", "h64-plateau"}(
+               "BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ",
-           tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", Action::drop)),
-    rows("RowsElsewhere", "st_shared(slot.unit(local", Action::add, 16),
-    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", Action::drop, 0, 2),
-    rows("LateRows", "st_shared(slot.unit(local", Action::delay),
-    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", Action::add, 16),
-    tiles("NoProducts", "mma_m16n8k16<kProductType", Action::drop),
-    tiles("SumsElsewhere", "to[unit * kUnitRows", Action::add, 4),
-    tiles("NoSums", "to[unit * kUnitRows", Action::drop),
-    choice("NoBarrierOfEmptyBins", "int round = 0;", Action::drop, 0, 2),
-    choice("NoBarrierOfCountedBins", "static void sync() {", Action::drop, 0, 4),
+    race(tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", drop)),
+    rows("RowsElsewhere", "st_shared(slot.unit(local", add, 16),
+    choice("NoBarrierOfChosen", "shared_.equal_of_warp[warp()] = own_equal;", drop, 0, 2),
+    rows("LateRows", "st_shared(slot.unit(local", delay),
+    tiles("OtherKeys", "ldmatrix_x4(rows.at(m", add, 16),
+    tiles("NoProducts", "mma_m16n8k16<kProductType", drop),
+    tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
+    tiles("NoSums", "to[unit * kUnitRows", drop),
+    choice("NoBarrierOfEmptyBins", "int round = 0;", drop, 0, 2),
+    choice("NoBarrierOfCountedBins", "static void sync() {", drop, 0, 4),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorTopkPagedCuda, topk_paged_operation(), kQuickCases, kThoroughCases,

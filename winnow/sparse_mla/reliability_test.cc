@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "winnow/core/parallel.h"
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
 
@@ -266,10 +265,9 @@ TEST(ForwardReliability, SeventyThousandQueries) {
 TEST(BackwardReliability, ThreadsDoNotChangeTheResult) {
   TestProblem problem = uneven_problem(DType::f32);
   use_forward(problem);
-  const int before = num_threads();
   std::vector<Tensor> first;
   for (const int threads : {1, 2, 3, 5, 16}) {
-    set_num_threads(threads);
+    const testing::Threads number(threads);
     for (const bool deterministic : {false, true}) {
       BackwardArgs args = BackwardOp::args(problem);
       args.deterministic = deterministic;
@@ -280,7 +278,6 @@ TEST(BackwardReliability, ThreadsDoNotChangeTheResult) {
       }
     }
   }
-  set_num_threads(before);
 }
 
 }  // namespace

@@ -11,8 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "winnow/core/error.h"
+#include "winnow/core/parallel.h"
 #include "winnow/core/tensor.h"
 #include "winnow/testing/compare.h"
+#include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
 
 namespace winnow::testing {
@@ -28,6 +30,34 @@ void expect_error(const Call& call, ErrorCode code, const std::string& text) {
     EXPECT_EQ(int(code), int(error.code())) << text;
   }
 }
+
+// The operation's function refuses the arguments with "<operation>: <text>", and so it does in a
+// dry run, unless it then cannot know. It writes nothing: each of `outputs` is as fill_unwritten()
+// left it.
+template <class Args>
+void expect_refused(Backend (*function)(const Args&, const RunOptions&), const Args& args,
+                    const std::string& text, const std::vector<ConstTensorView>& outputs,
+                    bool dry = true) {
+  for (const bool dry_run : {false, true}) {
+    if (dry_run && !dry) continue;
+    expect_error([&] { function(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument, text);
+  }
+  for (const ConstTensorView& output : outputs) {
+    EXPECT_EQ(count_unwritten(output), output.numel()) << text;
+  }
+}
+
+// The number of threads while this lives.
+class Threads {
+ public:
+  explicit Threads(int number) { set_num_threads(number); }
+  ~Threads() { set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  const int before_ = num_threads();
+};
 
 inline RunOptions forced(Backend backend) {
   RunOptions options;

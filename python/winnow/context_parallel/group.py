@@ -74,7 +74,7 @@ def finish(work: dist.Work, result: Tensor) -> None:
                 return
 
 
-def heard(method: _Method) -> _Method:
+def refused_on_all_ranks(method: _Method) -> _Method:
     """What a rank refuses in the method is an error on all ranks of self.context."""
 
     @functools.wraps(method)

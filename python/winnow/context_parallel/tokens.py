@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.context_parallel import attention, choice, loss, windows
 from winnow.context_parallel.attention import AnyRows
-from winnow.context_parallel.group import ContextParallel, heard, refuse
+from winnow.context_parallel.group import ContextParallel, refuse, refused_on_all_ranks
 from winnow.context_parallel.history import history
 from winnow.context_parallel.placement import Placement, chunks_of
 from winnow.context_parallel.rows import Rows, cast, gathered
@@ -83,7 +83,7 @@ class Tokens:
         first = torch.tensor(chunks, device=device)[:, None] * self.chunk
         return (first + torch.arange(self.chunk, device=device)).flatten()
 
-    @heard
+    @refused_on_all_ranks
     def shard(self, whole: Tensor, dim: int = 0) -> Tensor:
         """This rank's part of a tensor that has a token of a row for each element of a dimension,
         for example [batch, count] with dim=1."""
@@ -121,7 +121,7 @@ class Tokens:
         end = start + place + 1
         return _Numbers(placement, number, place.int(), start.int(), end.int())
 
-    @heard
+    @refused_on_all_ranks
     def of_sequences(self, lengths: List[int], padding: List[bool]) -> "Tokens":
         """The same tokens in other sequences, of these lengths, which fill the batch; some of them
         may be padding. A collective call."""
@@ -130,7 +130,7 @@ class Tokens:
 
     # ---- rows
 
-    @heard
+    @refused_on_all_ranks
     def whole(self, x: Tensor) -> Tensor:
         """[batch * count, ...] of [batch * own, ...] on each rank; without a gradient. A collective
         call."""
@@ -138,7 +138,7 @@ class Tokens:
         x = x.detach().contiguous()
         return gathered(self.context, x, self.numbers(x.device).placement.in_order).wait()
 
-    @heard
+    @refused_on_all_ranks
     def gather(self, rows: Tensor, of: Optional[Windows] = None) -> Rows:
         """Begins to gather the rows of all ranks. A collective call, which returns when all ranks
         have made it.
@@ -179,7 +179,7 @@ class Tokens:
         if surplus != "0":
             refuse(f"{call}: {argument}", f"{own} rows", f"shape {shape}")
 
-    @heard
+    @refused_on_all_ranks
     def history(self, x: Tensor, width: int) -> Tensor:
         """This rank's tokens, and up to `width` before each of its chunks. A collective call.
 
@@ -196,7 +196,7 @@ class Tokens:
             refuse("width", "0 or more", width)
         return history(self, x, width)
 
-    @heard
+    @refused_on_all_ranks
     def window(self, width: int, device: torch.device) -> Dict[str, Tensor]:
         """key_start and key_end of this rank's queries in history(x, width - 1), flattened to
         [chunks * batch * (width - 1 + chunk), ...]: the last `width` tokens that each one sees,
@@ -226,7 +226,7 @@ class Tokens:
         numbers = self.numbers(q.device)
         return numbers.start, numbers.end
 
-    @heard
+    @refused_on_all_ranks
     def sparse_mla_attention(
         self,
         q: Tensor,
@@ -275,7 +275,7 @@ class Tokens:
         self.context.taken("sparse_mla_attention")
         return (out, lse) if return_lse else out
 
-    @heard
+    @refused_on_all_ranks
     @torch.no_grad()
     def indexer_topk(
         self,
@@ -308,7 +308,7 @@ class Tokens:
         self.context.taken("indexer_topk")
         return found if return_scores else found[:2]
 
-    @heard
+    @refused_on_all_ranks
     def indexer_loss(
         self,
         q: Tensor,
@@ -371,7 +371,7 @@ class Tokens:
 
     # ---- the compressor
 
-    @heard
+    @refused_on_all_ranks
     def windows(
         self, ratio: int, device: Union[torch.device, str], overlap: bool = False
     ) -> Windows:
@@ -382,7 +382,7 @@ class Tokens:
             self._windows[key] = windows.find(self, ratio, overlap, torch.device(device))
         return self._windows[key]
 
-    @heard
+    @refused_on_all_ranks
     def compressor_forward(
         self,
         kv: Tensor,

@@ -33,6 +33,18 @@ __all__ = [
 _INT32, _INT64 = torch.int32, torch.int64
 
 
+def _table(name: str, sizes, dtype: torch.dtype = _INT32) -> Any:
+    """A property: the tensor of that name. `sizes` of the descriptor are None without one."""
+
+    def table(of):
+        given = sizes(of)
+        if given is None:
+            return None
+        return torch.ops.winnow.expert_parallel_table(of._handle, name, given, dtype, of._device)
+
+    return property(table)
+
+
 class TracedDescriptor:
     """The descriptor that dispatch() returns under torch.func and in compiled code.
 
@@ -46,7 +58,7 @@ class TracedDescriptor:
         self, handle, sizes, device, tokens, rows, order, expert_alignment, worst_case_rows, weights
     ):
         self._handle = handle
-        self._sizes = sizes  # AllToAll's _traced: number, W, NN, T, K, E / W
+        self._sizes = sizes
         self._device = device
         self.num_dispatch_token_cur_rank = tokens
         self.rows = rows
@@ -64,48 +76,28 @@ class TracedDescriptor:
     def wanted_rows(self):
         return self.rows if self.worst_case_rows == 0 else -1
 
-    @property
-    def wanted_rows_per_rank(self) -> Tensor:
-        return self._table("wanted_rows_per_rank", (self._sizes[1],), _INT64)
-
-    @property
-    def num_input_tokens_per_rank(self) -> Tensor:
-        return self._table("num_input_tokens_per_rank", (self._sizes[1],))
-
-    @property
-    def source_begins(self) -> Optional[Tensor]:
-        sizes = (self._sizes[1] + 1,)
-        return self._table("source_begins", sizes) if self.order == "token_major" else None
-
-    @property
-    def send_reqs_recv(self) -> Optional[Tensor]:
-        _, _, nodes, slots, _, _ = self._sizes
-        return self._table("send_reqs_recv", (nodes, 2, slots)) if nodes > 1 else None
-
-    @property
-    def topk_indices(self) -> Tensor:
-        return self._table("topk_indices", self._sizes[2:5])
-
-    @property
-    def token_dst_scatter_idx(self) -> Tensor:
-        return self._table("token_dst_scatter_idx", self._sizes[2:5])
-
-    @property
-    def skipped_token_mapping_indices(self) -> Tensor:
-        return self._table("skipped_token_mapping_indices", (self.rows,), _INT64)
-
-    @property
-    def skipped_token_topk_mapping_indices(self) -> Tensor:
-        sizes = (self.rows, self._sizes[4])
-        return self._table("skipped_token_topk_mapping_indices", sizes, _INT64)
-
-    @property
-    def expert_counts(self) -> Tensor:
-        return self._table("expert_counts", (self._sizes[5],))
-
-    @property
-    def expert_offsets(self) -> Tensor:
-        return self._table("expert_offsets", (self._sizes[5] + 1,))
+    # AllToAll's _traced has the number, W, NN, T, K, E / W.
+    wanted_rows_per_rank: Tensor = _table("wanted_rows_per_rank", lambda of: of._sizes[1:2], _INT64)
+    num_input_tokens_per_rank: Tensor = _table(
+        "num_input_tokens_per_rank", lambda of: of._sizes[1:2]
+    )
+    source_begins: Optional[Tensor] = _table(
+        "source_begins", lambda of: (of._sizes[1] + 1,) if of.order == "token_major" else None
+    )
+    send_reqs_recv: Optional[Tensor] = _table(
+        "send_reqs_recv",
+        lambda of: (of._sizes[2], 2, of._sizes[3]) if of._sizes[2] > 1 else None,
+    )
+    topk_indices: Tensor = _table("topk_indices", lambda of: of._sizes[2:5])
+    token_dst_scatter_idx: Tensor = _table("token_dst_scatter_idx", lambda of: of._sizes[2:5])
+    skipped_token_mapping_indices: Tensor = _table(
+        "skipped_token_mapping_indices", lambda of: (of.rows,), _INT64
+    )
+    skipped_token_topk_mapping_indices: Tensor = _table(
+        "skipped_token_topk_mapping_indices", lambda of: (of.rows, of._sizes[4]), _INT64
+    )
+    expert_counts: Tensor = _table("expert_counts", lambda of: of._sizes[5:])
+    expert_offsets: Tensor = _table("expert_offsets", lambda of: (of._sizes[5] + 1,))
 
     @property
     def host_expert_counts(self) -> Optional[List[int]]:
@@ -119,11 +111,6 @@ class TracedDescriptor:
         # A compiler's tensors hold no numbers.
         there = not is_compiling() and type(self._handle) is Tensor
         return getattr(self.descriptor, name) if there else None
-
-    def _table(self, name, sizes, dtype=_INT32):
-        return torch.ops.winnow.expert_parallel_table(
-            self._handle, name, sizes, dtype, self._device
-        )
 
 
 def traced(layer: AllToAll, descriptor: Descriptor) -> TracedDescriptor:
@@ -174,8 +161,9 @@ def dispatch_traced(
         handle, rows = cached._handle, cached.rows
         order = cached.order if order == "expert_major" else order
     output, given, factors, expert_ids, made = torch.ops.winnow.expert_parallel_dispatch(
-        input, weights, None, sizes[0], sizes[4], expert_indices, scales, scatter_indices, order,
-        expert_alignment, worst_case_rows, copy_out, handle, rows,
+        input, weights, None, sizes[0], sizes[4], expert_indices, scales=scales,
+        scatter_indices=scatter_indices, order=order, expert_alignment=expert_alignment,
+        worst_case_rows=worst_case_rows, copy_out=copy_out, cached=handle, rows=rows,
     )  # fmt: skip
     descriptor = TracedDescriptor(
         made,
@@ -294,8 +282,8 @@ def combine(
             descriptor = traced(layer, descriptor)
         sizes = layer._traced
         return torch.ops.winnow.expert_parallel_combine(
-            expert_output, weights, bias, None, sizes[0], sizes[4],
-            descriptor.num_dispatch_token_cur_rank, descriptor._handle,
+            expert_output, weights, bias, after=None, layer=sizes[0], topk=sizes[4],
+            tokens=descriptor.num_dispatch_token_cur_rank, descriptor=descriptor._handle,
         )  # fmt: skip
     recorded = _is_recorded(expert_output, weights, bias)
     with GradPaused(recorded):
@@ -321,8 +309,9 @@ def notify(
     """winnow.expert_parallel.notify() as an operator, without queues: a tuple of its results."""
     return operators.Notified(
         *torch.ops.winnow.expert_parallel_notify(
-            tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, None,
-            notifier._traced, channels, expert_alignment, worst_case_rows,
+            tokens_per_rank, tokens_per_node, tokens_per_expert, is_token_in_rank, after=None,
+            notifier=notifier._traced, channels=channels, expert_alignment=expert_alignment,
+            worst_case_rows=worst_case_rows,
         )
     )  # fmt: skip
 

@@ -71,13 +71,15 @@ class _Way:
 
     def combine(self, rows):
         return torch.ops.winnow.expert_parallel_combine(
-            rows, None, None, None, self.layer, self.topk, self.tokens, self.handle
-        )
+            rows, None, None, after=None, layer=self.layer, topk=self.topk, tokens=self.tokens,
+            descriptor=self.handle,
+        )  # fmt: skip
 
     def repeat(self, tokens):
         return torch.ops.winnow.expert_parallel_dispatch(
-            tokens, None, None, self.layer, self.topk, None, None, None, "expert_major", 1, 0,
-            False, self.handle, self.rows, True,
+            tokens, None, None, self.layer, self.topk, None, scales=None, scatter_indices=None,
+            order="expert_major", expert_alignment=1, worst_case_rows=0, copy_out=False,
+            cached=self.handle, rows=self.rows, gradient=True,
         )[0]  # fmt: skip
 
     def kept(self, rows):

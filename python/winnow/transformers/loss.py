@@ -154,9 +154,10 @@ def _sequences(
         )  # fmt: skip
         yield _Sequence(
             q[b].to(dtype), k[b].to(dtype), weights[b], partial(_absorbed, problem),
-            absorbed.piece_of(problem), problem.rows, sink, indices, start, end, record.lse[b],
-            attention.scaling, max(1, min(indexer.index_topk, queries)), attention.num_heads,
-            record.group,
+            absorbed.piece_of(problem), problem.rows, sink, indices, start, end,
+            lse=record.lse[b], scale=attention.scaling,
+            topk=max(1, min(indexer.index_topk, queries)), heads=attention.num_heads,
+            group=record.group,
         )  # fmt: skip
 
 

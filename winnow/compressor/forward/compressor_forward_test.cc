@@ -8,13 +8,13 @@
 
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/forward/forward.h"
-#include "winnow/core/parallel.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::compressor {
 namespace {
 
 using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(CompressorForwardCase, "compressor::forward");
 
@@ -123,13 +123,11 @@ TEST(CompressorForward, DoesNotDependOnThreadsOrNeighbours) {
   Tensor rows(DType::bf16, {shape.rows(), shape.d}), again = rows.clone(), one = rows.clone();
   ForwardArgs args{.rows = rows};
   inputs.pass_to(args);
-  const int before = num_threads();
-  set_num_threads(1);
-  forward(args);
-  args.rows = again;
-  set_num_threads(5);
-  forward(args);
-  set_num_threads(before);
+  for (const auto& [into, threads] : {std::pair(rows.view(), 1), {again.view(), 5}}) {
+    const winnow::testing::Threads number(threads);
+    args.rows = into;
+    forward(args);
+  }
   EXPECT_TRUE(winnow::testing::same_bytes(rows, again));
   // Each sequence in a call of its own.
   args.kv = inputs.kv.view.slice(0, 301, 378);
@@ -150,12 +148,7 @@ void expect_rejected(const std::function<void(Problem&, ForwardArgs&)>& bend,
   Problem problem;
   ForwardArgs args = problem.finished();
   bend(problem, args);
-  for (const bool dry_run : {false, true}) {
-    if (dry_run && !dry) continue;
-    expect_error([&] { forward(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                 "compressor::forward: " + text);
-  }
-  EXPECT_EQ(winnow::testing::count_unwritten(problem.rows.view()), problem.rows.numel()) << text;
+  expect_refused(forward, args, "compressor::forward: " + text, {problem.rows}, dry);
 }
 
 TEST(CompressorForward, Refuses) {

@@ -12,13 +12,12 @@
 #include "winnow/compressor/cases.h"
 #include "winnow/compressor/forward/forward.h"
 #include "winnow/compressor/step/step.h"
-#include "winnow/core/parallel.h"
 #include "winnow/testing/expect.h"
 
 namespace winnow::compressor {
 namespace {
 
-using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(CompressorStepCase, "compressor::step");
 
@@ -186,10 +185,9 @@ TEST(CompressorStep, DoesNotDependOnThreads) {
   const CaseInputs inputs = make_inputs(shape);
   Tensor first(DType::i32, {40}), slots(DType::i32, {40});
   std::iota(slots.values<std::int32_t>().begin(), slots.values<std::int32_t>().end(), 0);
-  const int before = num_threads();
   std::vector<Tensor> results;
   for (const int threads : {1, 3}) {
-    set_num_threads(threads);
+    const winnow::testing::Threads number(threads);
     Tensor state(DType::f32, {40, 8, 256}), rows(DType::bf16, {440, 64});
     StepArgs args{.first_position = first,
                   .state_slots = slots,
@@ -205,7 +203,6 @@ TEST(CompressorStep, DoesNotDependOnThreads) {
     results.push_back(std::move(state));
     results.push_back(std::move(rows));
   }
-  set_num_threads(before);
   EXPECT_TRUE(winnow::testing::same_bytes(results[0], results[2]));
   EXPECT_TRUE(winnow::testing::same_bytes(results[1], results[3]));
 }
@@ -296,13 +293,7 @@ TEST(CompressorStep, Refuses) {
                   .state = state,
                   .rows = rows};
     bend(args);
-    for (const bool dry_run : {false, true}) {
-      if (dry_run && !dry) continue;
-      expect_error([&] { step(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                   "compressor::step: " + text);
-    }
-    EXPECT_EQ(winnow::testing::count_unwritten(state.view()), state.numel()) << text;
-    EXPECT_EQ(winnow::testing::count_unwritten(rows.view()), rows.numel()) << text;
+    expect_refused(step, args, "compressor::step: " + text, {state, rows}, dry);
   };
   using Args = StepArgs;
   reject([&](Args& a) { a.first_position = three; }, "first_position: want shape [n=2], got [3]");
@@ -361,13 +352,7 @@ TEST(CompressorStep, RefusesToStore) {
                   .cache = cache,
                   .slots = slots};
     bend(args);
-    for (const bool dry_run : {false, true}) {
-      if (dry_run && !dry) continue;
-      expect_error([&] { step(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                   "compressor::step: " + text);
-    }
-    EXPECT_EQ(winnow::testing::count_unwritten(cache.view()), cache.numel()) << text;
-    EXPECT_EQ(winnow::testing::count_unwritten(state.view()), state.numel()) << text;
+    expect_refused(step, args, "compressor::step: " + text, {cache, state}, dry);
   };
   using Args = StepArgs;
   const auto small = [&](Args& a) {

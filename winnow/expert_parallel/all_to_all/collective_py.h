@@ -200,7 +200,7 @@ void make_on_all_ranks(const char* operation, Bound* self,
                        nanobind::handle store, Config& config, nanobind::handle timeout,
                        nanobind::handle device, const Option<T>&... options) {
   transport = released_with_lock(std::move(transport));
-  std::shared_ptr<expert_parallel::Store> meeting = store_argument(operation, store);
+  std::shared_ptr<expert_parallel::Store> shared_store = store_argument(operation, store);
   const auto read = [&]<class Field>(const Option<Field>& option) {
     if constexpr (std::is_same_v<Field, DType>) {
       option.field = dtype_argument(operation, option.name, option.given);
@@ -215,7 +215,7 @@ void make_on_all_ranks(const char* operation, Bound* self,
   });
   run_collective(refused, [&] {
     const Unlocked unlocked;
-    new (self) Bound(std::move(transport), std::move(meeting), config);
+    new (self) Bound(std::move(transport), std::move(shared_store), config);
   });
 }
 

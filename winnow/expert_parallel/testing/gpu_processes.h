@@ -67,45 +67,25 @@ inline double seconds_since(Deadline::Clock::time_point begin) {
 // ---- Starting them.
 
 // This program as a rank. What it prints is its answer; it ends by returning from main().
-class Process {
+class Process : public RankProcess {
  public:
-  Process(const std::string& body, int rank, const std::string& rendezvous) {
-    int ends[2];
-    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
-    pid_ = fork();
-    if (pid_ == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // none outlives the test
-      dup2(ends[1], 100);
-      close(ends[0]);
-      close(ends[1]);
-      setenv("WINNOW_TEST_BODY", body.c_str(), 1);
-      setenv("WINNOW_RANK", std::to_string(rank).c_str(), 1);
-      setenv("WINNOW_WORLD_SIZE", std::to_string(kRanks).c_str(), 1);
-      setenv("WINNOW_RENDEZVOUS", rendezvous.c_str(), 1);
-      execl("/proc/self/exe", "rank", nullptr);
-      _exit(127);
-    }
-    close(ends[1]);
-    answer_ = ends[0];
-  }
-  Process(Process&& other) noexcept
-      : pid_(std::exchange(other.pid_, -1)), answer_(std::exchange(other.answer_, -1)) {}
-  Process& operator=(Process&&) = delete;
-  ~Process() {
-    if (pid_ > 0) kill(pid_, SIGKILL), waitpid(pid_, nullptr, 0);
-    if (answer_ >= 0) close(answer_);
-  }
+  Process(const std::string& body, int rank, const std::string& rendezvous)
+      : RankProcess([&](int answer) {
+          prctl(PR_SET_PDEATHSIG, SIGKILL);  // none outlives the test
+          dup2(answer, 100);
+          close(answer);
+          setenv("WINNOW_TEST_BODY", body.c_str(), 1);
+          setenv("WINNOW_RANK", std::to_string(rank).c_str(), 1);
+          setenv("WINNOW_WORLD_SIZE", std::to_string(kRanks).c_str(), 1);
+          setenv("WINNOW_RENDEZVOUS", rendezvous.c_str(), 1);
+          execl("/proc/self/exe", "rank", nullptr);
+          _exit(127);
+        }) {}
 
   // Its answer and how it ended. The end of a process must not hang either.
   std::string wait() {
     kill(pid_, SIGCONT);  // it may have been left stopped
-    std::string text;
-    char buffer[1024];
-    for (ssize_t count; (count = read(answer_, buffer, sizeof(buffer))) > 0;) {
-      text.append(buffer, static_cast<std::size_t>(count));
-      if (text.ends_with('\0')) break;  // the answer is complete, the process not yet at its end
-    }
-    if (text.ends_with('\0')) text.pop_back();
+    const std::string text = answer();
     const auto begin = Deadline::Clock::now();
     int status = 0;
     while (waitpid(pid_, &status, WNOHANG) == 0) {
@@ -121,10 +101,6 @@ class Process {
     return WEXITSTATUS(status) == 0 ? text
                                     : text + "exit code " + std::to_string(WEXITSTATUS(status));
   }
-
- private:
-  pid_t pid_ = -1;
-  int answer_ = -1;
 };
 
 class GpuProcesses : public ::testing::Test {

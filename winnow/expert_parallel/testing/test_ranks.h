@@ -87,21 +87,14 @@ inline void replace_all(std::string& text, const std::string& from, const std::s
 // Start the processes of a test before any thread.
 class RankProcess {
  public:
-  explicit RankProcess(const std::function<std::string()>& body) {
-    int ends[2];
-    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
-    pid_ = fork();
-    if (pid_ == 0) {
-      close(ends[0]);
-      std::string text;
-      const std::string error = error_of([&] { text = body(); });
-      if (!error.empty()) text = error;
-      const ssize_t written = write(ends[1], text.data(), text.size());
-      _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
-    }
-    close(ends[1]);
-    answer_ = ends[0];
-  }
+  explicit RankProcess(const std::function<std::string()>& body)
+      : RankProcess([&](int answer) {
+          std::string text;
+          const std::string error = error_of([&] { text = body(); });
+          if (!error.empty()) text = error;
+          const ssize_t written = write(answer, text.data(), text.size());
+          _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+        }) {}
   RankProcess(RankProcess&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), answer_(std::exchange(other.answer_, -1)) {}
   RankProcess& operator=(RankProcess&&) = delete;
@@ -120,19 +113,38 @@ class RankProcess {
 
   // Waits for the end of the process. Returns its text, or "killed by signal 9".
   std::string wait() {
-    std::string text;
-    char buffer[1024];
-    for (ssize_t count; (count = read(answer_, buffer, sizeof(buffer))) != 0;) {
-      if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
-      if (count < 0 && errno != EINTR) break;
-    }
+    const std::string text = answer();
     int status = 0;
     waitpid(pid_, &status, 0);
     pid_ = -1;
     return WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status)) : text;
   }
 
- private:
+ protected:
+  // The child runs `body`, which gets the end of the pipe for its answer and does not return.
+  explicit RankProcess(const std::function<void(int)>& body) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(ends[0]);
+      body(ends[1]);
+    }
+    close(ends[1]);
+    answer_ = ends[0];
+  }
+  // Up to a zero, behind which the process may go on, or to its end.
+  std::string answer() const {
+    std::string text;
+    char buffer[1024];
+    for (ssize_t count; (count = read(answer_, buffer, sizeof(buffer))) != 0;) {
+      if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
+      if (text.ends_with('\0')) return text.substr(0, text.size() - 1);
+      if (count < 0 && errno != EINTR) break;
+    }
+    return text;
+  }
+
   pid_t pid_ = -1;
   int answer_ = -1;
 };

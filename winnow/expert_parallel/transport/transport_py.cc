@@ -135,10 +135,10 @@ ep::Deadline deadline_argument(const char* operation, nb::handle seconds) {
 std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, int world_size,
                                                     nb::handle timeout, const std::string& prefix) {
   constexpr const char* operation = "expert_parallel::shared_memory";
-  const std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  const std::shared_ptr<ep::Store> shared_store = store_argument(operation, store);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
   const Unlocked unlocked;
-  return ep::create_shared_memory(*meeting, rank, world_size, deadline, prefix);
+  return ep::create_shared_memory(*shared_store, rank, world_size, deadline, prefix);
 }
 
 void make_file_store(ep::FileStore* self, const std::filesystem::path& directory,
@@ -170,12 +170,12 @@ std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int wo
                                               nb::handle device, nb::handle timeout,
                                               const std::string& prefix) {
   constexpr const char* operation = "expert_parallel::nvshmem";
-  std::shared_ptr<ep::Store> meeting = store_argument(operation, store);
+  std::shared_ptr<ep::Store> shared_store = store_argument(operation, store);
   const Device gpu = device_argument(operation, device);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
   look_for_nvshmem();
   const Unlocked unlocked;
-  return ep::create_nvshmem(std::move(meeting), rank, world_size, gpu, deadline, prefix);
+  return ep::create_nvshmem(std::move(shared_store), rank, world_size, gpu, deadline, prefix);
 }
 
 // Opens the library of NVSHMEM, and says why it cannot.

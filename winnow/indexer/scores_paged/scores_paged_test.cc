@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/core/parallel.h"
 #include "winnow/indexer/scores/scores.h"
+#include "winnow/indexer/topk_paged/test_pages.h"
 #include "winnow/indexer/topk_paged/topk_paged_cases.h"
 #include "winnow/testing/expect.h"
 
@@ -14,33 +14,14 @@ namespace winnow::indexer {
 namespace {
 
 using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(ScoresPagedCases, "indexer::scores_paged");
 
-// The key of position p has p + 1 in its first column. The second page begins at position 64.
 TEST(ScoresPaged, ByHand) {
-  Tensor keys(DType::f32, {70, 64}), slots(DType::i32, {70}), pages(DType::u8, {4, 64 * 68});
-  Tensor table(DType::i32, {1, 2}), context(DType::i32, {1});
-  table.values<std::int32_t>()[0] = 3;
-  table.values<std::int32_t>()[1] = 1;
-  context.values<std::int32_t>()[0] = 70;
-  for (std::int32_t p = 0; p < 70; ++p) {
-    keys.view().at<float>(p, 0) = static_cast<float>(p + 1);
-    slots.values<std::int32_t>()[p] = p < 64 ? 3 * 64 + p : 64 + p - 64;
-  }
-  quantize({.x = keys, .pages = pages, .slots = slots});
-  Tensor q(DType::f8_e4m3, {1, 2, 1, 64}), weights(DType::f32, {1, 2, 1});
+  PagesByHand pages;
   Tensor scores(DType::f32, {1, 2, 72});
-  for (std::int64_t j = 0; j < 2; ++j) {
-    q.view().at<Float8E4M3>(0, j, 0, 0) = Float8E4M3(1.0f);
-    weights.view().at<float>(0, j, 0) = 2.0f;
-  }
-  ScoresPagedArgs args{.q = q,
-                       .pages = pages,
-                       .weights = weights,
-                       .block_tables = table,
-                       .context_lens = context,
-                       .scores = scores};
+  ScoresPagedArgs args = pages.args(ScoresPagedArgs{.scores = scores});
   const auto expect_score = [&](std::int64_t j, std::int64_t t, float want) {
     EXPECT_EQ(scores.view().at<float>(0, j, t), want) << "query " << j << ", position " << t;
   };
@@ -52,7 +33,7 @@ TEST(ScoresPaged, ByHand) {
   expect_score(1, 69, 140);
   expect_score(1, 70, kNone);
   expect_score(1, 71, kNone);
-  table.values<std::int32_t>()[1] = 4;  // there is no page 4, so its rows are absent
+  pages.table.values<std::int32_t>()[1] = 4;  // there is no page 4, so its rows are absent
   args.clean = false;
   winnow::testing::fill(scores, 7);
   scores_paged(args);
@@ -66,50 +47,20 @@ TEST(ScoresPaged, ByHand) {
 // For one sequence of consecutive pages the scores are bit for bit those of scores(), with any
 // number of threads, and those of topk_paged() if that chooses all rows.
 TEST(ScoresPaged, AgreesWithScoresAndTopkPaged) {
-  constexpr std::int64_t rows = 640, s_q = 11, h = 8, d = 128;
-  Tensor keys(DType::f32, {rows, d}), k8(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});
-  Tensor slots(DType::i64, {rows}), pages(DType::u8, {rows / 64, page_bytes(d)});
-  winnow::testing::Random random(3);
-  winnow::testing::fill_normal(keys, random);
-  for (std::int64_t r = 0; r < rows; ++r) slots.values<std::int64_t>()[r] = r;
-  quantize({.x = keys, .rows = k8, .scale = k_scale});
-  quantize({.x = keys, .pages = pages, .slots = slots});
-  Tensor q(DType::f8_e4m3, {1, s_q, h, d}), weights(DType::f32, {1, s_q, h});
-  winnow::testing::fill_normal(q, random);
-  winnow::testing::fill_normal(weights, random);
-  Tensor table(DType::i32, {1, rows / 64}), context(DType::i32, {1});
-  for (std::int32_t p = 0; p < rows / 64; ++p) table.values<std::int32_t>()[p] = p;
-  context.values<std::int32_t>()[0] = rows;
+  constexpr std::int64_t s_q = 11;
+  const ConsecutivePages pages(s_q);
+  const std::int64_t rows = pages.kRows;
   Tensor dense(DType::f32, {s_q, rows}), scores(DType::f32, {1, s_q, rows});
-  indexer::scores({.q = ConstTensorView(q.data(), DType::f8_e4m3, {s_q, h, d}),
-                   .k = k8,
-                   .weights = ConstTensorView(weights.data(), DType::f32, {s_q, h}),
-                   .k_scale = k_scale,
-                   .q_start = rows - s_q,
-                   .scores = dense});
-  const int before = num_threads();
+  indexer::scores(pages.dense(ScoresArgs{.scores = dense}));
   for (const int threads : {1, 3}) {
-    set_num_threads(threads);
+    const winnow::testing::Threads number(threads);
     winnow::testing::fill_unwritten(scores);
-    scores_paged({.q = q,
-                  .pages = pages,
-                  .weights = weights,
-                  .block_tables = table,
-                  .context_lens = context,
-                  .scores = scores});
+    scores_paged(pages.args(ScoresPagedArgs{.scores = scores}));
     EXPECT_TRUE(winnow::testing::same_bytes(scores, dense));
   }
-  set_num_threads(before);
   Tensor indices(DType::i32, {1, s_q, rows}), length(DType::i32, {1, s_q});
   Tensor all(DType::f32, {1, s_q, rows});
-  topk_paged({.q = q,
-              .pages = pages,
-              .weights = weights,
-              .block_tables = table,
-              .context_lens = context,
-              .indices = indices,
-              .length = length,
-              .scores = all});
+  topk_paged(pages.args(TopkPagedArgs{.indices = indices, .length = length, .scores = all}));
   EXPECT_TRUE(winnow::testing::same_bytes(scores, all));
 }
 
@@ -123,11 +74,7 @@ TEST(ScoresPaged, Refuses) {
     step.pass_to(args);
     winnow::testing::fill_unwritten(scores);
     bend(args);
-    for (const bool dry_run : {false, true}) {
-      expect_error([&] { scores_paged(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                   "indexer::scores_paged: " + text);
-    }
-    EXPECT_EQ(winnow::testing::count_unwritten(scores.view()), scores.numel()) << text;
+    expect_refused(scores_paged, args, "indexer::scores_paged: " + text, {scores});
   };
   using Args = ScoresPagedArgs;
   reject([](Args& a) { a.q = {}; }, "q: want a tensor [b, s_q, h, d], got none");

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/core/parallel.h"
 #include "winnow/indexer/cases.h"
 #include "winnow/testing/expect.h"
 
@@ -15,6 +14,7 @@ namespace winnow::indexer {
 namespace {
 
 using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(TopkCase, "indexer::topk");
 
@@ -57,17 +57,15 @@ TEST(Topk, ByHand) {
 TEST(Topk, DoesNotDependOnThreads) {
   const CaseShape shape{.name = "threads", .dtype = DType::bf16, .s_q = 3, .h = 8, .s_k = 7000};
   const CaseInputs inputs = make_inputs(shape);
-  const int before = num_threads();
   std::vector<Tensor> results;
   for (const int threads : {1, 2, 7}) {
-    set_num_threads(threads);
+    const winnow::testing::Threads number(threads);
     Tensor indices(DType::i32, {shape.s_q, shape.topk}), length(DType::i32, {shape.s_q});
     TopkArgs args{.indices = indices, .length = length};
     inputs.pass_to(args);
     topk(args);
     results.push_back(std::move(indices));
   }
-  set_num_threads(before);
   EXPECT_TRUE(winnow::testing::same_bytes(results[0], results[1]));
   EXPECT_TRUE(winnow::testing::same_bytes(results[0], results[2]));
 }
@@ -81,58 +79,46 @@ TEST(Topk, NoQueriesAndNoWorkspaceOnTheCpu) {
 }
 
 // Expects an error for the arguments that `bend` has changed, and no output written.
-void expect_rejected(const std::function<void(TopkArgs&)>& bend, const std::string& text) {
+void reject(const std::function<void(TopkArgs&)>& bend, const std::string& text) {
   Problem problem;
   TopkArgs args = problem.args();
   bend(args);
   for (Tensor* output : {&problem.indices, &problem.length, &problem.scores}) {
     winnow::testing::fill_unwritten(*output);
   }
-  for (const bool dry_run : {false, true}) {
-    expect_error([&] { topk(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                 "indexer::topk: " + text);
-  }
-  for (Tensor* output : {&problem.indices, &problem.length, &problem.scores}) {
-    EXPECT_EQ(winnow::testing::count_unwritten(output->view()), output->numel()) << text;
-  }
+  expect_refused(topk, args, "indexer::topk: " + text,
+                 {problem.indices, problem.length, problem.scores});
 }
 
 TEST(Topk, Refuses) {
+  using Args = TopkArgs;
   Tensor q96(DType::f32, {2, 1, 96}), q129(DType::f32, {2, 129, 64}), q_int(DType::i32, {2, 1, 64});
   Tensor k32(DType::f32, {4, 32}), k_half(DType::f16, {4, 64}), scale(DType::f32, {4});
   Tensor weights3(DType::f32, {2, 3}), weights_half(DType::f16, {2, 1});
   Tensor none(DType::i32, {2, 0}), long_length(DType::i32, {3}), range(DType::i64, {2});
   Tensor q8(DType::f8_e4m3, {2, 1, 64}), k8(DType::f8_e4m3, {4, 64});
-  expect_rejected([](TopkArgs& args) { args.q = {}; }, "q: want a tensor [s_q, h, d], got none");
-  expect_rejected([](TopkArgs& args) { args.k = {}; }, "k: want a tensor [s_k, d], got none");
-  expect_rejected([&](TopkArgs& args) { args.q = q96; }, "q: want d = 128 or 64, got d = 96");
-  expect_rejected([&](TopkArgs& args) { args.q = q129; }, "q: want 1 to 128 heads, got 129");
-  expect_rejected([&](TopkArgs& args) { args.q = q_int; },
-                  "q: want dtype f32 or f16 or bf16 or f8_e4m3, got i32");
-  expect_rejected([&](TopkArgs& args) { args.k = k32; },
-                  "k: want shape [s_k=4, d=64], got [4, 32]");
-  expect_rejected([&](TopkArgs& args) { args.k = k_half; }, "k: want dtype f32, got f16");
-  expect_rejected([&](TopkArgs& args) { args.weights = weights3; },
-                  "weights: want shape [s_q=2, h=1], got [2, 3]");
-  expect_rejected([&](TopkArgs& args) { args.weights = weights_half; },
-                  "weights: want dtype f32 or bf16, got f16");
-  expect_rejected([&](TopkArgs& args) { args.k_scale = scale; },
-                  "k_scale: want none, for keys that are not f8_e4m3, got a tensor");
-  expect_rejected(
-      [&](TopkArgs& args) {
-        args.q = q8;
-        args.k = k8;
+  reject([](Args& a) { a.q = {}; }, "q: want a tensor [s_q, h, d], got none");
+  reject([](Args& a) { a.k = {}; }, "k: want a tensor [s_k, d], got none");
+  reject([&](Args& a) { a.q = q96; }, "q: want d = 128 or 64, got d = 96");
+  reject([&](Args& a) { a.q = q129; }, "q: want 1 to 128 heads, got 129");
+  reject([&](Args& a) { a.q = q_int; }, "q: want dtype f32 or f16 or bf16 or f8_e4m3, got i32");
+  reject([&](Args& a) { a.k = k32; }, "k: want shape [s_k=4, d=64], got [4, 32]");
+  reject([&](Args& a) { a.k = k_half; }, "k: want dtype f32, got f16");
+  reject([&](Args& a) { a.weights = weights3; }, "weights: want shape [s_q=2, h=1], got [2, 3]");
+  reject([&](Args& a) { a.weights = weights_half; }, "weights: want dtype f32 or bf16, got f16");
+  reject([&](Args& a) { a.k_scale = scale; },
+         "k_scale: want none, for keys that are not f8_e4m3, got a tensor");
+  reject(
+      [&](Args& a) {
+        a.q = q8;
+        a.k = k8;
       },
       "k_scale: want a tensor [s_k], which f8_e4m3 keys need, got none");
-  expect_rejected([&](TopkArgs& args) { args.key_start = range; },
-                  "key_start: want dtype i32, got i64");
-  expect_rejected([&](TopkArgs& args) { args.indices = none; },
-                  "indices: want topk from 1 to 2^31 - 1, got 0");
-  expect_rejected([&](TopkArgs& args) { args.length = long_length; },
-                  "length: want shape [s_q=2], got [3]");
-  expect_rejected([](TopkArgs& args) { args.k_stride = 0; }, "k_stride: want 1 or more, got 0");
-  expect_rejected([](TopkArgs& args) { args.k_stride = 2; },
-                  "k_stride: want 1 where q_start is absent, got 2");
+  reject([&](Args& a) { a.key_start = range; }, "key_start: want dtype i32, got i64");
+  reject([&](Args& a) { a.indices = none; }, "indices: want topk from 1 to 2^31 - 1, got 0");
+  reject([&](Args& a) { a.length = long_length; }, "length: want shape [s_q=2], got [3]");
+  reject([](Args& a) { a.k_stride = 0; }, "k_stride: want 1 or more, got 0");
+  reject([](Args& a) { a.k_stride = 2; }, "k_stride: want 1 where q_start is absent, got 2");
 }
 
 TEST(Topk, RefusesOverlap) {

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "winnow/core/parallel.h"
+#include "winnow/indexer/topk_paged/test_pages.h"
 #include "winnow/indexer/topk_paged/topk_paged_cases.h"
 #include "winnow/testing/expect.h"
 
@@ -14,36 +14,16 @@ namespace winnow::indexer {
 namespace {
 
 using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(TopkPagedCases, "indexer::topk_paged");
 
-// Position p of a context of 70 rows has the key p + 1 in its first column; the best three are the
-// last three, which lie in the second page of the table.
+// The best three are the last three, which lie in the second page of the table.
 TEST(TopkPaged, ByHand) {
-  Tensor keys(DType::f32, {70, 64}), slots(DType::i32, {70}), pages(DType::u8, {4, 64 * 68});
-  Tensor table(DType::i32, {1, 2}), context(DType::i32, {1});
-  table.values<std::int32_t>()[0] = 3;
-  table.values<std::int32_t>()[1] = 1;
-  context.values<std::int32_t>()[0] = 70;
-  for (std::int32_t p = 0; p < 70; ++p) {
-    keys.view().at<float>(p, 0) = static_cast<float>(p + 1);
-    slots.values<std::int32_t>()[p] = p < 64 ? 3 * 64 + p : 64 + p - 64;
-  }
-  quantize({.x = keys, .pages = pages, .slots = slots});
-  Tensor q(DType::f8_e4m3, {1, 2, 1, 64}), weights(DType::f32, {1, 2, 1});
+  PagesByHand pages;
   Tensor indices(DType::i32, {1, 2, 3}), length(DType::i32, {1, 2}), scores(DType::f32, {1, 2, 3});
-  for (std::int64_t j = 0; j < 2; ++j) {
-    q.view().at<Float8E4M3>(0, j, 0, 0) = Float8E4M3(1.0f);
-    weights.view().at<float>(0, j, 0) = 2.0f;
-  }
-  TopkPagedArgs args{.q = q,
-                     .pages = pages,
-                     .weights = weights,
-                     .block_tables = table,
-                     .context_lens = context,
-                     .indices = indices,
-                     .length = length,
-                     .scores = scores};
+  TopkPagedArgs args =
+      pages.args(TopkPagedArgs{.indices = indices, .length = length, .scores = scores});
   EXPECT_EQ(to_string(topk_paged(args)), "cpu");
   const auto expect_indices = [&](std::int64_t j, std::vector<std::int32_t> wanted) {
     for (std::int64_t n = 0; n < 3; ++n) {
@@ -57,7 +37,7 @@ TEST(TopkPaged, ByHand) {
   topk_paged(args);
   expect_indices(1, {67, 68, 69});
   expect_indices(0, {66, 67, 68});
-  table.values<std::int32_t>()[1] = 4;  // no page: its rows are absent
+  pages.table.values<std::int32_t>()[1] = 4;  // no page: its rows are absent
   args.positions = false;
   topk_paged(args);
   expect_indices(1, {3 * 64 + 61, 3 * 64 + 62, 3 * 64 + 63});
@@ -66,40 +46,14 @@ TEST(TopkPaged, ByHand) {
 
 // Of one sequence whose pages follow each other the choice is topk()'s, to the bit.
 TEST(TopkPaged, AgreesWithTopk) {
-  constexpr std::int64_t rows = 640, s_q = 3, h = 8, d = 128, k = 100;
-  Tensor keys(DType::f32, {rows, d}), k8(DType::f8_e4m3, {rows, d}), k_scale(DType::f32, {rows});
-  Tensor slots(DType::i64, {rows}), pages(DType::u8, {rows / 64, page_bytes(d)});
-  winnow::testing::Random random(3);
-  winnow::testing::fill_normal(keys, random);
-  for (std::int64_t r = 0; r < rows; ++r) slots.values<std::int64_t>()[r] = r;
-  quantize({.x = keys, .rows = k8, .scale = k_scale});
-  quantize({.x = keys, .pages = pages, .slots = slots});
-  Tensor q(DType::f8_e4m3, {1, s_q, h, d}), weights(DType::f32, {1, s_q, h});
-  winnow::testing::fill_normal(q, random);
-  winnow::testing::fill_normal(weights, random);
-  Tensor table(DType::i32, {1, rows / 64}), context(DType::i32, {1});
-  for (std::int32_t p = 0; p < rows / 64; ++p) table.values<std::int32_t>()[p] = p;
-  context.values<std::int32_t>()[0] = rows;
+  constexpr std::int64_t s_q = 3, k = 100;
+  const ConsecutivePages pages(s_q);
   Tensor indices(DType::i32, {1, s_q, k}), length(DType::i32, {1, s_q});
   Tensor scores(DType::f32, {1, s_q, k});
-  topk_paged({.q = q,
-              .pages = pages,
-              .weights = weights,
-              .block_tables = table,
-              .context_lens = context,
-              .indices = indices,
-              .length = length,
-              .scores = scores});
+  topk_paged(pages.args(TopkPagedArgs{.indices = indices, .length = length, .scores = scores}));
   Tensor want(DType::i32, {s_q, k}), want_length(DType::i32, {s_q}),
       want_scores(DType::f32, {s_q, k});
-  topk({.q = ConstTensorView(q.data(), DType::f8_e4m3, {s_q, h, d}),
-        .k = k8,
-        .weights = ConstTensorView(weights.data(), DType::f32, {s_q, h}),
-        .k_scale = k_scale,
-        .q_start = rows - s_q,
-        .indices = want,
-        .length = want_length,
-        .scores = want_scores});
+  topk(pages.dense(TopkArgs{.indices = want, .length = want_length, .scores = want_scores}));
   EXPECT_TRUE(winnow::testing::same_bytes(indices, want));
   EXPECT_TRUE(winnow::testing::same_bytes(length, want_length));
   EXPECT_TRUE(winnow::testing::same_bytes(scores, want_scores));
@@ -174,8 +128,7 @@ TEST(TopkPaged, HasTheSameBitsWhateverTheBatchAndTheThreads) {
                         .table = 30,
                         .num_pages = 100});
   const auto call = [&](std::int64_t first, std::int64_t end, int threads) {
-    const int before = num_threads();
-    set_num_threads(threads);
+    const winnow::testing::Threads number(threads);
     Tensor indices(DType::i32, {end - first, 2, 90}), length(DType::i32, {end - first, 2});
     Tensor scores(DType::f32, {end - first, 2, 90});
     TopkPagedArgs args = step.args();
@@ -186,7 +139,6 @@ TEST(TopkPaged, HasTheSameBitsWhateverTheBatchAndTheThreads) {
     args.length = length;
     args.scores = scores;
     topk_paged(args);
-    set_num_threads(before);
     return std::pair(std::move(indices), std::move(scores));
   };
   const auto whole = call(0, 4, 1);
@@ -216,15 +168,9 @@ TEST(TopkPaged, Refuses) {
     args.scores = scores;
     for (Tensor* output : {&indices, &length, &scores}) winnow::testing::fill_unwritten(*output);
     bend(args);
-    for (const bool dry_run : {false, true}) {
-      expect_error([&] { topk_paged(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                   "indexer::topk_paged: " + text);
-    }
     expect_error([&] { topk_paged_workspace_bytes(args); }, ErrorCode::invalid_argument,
                  "indexer::topk_paged: " + text);
-    for (Tensor* output : {&indices, &length, &scores}) {
-      EXPECT_EQ(winnow::testing::count_unwritten(output->view()), output->numel()) << text;
-    }
+    expect_refused(topk_paged, args, "indexer::topk_paged: " + text, {indices, length, scores});
   };
   using Args = TopkPagedArgs;
   reject([](Args& a) { a.q = {}; }, "q: want a tensor [b, s_q, h, d], got none");

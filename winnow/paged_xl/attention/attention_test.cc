@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "winnow/core/parallel.h"
 #include "winnow/paged_xl/test_step.h"
 
 namespace winnow::paged_xl {
@@ -29,12 +28,11 @@ TEST(Attention, SameBitsForAnyThreadsBatchAndPlace) {
         {.name = "bits", .dtype = DType::bf16, .mode = mode, .context_lens = {700, 1300, 3}});
     const Tensor first = run(step.attention_args());
     for (const int threads : {1, 2, 3, 7}) {
-      set_num_threads(threads);
+      const testing::Threads number(threads);
       for (int repeat = 0; repeat < 5; ++repeat) {
         ASSERT_TRUE(testing::same_bytes(first, run(step.attention_args())));
       }
     }
-    set_num_threads(2);
     // The second sequence alone.
     AttentionArgs args = step.attention_args();
     args.query = args.query.slice(0, 1, 2);

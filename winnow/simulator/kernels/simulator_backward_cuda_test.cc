@@ -1,9 +1,8 @@
-// sparse_mla::backward of every GPU in the simulator, which is one of compute capability 8.6 here:
-// it has no other kernels for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::backward of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,12 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation backward_operation(std::int64_t most_queries);
 
 namespace {
-
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = 99 * 1024;
-  return true;
-}();
 
 // Blocks have several queries all the same.
 testing::Operation cut_operation() { return backward_operation(6); }
@@ -44,42 +37,32 @@ PlantedBug where_warps_part(PlantedBug planted) {
 }
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", Action::drop)),
-    in_one_schedule(saying(
-        "race: ",
-        bug("PlainSumsOfDkv", "reduce_add(static_cast<float*>(params.sums)", Action::weaken))),
+    race(heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", drop)),
     in_one_schedule(
-        saying("race: ",
-               fixed("FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)",
-                     Action::weaken))),
-    in_one_schedule(saying(
-        "race: ", bug("ItemsTakenByPlainStores", "atomicAdd(params.taken, 1u)", Action::weaken))),
-    in_one_schedule(
-        saying("race: ", fixed("PlainBounds", "atomicMax(bound, largest)", Action::weaken))),
+        race(bug("PlainSumsOfDkv", "reduce_add(static_cast<float*>(params.sums)", weaken))),
+    in_one_schedule(race(fixed(
+        "FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)", weaken))),
+    in_one_schedule(race(bug("ItemsTakenByPlainStores", "atomicAdd(params.taken, 1u)", weaken))),
+    in_one_schedule(race(fixed("PlainBounds", "atomicMax(bound, largest)", weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    bug("NoBarrierBehindQuery", "the query is named", Action::drop),
-    saying("race: ", bug("NoBarrierBehindNames", "the rows are named", Action::drop)),
-    saying("race: ",
-           bug("NoWaitForFirstRows", "cp_async_wait<1>();  // of the first rows", Action::drop)),
-    saying("race: ",
-           bug("NoWaitForRows", "cp_async_wait<0>();  // of the next rows", Action::drop)),
-    saying("race: ", bug("NoWaitForRowsOfDq", "// of rows and dS", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindFirstRows", "they are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindDp", "dP and the next tile are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindRowsOfDq", "and those before are done", Action::drop)),
-    where_warps_part(
-        saying("race: ", odd("NoBarrierBehindDq", "the last tile is done with", Action::drop))),
-    saying("race: ", heads("NoBarrierBehindStep", "and the step before is done", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindSums", "the sums are there", Action::drop)),
-    saying("race: ",
-           heads("StepReplacedEarly", "cp_async_wait<0>();  // of the step", Action::add, 1)),
-    saying("result: ", bug("NoDkv", "reduce_add(static_cast<float*>(params.sums)", Action::drop)),
-    saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", Action::drop)),
-    saying("result: ",
-           bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", Action::drop)),
-    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", Action::add, 16),
+    bug("NoBarrierBehindQuery", "the query is named", drop),
+    race(bug("NoBarrierBehindNames", "the rows are named", drop)),
+    race(bug("NoWaitForFirstRows", "cp_async_wait<1>();  // of the first rows", drop)),
+    race(bug("NoWaitForRows", "cp_async_wait<0>();  // of the next rows", drop)),
+    race(bug("NoWaitForRowsOfDq", "// of rows and dS", drop)),
+    race(bug("NoBarrierBehindFirstRows", "they are there", drop)),
+    race(bug("NoBarrierBehindLogits", "the logits are there", drop)),
+    race(bug("NoBarrierBehindDp", "dP and the next tile are there", drop)),
+    race(bug("NoBarrierBehindRowsOfDq", "and those before are done", drop)),
+    where_warps_part(race(odd("NoBarrierBehindDq", "the last tile is done with", drop))),
+    race(heads("NoBarrierBehindStep", "and the step before is done", drop)),
+    race(bug("NoBarrierBehindSums", "the sums are there", drop)),
+    race(heads("StepReplacedEarly", "cp_async_wait<0>();  // of the step", add, 1)),
+    saying("result: ", bug("NoDkv", "reduce_add(static_cast<float*>(params.sums)", drop)),
+    saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", drop)),
+    saying("result: ", bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", drop)),
+    bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", add, 16),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorBackwardCuda, cut_operation(), kQuickCases, kThoroughCases,

@@ -10,7 +10,7 @@ namespace {
 using simulator::BugsOf;
 using simulator::PassingCase;
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap", {"eager", "random:1"}},
@@ -28,23 +28,21 @@ const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cud
     keys{"window_cuda.cuh", "f16-keys"}, copies{"compressor/forward/forward_cuda.cu", "bf16-csa"},
     rows{"window_cuda.cuh", "bf16-csa"};
 const std::vector<PlantedBug> kQuickBugs = {
-    groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
-    copies("PartBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", Action::drop),
-    copies("PartOfTheNeighbourBeforeItIsThere", "device::cp_async_wait<kParts - 1>();",
-           Action::drop, 0, 1),
+    groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", drop, 0, 1),
+    copies("PartBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", drop),
+    copies("PartOfTheNeighbourBeforeItIsThere", "device::cp_async_wait<kParts - 1>();", drop, 0, 1),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    lanes("SquaresBeforeTheyAreThere", "exchange.squares[threadIdx.x] = x;", Action::drop, 0, 1),
-    copies("PartWrittenWhileRead", "void copy(Part<T>& part) {", Action::drop, 0, 1),
-    copies("OneGroupTooMany", "device::cp_async_wait<kParts - 1>();", Action::add, 1),
-    keys("ColumnsBeforeTheyAreThere", "for (int half = 1; half < p.d; half *= 2) {", Action::drop,
-         0, 1),
-    copies("PartsNotCopied", "device::cp_async(device::shared_address(&to), from);", Action::drop),
-    rows("SquaresOfTheLane", "x += __shfl_xor_sync(", Action::drop),
-    rows("SquaresOfTheNextLane", "x += __shfl_xor_sync(", Action::add, 1),
+    lanes("SquaresBeforeTheyAreThere", "exchange.squares[threadIdx.x] = x;", drop, 0, 1),
+    copies("PartWrittenWhileRead", "void copy(Part<T>& part) {", drop, 0, 1),
+    copies("OneGroupTooMany", "device::cp_async_wait<kParts - 1>();", add, 1),
+    keys("ColumnsBeforeTheyAreThere", "for (int half = 1; half < p.d; half *= 2) {", drop, 0, 1),
+    copies("PartsNotCopied", "device::cp_async(device::shared_address(&to), from);", drop),
+    rows("SquaresOfTheLane", "x += __shfl_xor_sync(", drop),
+    rows("SquaresOfTheNextLane", "x += __shfl_xor_sync(", add, 1),
     rows.undo("RowsNotStored", "*reinterpret_cast<uint2*>(to) = words;"),
     rows.move("RowsOfTheNextThread", "*reinterpret_cast<uint2*>(to) = words;", 8),
-    keys("ColumnsReadBeforeTheyAreThere", "high = a - b;", Action::drop, 0, 3),
+    keys("ColumnsReadBeforeTheyAreThere", "high = a - b;", drop, 0, 3),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorForward, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

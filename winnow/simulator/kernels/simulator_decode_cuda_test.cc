@@ -1,9 +1,8 @@
-// sparse_mla::decode of every GPU in the simulator, which is one of compute capability 8.6 here: it
-// has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::decode of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/decode/decode_split_cuda.h"
 #include "winnow/sparse_mla/decode/test_beside_forward.h"
 
@@ -12,13 +11,6 @@ namespace winnow::sparse_mla {
 testing::Operation decode_operation();
 
 namespace {
-
-constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = kLeast;
-  return true;
-}();
 
 const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-h64", {"random:1"}},
@@ -117,23 +109,15 @@ TEST(SimulatorDecodeCudaSameBits, DecodeGivesTheBitsOfForward) {
 }
 
 // Where a block may have more, the turns of three tiles are on the way at a time.
-void expect_large_passes(std::size_t cases) {
-  simulator::settings().shared_bytes = kLarge;
-  for (std::size_t i = 0; i < cases; ++i) {
-    const PassingCase& one = kQuickCases[i];
-    simulator::expect_passes(decode_operation(), one.name, one.schedules.front());
-  }
-  simulator::settings().shared_bytes = kLeast;
+TEST(SimulatorDecodeCudaLarge, Passes) {
+  expect_passes_with_much_memory(decode_operation(), kQuickCases, 3);
 }
-TEST(SimulatorDecodeCudaLarge, Passes) { expect_large_passes(3); }
-TEST(ThoroughDecodeCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
+TEST(ThoroughDecodeCudaLarge, Passes) {
+  expect_passes_with_much_memory(decode_operation(), kQuickCases, kQuickCases.size());
+}
 
-const bool kLargeRegistered = simulator::register_bugs(
-    "Thorough/SimulatorDecodeCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
-      simulator::settings().shared_bytes = kLarge;
-      simulator::expect_found(decode_operation(), one);
-      simulator::settings().shared_bytes = kLeast;
-    });
+const bool kLargeRegistered = register_bugs_with_much_memory<decode_operation>(
+    "Thorough/SimulatorDecodeCudaLargeBug", kLargeBugs);
 
 WINNOW_SIMULATOR_TESTS(SimulatorDecodeCuda, decode_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

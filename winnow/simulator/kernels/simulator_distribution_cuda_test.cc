@@ -1,9 +1,8 @@
-// sparse_mla::distribution of every GPU in the simulator, which is one of compute capability 8.6
-// here: it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::distribution of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,13 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation distribution_operation();
 
 namespace {
-
-constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = kLeast;
-  return true;
-}();
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h64", schedules(1, {3})},      {"bf16-h128", {"random:2"}},
@@ -32,34 +24,28 @@ const std::vector<PassingCase> kThoroughCases =
 const BugsOf bug{"distribution_cuda.cuh", "bf16-k512"}, heads{"distribution_cuda.cuh", "bf16-h128"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ",
-           bug("NoWaitForRows", "cp_async_wait<0>();  // the thread's copies", Action::drop)),
+    race(bug("NoWaitForRows", "cp_async_wait<0>();  // the thread's copies", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ", bug("NoBarrierBehindRows", "the tile is there, and the one", Action::drop)),
-    saying("race: ", bug("WaitForTheTileBefore", "cp_async_wait<0>();  // the thread's copies",
-                         Action::add, 1)),
-    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLogits", "the logits are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindTheLastSums", "the sums of the last tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindBounds", "the bounds are there", Action::drop)),
-    saying("race: ", heads("LastTileReplacedEarly", "the sums of the last tile", Action::drop)),
-    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", Action::drop)),
-    bug("LateSums", "sums[8 * n + 2 * lane + e].store", Action::delay),
-    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", Action::add, 4),
+    race(bug("NoBarrierBehindRows", "the tile is there, and the one", drop)),
+    race(bug("WaitForTheTileBefore", "cp_async_wait<0>();  // the thread's copies", add, 1)),
+    race(bug("NoCommit", "cp_async_commit();  // of the next tile", drop)),
+    race(bug("NoBarrierBehindLogits", "the logits are there", drop)),
+    race(bug("NoBarrierBehindTheLastSums", "the sums of the last tile", drop)),
+    race(bug("NoBarrierBehindBounds", "the bounds are there", drop)),
+    race(heads("LastTileReplacedEarly", "the sums of the last tile", drop)),
+    saying("result: ", bug("NoSums", "sums[8 * n + 2 * lane + e].store", drop)),
+    bug("LateSums", "sums[8 * n + 2 * lane + e].store", delay),
+    bug("SumsElsewhere", "sums[8 * n + 2 * lane + e].store", add, 4),
 };
 
 // Where a block may have more, the queries are in four parts.
-void expect_large_passes(std::size_t cases) {
-  simulator::settings().shared_bytes = kLarge;
-  for (std::size_t i = 0; i < cases; ++i) {
-    const PassingCase& one = kQuickCases[i];
-    simulator::expect_passes(distribution_operation(), one.name, one.schedules.front());
-  }
-  simulator::settings().shared_bytes = kLeast;
+TEST(SimulatorDistributionCudaLarge, Passes) {
+  expect_passes_with_much_memory(distribution_operation(), kQuickCases, 3);
 }
-TEST(SimulatorDistributionCudaLarge, Passes) { expect_large_passes(3); }
-TEST(ThoroughDistributionCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
+TEST(ThoroughDistributionCudaLarge, Passes) {
+  expect_passes_with_much_memory(distribution_operation(), kQuickCases, kQuickCases.size());
+}
 
 WINNOW_SIMULATOR_TESTS(SimulatorDistributionCuda, distribution_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

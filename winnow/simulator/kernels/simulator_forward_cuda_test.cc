@@ -1,9 +1,8 @@
-// sparse_mla::forward of every GPU in the simulator, which is one of compute capability 8.6 here:
-// it has no other kernel for the operation, and blocks have 99 KiB of shared memory.
+// sparse_mla::forward of every GPU in the simulator.
 #include <string>
 #include <vector>
 
-#include "winnow/simulator/kernels/sparse_mla_simulation.h"
+#include "winnow/simulator/kernels/attention_cuda_simulation.h"
 #include "winnow/sparse_mla/cases.h"
 
 namespace winnow::sparse_mla {
@@ -11,13 +10,6 @@ namespace winnow::sparse_mla {
 testing::Operation forward_operation();
 
 namespace {
-
-constexpr int kLeast = 99 * 1024, kLarge = 227 * 1024;
-const bool kSet = [] {  // before the library asks
-  simulator::settings().compute_capability = 86;
-  simulator::settings().shared_bytes = kLeast;
-  return true;
-}();
 
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h64", {"late", "random:1"}},   {"bf16-d512-h64-k512", {"random:3"}},
@@ -36,58 +28,48 @@ const BugsOf bug{"sparse_mla/attend_cuda.cuh", "bf16-k512"},
     entries{"sparse_mla/two_sources_cuda.cuh", "bf16-k512"};
 
 const std::vector<PlantedBug> kQuickBugs = {
-    saying("race: ", bug("NoWaitForRows", "the thread's copies are there", Action::drop)),
+    race(bug("NoWaitForRows", "the thread's copies are there", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    saying("race: ",
-           bug("NoBarrierBehindRows", "the tile is there, and the one before", Action::drop)),
-    saying("race: ", bug("WaitForTheTileBefore", "the thread's copies are there", Action::add, 1)),
-    saying("race: ", bug("NoCommit", "cp_async_commit();  // of the next tile", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindEntries", "the first entries are there", Action::drop)),
-    saying("race: ", kernel("NoBarrierBehindEnds", "store_output reads the factors", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindLogits", "// the logits are there", Action::drop)),
-    saying("race: ", bug("NoBarrierBehindP", "rescale(shared, tile, lane, o)", Action::drop)),
-    logits("LateLogits", "(first + to).store", Action::delay),
-    logits("LogitsElsewhere", "(first + to).store", Action::add, 16),
-    bug("WeightsElsewhere", "(weights + 32 * n).store", Action::add, 8),
-    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
-    ragged("NoMask", "shared.masks()[tile & 3].store", Action::drop),
-    entries("NoEntries", "cp_async_word_zfill(place.address", Action::drop),
-    shared("OtherKeys", "ldmatrix_x4(k.at(half", Action::add, 16),
-    saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", Action::add, 32)),
-    saying("result: ", shared("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", Action::drop)),
-    shared("RowsElsewhere", "cp_async_zfill(to_ + chunk", Action::add, 128),
+    race(bug("NoBarrierBehindRows", "the tile is there, and the one before", drop)),
+    race(bug("WaitForTheTileBefore", "the thread's copies are there", add, 1)),
+    race(bug("NoCommit", "cp_async_commit();  // of the next tile", drop)),
+    race(bug("NoBarrierBehindEntries", "the first entries are there", drop)),
+    race(kernel("NoBarrierBehindEnds", "store_output reads the factors", drop)),
+    race(bug("NoBarrierBehindLogits", "// the logits are there", drop)),
+    race(bug("NoBarrierBehindP", "rescale(shared, tile, lane, o)", drop)),
+    logits("LateLogits", "(first + to).store", delay),
+    logits("LogitsElsewhere", "(first + to).store", add, 16),
+    bug("WeightsElsewhere", "(weights + 32 * n).store", add, 8),
+    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", drop)),
+    ragged("NoMask", "shared.masks()[tile & 3].store", drop),
+    entries("NoEntries", "cp_async_word_zfill(place.address", drop),
+    shared("OtherKeys", "ldmatrix_x4(k.at(half", add, 16),
+    saying("result: ", bug("OtherValues", "ldmatrix_x4_trans(v.at(k16", add, 32)),
+    saying("result: ", shared("NoProducts", "mma_m16n8k16<P::kType>(s[m][1]", drop)),
+    shared("RowsElsewhere", "cp_async_zfill(to_ + chunk", add, 128),
 };
 // Of the turns that lie beside each other.
 const std::vector<PlantedBug> kLargeBugs = {
-    saying("race: ", bug("NoWaitForRows", "what this thread copied of the tile", Action::drop)),
-    saying("race: ",
-           bug("WaitForTheTileBefore", "what this thread copied of the tile", Action::add, 1)),
-    saying("race: ", bug("NoBarrier", "rescale(shared, tile - 2, lane, o)", Action::drop)),
-    saying("race: ", bug("NoBarrierOfAGroup", "their logits may be replaced", Action::drop)),
-    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", Action::drop)),
-    logits("LateLogits", "(first + to).store", Action::delay),
-    bug("LateWeights", "(weights + 32 * n).store", Action::delay),
+    race(bug("NoWaitForRows", "what this thread copied of the tile", drop)),
+    race(bug("WaitForTheTileBefore", "what this thread copied of the tile", add, 1)),
+    race(bug("NoBarrier", "rescale(shared, tile - 2, lane, o)", drop)),
+    race(bug("NoBarrierOfAGroup", "their logits may be replaced", drop)),
+    saying("result: ", bug("NoFactors", "if (lane % 4 == 0) shared.factors()", drop)),
+    logits("LateLogits", "(first + to).store", delay),
+    bug("LateWeights", "(weights + 32 * n).store", delay),
 };
 
 // Where a block may have more, the turns of three tiles are on the way at a time.
-void expect_large_passes(std::size_t cases) {
-  simulator::settings().shared_bytes = kLarge;
-  for (std::size_t i = 0; i < cases; ++i) {
-    const PassingCase& one = kQuickCases[i];
-    simulator::expect_passes(forward_operation(), one.name, one.schedules.front());
-  }
-  simulator::settings().shared_bytes = kLeast;
+TEST(SimulatorForwardCudaLarge, Passes) {
+  expect_passes_with_much_memory(forward_operation(), kQuickCases, 3);
 }
-TEST(SimulatorForwardCudaLarge, Passes) { expect_large_passes(3); }
-TEST(ThoroughForwardCudaLarge, Passes) { expect_large_passes(kQuickCases.size()); }
+TEST(ThoroughForwardCudaLarge, Passes) {
+  expect_passes_with_much_memory(forward_operation(), kQuickCases, kQuickCases.size());
+}
 
-const bool kLargeRegistered = simulator::register_bugs(
-    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs, [](const PlantedBug& one) {
-      simulator::settings().shared_bytes = kLarge;
-      simulator::expect_found(forward_operation(), one);
-      simulator::settings().shared_bytes = kLeast;
-    });
+const bool kLargeRegistered = register_bugs_with_much_memory<forward_operation>(
+    "Thorough/SimulatorForwardCudaLargeBug", kLargeBugs);
 
 WINNOW_SIMULATOR_TESTS(SimulatorForwardCuda, forward_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

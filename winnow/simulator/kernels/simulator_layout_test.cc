@@ -8,7 +8,7 @@ testing::Operation layout_operation();
 namespace {
 
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {on_ranks("dropped", {"eager", "late", "random:1"}),
                                               on_ranks("nodes-of-3", {"random:2"}),
@@ -33,29 +33,25 @@ const std::vector<PassingCase> kThoroughCases = {
 const RankBugs layout{"layout_cuda.cu", "dropped"};
 const std::vector<PlantedBug> kQuickBugs = {
     layout("LayoutCountsBeforeTheyAreCleared",
-           "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;",
-           Action::drop, 0, 1),
-    layout("LayoutInRankSetBeforeItIsCleared", "__syncwarp();", Action::drop),
+           "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;", drop, 0, 1),
+    layout("LayoutInRankSetBeforeItIsCleared", "__syncwarp();", drop),
     layout("LayoutPairsCountedByPlainStores",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);",
-           Action::weaken),
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", weaken),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     layout("LayoutPairsNotCounted",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", Action::drop),
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", drop),
     layout("LayoutPairsCountedTwice",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", Action::add,
-           1),
+           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", add, 1),
     layout("LayoutEveryLaneFirst",
-           "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;",
-           Action::drop),
-    layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", Action::drop, 0, 1),
-    layout("LayoutCountsNotCleared", "array[i] = 0;", Action::undo),
-    layout("LayoutCountsClearedOneFurther", "array[i] = 0;", Action::move, 4),
-    layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", Action::undo),
-    layout("LayoutInRankNotCleared", "r += p.lanes) in_rank[r] = 0;", Action::undo),
-    layout("LayoutInRankNotSet", "if (first_of_rank) in_rank[rank] = 1;", Action::undo),
-    layout("LayoutInRankOfTheNextRank", "if (first_of_rank) in_rank[rank] = 1;", Action::move, 1),
+           "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;", drop),
+    layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", drop, 0, 1),
+    layout("LayoutCountsNotCleared", "array[i] = 0;", undo),
+    layout("LayoutCountsClearedOneFurther", "array[i] = 0;", move, 4),
+    layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", undo),
+    layout("LayoutInRankNotCleared", "r += p.lanes) in_rank[r] = 0;", undo),
+    layout("LayoutInRankNotSet", "if (first_of_rank) in_rank[rank] = 1;", undo),
+    layout("LayoutInRankOfTheNextRank", "if (first_of_rank) in_rank[rank] = 1;", move, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorLayout, with_room(layout_operation()), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

@@ -14,7 +14,7 @@ using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using simulator::saying;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 using Plan = MmaProduct::Plan;
 
 testing::Operation product_operation() {
@@ -58,37 +58,34 @@ const BugsOf tensor{"tools/winnow/mma_product_sm90.cu", "tensor-tail"},
 constexpr const char* kCount = "unsigned* const count = product.steps_of_shared + shared_tile;";
 
 const std::vector<PlantedBug> kQuickBugs = {
+    in_one_schedule(race(of_threads("CountedWithoutAFence", kCount, drop, 0, 1))),
     in_one_schedule(
-        saying("race: ", of_threads("CountedWithoutAFence", kCount, Action::drop, 0, 1))),
-    in_one_schedule(saying("race: ", of_threads("LastWithoutAFence", "static_cast<unsigned>(all);",
-                                                Action::drop, 0, 1))),
+        race(of_threads("LastWithoutAFence", "static_cast<unsigned>(all);", drop, 0, 1))),
+    in_one_schedule(race(of_threads("PlainSums", "reduce_add(to + i, d[i]);", weaken))),
     in_one_schedule(
-        saying("race: ", of_threads("PlainSums", "reduce_add(to + i, d[i]);", Action::weaken))),
-    in_one_schedule(saying("race: ", of_tensor("PlainSumsOfFour", "if constexpr (kAddsVectors) {",
-                                               Action::weaken, 0, 1))),
+        race(of_tensor("PlainSumsOfFour", "if constexpr (kAddsVectors) {", weaken, 0, 1))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    tensor("NoWaitForFull", "mbarrier_wait(shared_.full()[slot(step)].address", Action::drop),
-    tensor("SwappedPhaseOfFull", "mbarrier_wait(shared_.full()[slot(step)].address", Action::add,
-           1),
-    tensor("NoWaitForEmpty", "mbarrier_wait(shared_.empty()[slot(next)].address", Action::drop),
-    tensor("TooFewBytes", "mbarrier_arrive_expect(full, kBytes);", Action::add, -16),
-    tensor("TooManyBytes", "mbarrier_arrive_expect(full, kBytes);", Action::add, 16),
-    tensor("NoCopyOfA", "tensor_load(shared_.a()[slot(step)].address", Action::drop),
-    tensor("CopyOfBElsewhere", "tensor_load(shared_.b()[slot(step)].address", Action::add, 1024),
-    tensor("CountOfEmpty", "mbarrier_init(shared.empty()[i].address", Action::add, -1),
-    tensor("NoRelease", "mbarrier_arrive_warp(shared_.empty()", Action::drop),
-    tensor("NoInitFence", "fence_mbarrier_init();", Action::drop),
-    of_tensor("NoProducts", "mma_m16n8k16<DType::bf16>(sums[block][2 * square + 1]", Action::drop),
-    of_tensor("OtherRows", "ldmatrix_x4(from.a.at(block, slice)", Action::add, 16),
-    threads("NoWaitForCopies", "cp_async_wait<S::kStages - 3>();", Action::drop),
-    threads("WaitForTheCopiesBefore", "cp_async_wait<S::kStages - 3>();", Action::add, 1),
-    threads("NoBarrierBehindCopies", "cp_async_wait<S::kStages - 3>();", Action::drop, 0, 1),
-    threads("NoCommit", "cp_async_commit();  // empty groups count, too", Action::drop),
-    threads("CopiesElsewhere", "cp_async(address + i * kAtOnce * kTileLine", Action::add, 16),
-    of_threads("NoBarrierBehindSums", "bool last = false;", Action::drop, 0, -1),
-    of_threads("CountedByPlainStores", "last = atomicAdd(count", Action::weaken),
-    of_threads("CountedTwice", "last = atomicAdd(count", Action::add, 1),
+    tensor("NoWaitForFull", "mbarrier_wait(shared_.full()[slot(step)].address", drop),
+    tensor("SwappedPhaseOfFull", "mbarrier_wait(shared_.full()[slot(step)].address", add, 1),
+    tensor("NoWaitForEmpty", "mbarrier_wait(shared_.empty()[slot(next)].address", drop),
+    tensor("TooFewBytes", "mbarrier_arrive_expect(full, kBytes);", add, -16),
+    tensor("TooManyBytes", "mbarrier_arrive_expect(full, kBytes);", add, 16),
+    tensor("NoCopyOfA", "tensor_load(shared_.a()[slot(step)].address", drop),
+    tensor("CopyOfBElsewhere", "tensor_load(shared_.b()[slot(step)].address", add, 1024),
+    tensor("CountOfEmpty", "mbarrier_init(shared.empty()[i].address", add, -1),
+    tensor("NoRelease", "mbarrier_arrive_warp(shared_.empty()", drop),
+    tensor("NoInitFence", "fence_mbarrier_init();", drop),
+    of_tensor("NoProducts", "mma_m16n8k16<DType::bf16>(sums[block][2 * square + 1]", drop),
+    of_tensor("OtherRows", "ldmatrix_x4(from.a.at(block, slice)", add, 16),
+    threads("NoWaitForCopies", "cp_async_wait<S::kStages - 3>();", drop),
+    threads("WaitForTheCopiesBefore", "cp_async_wait<S::kStages - 3>();", add, 1),
+    threads("NoBarrierBehindCopies", "cp_async_wait<S::kStages - 3>();", drop, 0, 1),
+    threads("NoCommit", "cp_async_commit();  // empty groups count, too", drop),
+    threads("CopiesElsewhere", "cp_async(address + i * kAtOnce * kTileLine", add, 16),
+    of_threads("NoBarrierBehindSums", "bool last = false;", drop, 0, -1),
+    of_threads("CountedByPlainStores", "last = atomicAdd(count", weaken),
+    of_threads("CountedTwice", "last = atomicAdd(count", add, 1),
     of_threads.undo("SumsNotCleared", "*place(block, n) = make_float4(0, 0, 0, 0);"),
     of_threads.undo("CountNotCleared", "if (last) *count = 0;"),
 };

@@ -13,7 +13,7 @@ using simulator::BugsOf;
 using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"f32-d32", {"eager"}},        {"bf16-d64", {"random:1"}},       {"f16-out-d80", {"random:2"}},
@@ -34,23 +34,21 @@ const BugsOf tiles{"tile_cuda.cuh", "bf16-d64"}, tiles_of_rows{"tile_cuda.cuh", 
     splits{"position_term_cuda.cu", "f32-splits"}, narrow{"position_term_cuda.cu", "f16-out-d80"};
 constexpr const char* kTerms = "row_of<float>(p.matrix_bd, s, head)[column + token] = term;";
 const std::vector<PlantedBug> kQuickBugs = {
-    tiles("SumsOfTheNextLane", "sums[i] = keep + __shfl_xor_sync(", Action::add, 1),
-    plan("LongestOfTheLane", "work.longest = __reduce_max_sync(", Action::drop),
+    tiles("SumsOfTheNextLane", "sums[i] = keep + __shfl_xor_sync(", add, 1),
+    plan("LongestOfTheLane", "work.longest = __reduce_max_sync(", drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    tiles("SumsOfTheLane", "sums[i] = keep + __shfl_xor_sync(", Action::drop),
-    tiles("RowsOfTheLane", "return __shfl_sync(device::kFullWarp, sums[0], source);", Action::drop),
-    tiles("RowsOfTheNextLane", "return __shfl_sync(device::kFullWarp, sums[0], source);",
-          Action::add, 2),
-    tiles_of_rows("SumsOfOneRowOfTheLane", "sums[0] += __shfl_xor_sync(", Action::drop),
-    tiles_of_rows("SumsOfOneRowOfTheNextRow", "sums[0] += __shfl_xor_sync(", Action::add, 4),
+    tiles("SumsOfTheLane", "sums[i] = keep + __shfl_xor_sync(", drop),
+    tiles("RowsOfTheLane", "return __shfl_sync(device::kFullWarp, sums[0], source);", drop),
+    tiles("RowsOfTheNextLane", "return __shfl_sync(device::kFullWarp, sums[0], source);", add, 2),
+    tiles_of_rows("SumsOfOneRowOfTheLane", "sums[0] += __shfl_xor_sync(", drop),
+    tiles_of_rows("SumsOfOneRowOfTheNextRow", "sums[0] += __shfl_xor_sync(", add, 4),
     kernel.undo("TermsNotStored", kTerms),
     kernel.move("TermsOfTheNextToken", kTerms, 4),
     of_threads(96, 128, splits.undo("TermsOfTheLastWarpNotStored", kTerms)),
     narrow.undo("NarrowTermsNotStored", "= from_float<T>(term);"),
     narrow.move("NarrowTermsOfTheTokenBefore", "= from_float<T>(term);", -2),
-    tiles("LengthsOfTheNextSequence", "return min(max(__ldg(data + s), 0), limit);", Action::add,
-          4),
+    tiles("LengthsOfTheNextSequence", "return min(max(__ldg(data + s), 0), limit);", add, 4),
 };
 // Found as a wrong result, of which the report names who wrote it.
 TEST(SimulatorWriters, AreNamedWhereAResultDiffers) {

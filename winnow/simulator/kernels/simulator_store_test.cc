@@ -21,7 +21,7 @@ using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using simulator::saying;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-rows", {"eager", "random:1"}},
@@ -85,23 +85,22 @@ const BugsOf wide{"write_row.cuh", "fp8_656-rows"}, narrow{"write_row.cuh", "fp8
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
 constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 const std::vector<PlantedBug> kQuickBugs = {
-    in_one_schedule(compared("LaterRowsOfTheLane", "return !__any_sync(", Action::drop)),
+    in_one_schedule(compared("LaterRowsOfTheLane", "return !__any_sync(", drop)),
     narrow.undo("NoPadding", "scales[Row::kGroups] = 0;"),
-    in_one_schedule(saying("race: ", table("RowsRaisedByPlainStores",
-                                           "atomicMax(p.last_rows + slot", Action::weaken))),
+    in_one_schedule(race(table("RowsRaisedByPlainStores", "atomicMax(p.last_rows + slot", weaken))),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    kernel("SlotOfTheLane", "const std::int64_t slot = __shfl_sync(", Action::drop),
-    kernel("SlotOfTheNextLane", "const std::int64_t slot = __shfl_sync(", Action::add, 1),
+    kernel("SlotOfTheLane", "const std::int64_t slot = __shfl_sync(", drop),
+    kernel("SlotOfTheNextLane", "const std::int64_t slot = __shfl_sync(", add, 1),
     table.undo("RowsNotNamed", "static_cast<volatile std::uint32_t*>(p.last_rows)[slot] ="),
     // Where blocks run in turn, the last row is named last.
     {"RowsNotRaised",
      "again1100",
-     {"store_cuda.cu", "atomicMax(p.last_rows + slot", Action::drop},
+     {"store_cuda.cu", "atomicMax(p.last_rows + slot", drop},
      {"random:3", "starved:0"}},
-    table("RowsRaisedTooFar", "atomicMax(p.last_rows + slot", Action::add, 1),
-    wide("LargestOfTheLane", kLargest, Action::drop),
-    narrow("LargestOfTheNextLane", kLargest, Action::add, 1),
+    table("RowsRaisedTooFar", "atomicMax(p.last_rows + slot", add, 1),
+    wide("LargestOfTheLane", kLargest, drop),
+    narrow("LargestOfTheNextLane", kLargest, add, 1),
     wide.undo("F8NotStored", kF8),
     narrow.move("F8OfTheNextLane", kF8, 8),
     wide.undo("ScalesNotStored", "reinterpret_cast<float*>(scales)[column / Row::kGroup] = scale;"),

@@ -15,5 +15,6 @@ using simulator::PassingCase;
 using simulator::PlantedBug;
 using simulator::schedules;
 using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 }  // namespace winnow::sparse_mla

@@ -64,6 +64,7 @@ inline PlantedBug saying(std::string text, PlantedBug bug) {
   bug.says = std::move(text);
   return bug;
 }
+inline PlantedBug race(PlantedBug bug) { return saying("race: ", std::move(bug)); }
 // Of the calls that reach into other blocks, only those into the third one and those behind it.
 inline PlantedBug beyond_a_pair(PlantedBug bug) {
   bug.plant.first_rank = 2;

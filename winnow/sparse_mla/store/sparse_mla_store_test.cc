@@ -14,6 +14,7 @@ namespace winnow::sparse_mla {
 namespace {
 
 using winnow::testing::expect_error;
+using winnow::testing::expect_refused;
 
 WINNOW_CASE_TABLE(StoreCases, "sparse_mla::store");
 
@@ -97,13 +98,9 @@ TEST(Store, Refuses) {
     Problem problem;
     StoreArgs args = problem.args();
     bend(args);
-    for (const bool dry_run : {false, true}) {
-      expect_error([&] { store(args, {.dry_run = dry_run}); }, ErrorCode::invalid_argument,
-                   "sparse_mla::store: " + text);
-    }
     expect_error([&] { store_workspace_bytes(args); }, ErrorCode::invalid_argument,
                  "sparse_mla::store: " + text);
-    problem.expect_untouched(text);
+    expect_refused(store, args, "sparse_mla::store: " + text, {problem.cache});
   };
   using Args = StoreArgs;
   reject([](Args& a) { a.rows = {}; }, "rows: want a tensor [n, columns], got none");
