@@ -278,7 +278,7 @@ def _refused(name: str, arguments: Dict[str, Any]) -> str:
     name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
     dense = name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None
     for argument, taken in _CONSTANTS.get(name, {}).items():
-        if dense and argument in ("causal", "is_fp8_kvcache", "kv_format"):
+        if dense and argument != "head_dim_v":
             continue
         value = arguments[argument]
         if value is not _UNKNOWN and value not in taken:
