@@ -379,12 +379,16 @@ TEST(CompressorStep, RefusesToStore) {
       "cache: want none, where kv is f64, got a tensor");
   reject([&](Args& a) { a.cache = wide; }, "cache: want rows of d = 512 columns, got 576");
   reject([&](Args& a) { small(a); }, "cache: want rows of d = 128 columns, got 512");
-  reject([&](Args& a) { a.cache = narrow; },
-         "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
-         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 656");
-  reject([&](Args& a) { a.cache = floats; },
-         "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
-         "bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a last dimension of 512");
+  reject(
+      [&](Args& a) { a.cache = narrow; },
+      "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
+      "bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 elements), got a last dimension "
+      "of 656");
+  reject(
+      [&](Args& a) { a.cache = floats; },
+      "cache: want [blocks, block_size, 1, 584] for the format fp8_584 (fp8_656 has rows of 656 "
+      "bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 elements), got a last dimension "
+      "of 512");
   reject([&](Args& a) { a.cache = {}, a.pages = keys; },
          "pages: want none, unless d is 128 or 64, got a tensor, and d = 512");
   reject([&](Args& a) { small(a), a.cache = {}, a.pages = odd_keys; },

@@ -121,10 +121,10 @@ struct Work {
 // leaves more room for others' in the instruction caches; P V of the tile before is queued between
 // the logits of this one, so that its rows are replaced before the last chunks of this tile come.
 //
-// Where rows in bf16 are copied with little ado (copy_blocks_role()), the consumers have orders of
-// their own: consumer 0 queues P V of the tile before ahead of its logits, consumer 1 behind them.
-// So the softmax of each runs while the other multiplies, and the rows of consumer 0 land while
-// consumer 1 needs none:
+// With block tables, whose rows are copied with little ado (copy_blocks_role()), the consumers have
+// orders of their own: consumer 0 queues P V of the tile before ahead of its logits, consumer 1
+// behind them. So the softmax of each runs while the other multiplies, and the rows of consumer 0
+// land while consumer 1 needs none:
 //
 //   consumer 0   Q K 0 | softmax  | P V 0        | P V 1 | Q K 2 | softmax ...
 //   consumer 1          Q K 1     | P V 0 | softmax | P V 1 |     Q K 3 ...

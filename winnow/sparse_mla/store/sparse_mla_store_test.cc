@@ -114,8 +114,8 @@ TEST(Store, Refuses) {
   reject([&](Args& a) { a.cache = flat; },
          "cache: want 4 dimensions [blocks, block_size, 1, 656], got shape [2, 4, 656]");
   const std::string formats =
-      " (fp8_656 has rows of 656 bytes, fp8_584 of 584 bytes, bf16 of 576 or 512 elements), got a "
-      "last dimension of ";
+      " (fp8_656 has rows of 656 bytes, fp8_584 of 584, fp8_576 of 576, bf16 of 576 or 512 "
+      "elements), got a last dimension of ";
   reject([&](Args& a) { a.cache = wrong; },
          "cache: want [blocks, block_size, 1, 656] for the format fp8_656" + formats + "584");
   reject([](Args& a) { a.format = CacheFormat::fp8_584; },
