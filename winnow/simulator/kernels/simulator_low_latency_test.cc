@@ -54,8 +54,36 @@ testing::CaseOutcome run_overlapping(const testing::Target& target) {
   return {all.backend().value_or(Backend::cpu), all.list()};
 }
 
+// Rank 0 gives two tokens, which two blocks send, an expert that does not exist: the ranks learn of
+// one of them.
+testing::CaseOutcome run_wrong_experts(const testing::Target& target) {
+  const LowLatencyProblem problem{.name = "wrong-experts", .world = 2, .full = true, .rounds = 1};
+  LowLatencyConfig config = problem.config();
+  config.device = testing::device_of(target);
+  std::vector<LowLatencyRound> rounds = make_rounds(problem);
+  for (const std::int64_t token : {0, 1}) {
+    rounds[0].indices[0].view().at<std::int32_t>(token, 0) = 99;
+  }
+  RankTeam team(problem.world);
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    LowLatency layer(transport, team.world().store(), config);
+    const Place place(config.device);
+    const LowLatencyTensors tensors(place, problem, rounds[0], rank);
+    layer.dispatch(tensors.dispatch_args(CallPart::both));
+    place.wait();
+    try {
+      layer.dispatch(tensors.dispatch_args(CallPart::both));  // throws what the first one has found
+    } catch (...) {
+      place.wait();  // for kernels that read these tensors
+      throw;
+    }
+  });
+  return outcome_of_refusals(thrown, "rank 0: expert_indices: want -1 to 6, got 99 for token ");
+}
+
 testing::Operation simulated_operation() {
   testing::Operation operation = with_room(low_latency_operation());
+  operation.cases.push_back({"wrong-experts", "", run_wrong_experts});
   operation.cases.push_back({"overlapping", "", run_overlapping});
   return operation;
 }
@@ -70,7 +98,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1-ranks", {"eager"}),
                                               on_ranks("3-ranks", {"random:1"}),
                                               on_ranks("4-ranks-bf16-halves", {"random:2"}),
                                               on_ranks("newest-first-shrink", {"random:3"}),
-                                              on_ranks("overlapping", {"random:5"})};
+                                              on_ranks("overlapping", {"random:5"}),
+                                              on_ranks("wrong-experts", {"random:6"})};
 const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves", {"random:4"}),
                                                  on_ranks("3-ranks", {"random:4"}),
                                                  on_ranks("3-ranks-bf16-halves", {"random:4"}),
@@ -91,7 +120,8 @@ const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
     combine{"low_latency_combine_cuda.cu", "3-ranks"},
     wide{"low_latency_combine_cuda.cu", "wide-halves"}, both{"low_latency_cuda.cuh", "3-ranks"},
     shrinking{"low_latency_cuda.cuh", "many-experts"},
-    overlapping{"low_latency_cuda.cuh", "overlapping"}, words{"wait.cuh", "3-ranks"};
+    overlapping{"low_latency_cuda.cuh", "overlapping"},
+    wrong{"low_latency_cuda.cuh", "wrong-experts"}, words{"wait.cuh", "3-ranks"};
 const std::vector<PlantedBug> kQuickBugs = {
     dispatch("DispatchCountsBeforeTheyAreCleared",
              "for (int expert = int(threadIdx.x); expert < experts; expert += kThreads) "
@@ -166,6 +196,9 @@ const std::vector<PlantedBug> kQuickBugs = {
     saying("race: ",
            dispatch("DispatchPairsCountedByPlainStores",
                     "if (kept && !twice) atomicAdd(counts + expert, 1);", Action::weaken)),
+    saying("race: ", wrong("FirstMistakeByPlainStores",
+                           "if (atomicCAS(reinterpret_cast<int*>(&note.found), 0, int(what)) == 0)",
+                           Action::weaken)),
     saying("race: ", words("ReceiversCountedByPlainStores",
                            "return atomicAdd(reinterpret_cast<unsigned long long*>(arrivals), "
                            "1ull);",
