@@ -100,7 +100,7 @@ std::string seconds_in_words(double seconds) {
   return text;
 }
 
-// A file that is written to its end or not at all.
+// A file that ignores all writes after one that failed; finish() says whether one did.
 class RecordFile {
  public:
   explicit RecordFile(int descriptor) : descriptor_(descriptor), failed_(descriptor < 0) {}
@@ -139,9 +139,9 @@ std::int64_t next_number(const Settings& settings, const std::string& operation)
   return number < settings.limit ? number : -1;
 }
 
-// Makes a file in the folder of records. Nothing that is there already is opened: neither a link
-// that somebody planted, nor the record of a process that had the same number, as processes of
-// containers have.
+// Creates a new file in the folder of records. It never opens a file that exists: that may be a
+// link that somebody planted, or the record of another process with the same process id, as
+// happens between containers.
 std::string new_file(const Settings& settings, const std::string& operation, std::int64_t number) {
   std::string name = operation;
   for (std::size_t at; (at = name.find("::")) != std::string::npos;) {
@@ -189,7 +189,7 @@ void write_bytes(RecordFile& file, const ConstTensorView& view, const Extent& ex
   file.write(copy.data(), extent.bytes);
 }
 
-// What a call needs of it is its size alone.
+// The contents of the workspace are not recorded: a call needs only its size.
 bool has_contents(const RecordedArgument& argument) {
   return argument.is_tensor && argument.tensor.present() && argument.name != "workspace";
 }
@@ -277,8 +277,8 @@ void RecordedCall::log(std::string_view end) const {
   if (write(descriptor, text.data(), text.size()) < 0) return;  // a log that is full stops no call
 }
 
-// A record is text that ends with "data N", the N bytes of the tensors in their order, and the same
-// again for the result. Each tensor's bytes are those from its first element in memory to its last.
+// A record has two parts, the arguments and the result. Each is text whose last line is "data N",
+// then N bytes: those of each tensor in turn, from its lowest element in memory to its highest.
 void RecordedCall::write_arguments() {
   std::stringstream text;
   text << "winnow call 1\noperation " << operation_ << "\nlibrary " << WINNOW_VERSION << "\n";

@@ -63,8 +63,8 @@ const char* name_of(ErrorReason reason) {
   return "";
 }
 
-// The text of an Error, and where frameworks give indices of 64 bits, as torch.topk() does, what to
-// do about it.
+// The text of an Error. If indices have 64 bits, as those of torch.topk() do, it also says how to
+// convert them.
 std::string text_of(const Error& error) {
   const std::string text = error.what();
   const bool wide = text.ends_with("want dtype i32, got i64");
@@ -96,7 +96,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 // Ctrl-C ends a call of the main thread, the only one to which Python gives signals. Other threads
-// do not ask for the lock, which a daemon thread may not get any more when the interpreter ends.
+// do not ask for the lock: a daemon thread may never get it once the interpreter is ending.
 void check_signals() {
   if (gettid() != getpid() || !nb::is_alive()) return;
   const Locked locked;
@@ -151,8 +151,8 @@ nb::list list_backends() {
   return list;
 }
 
-// What the message of an Error says of an argument, such as one that another rank reported: its
-// name, what was wanted of it, and what was given.
+// Splits the message of an Error, such as one that another rank reported, into the name of the
+// argument, what was wanted of it, and what was given.
 std::tuple<std::string, std::string, std::string> details_of(const std::string& message) {
   const ErrorDetails details = expert_parallel::details_of(message);
   return {details.argument, details.wanted, without_suggestion(details.got)};
@@ -231,7 +231,8 @@ NB_MODULE(_winnow, m) {
     }
     arguments[operation.operation] = rows;
   }
-  // (name, shape, dtype, whether it is optional) of tensors, which a test compares with the pages.
+  // (name, shape, dtype, whether it is optional by the table and not by a rule, as described() ones
+  // are) of tensors. A test compares them with the pages.
   m.attr("tensors_of") = arguments;
   // For the torch operators.
   m.attr("by_position") = by_position;

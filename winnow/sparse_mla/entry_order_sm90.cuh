@@ -51,9 +51,9 @@ class LanesByRange {
   std::uint32_t exist_, bits_[5];
 };
 
-// Orders `count` entries, from list[0] on, into a segment. The kGatherThreads threads of a
-// warpgroup call it together, when they have read the segment before; kBarrier is a named barrier
-// of theirs.
+// Writes the first `count` entries of `list` into a segment, in order. All kGatherThreads threads
+// of a warpgroup call it, each after its last read of the segment's old contents. kBarrier is a
+// named barrier of theirs.
 template <int kBarrier>
 __device__ __forceinline__ void order_segment(std::uint32_t segment, const std::int32_t* list,
                                               int count, int shift, int thread) {
@@ -82,7 +82,8 @@ __device__ __forceinline__ void order_segment(std::uint32_t segment, const std::
   device::bar_sync<kGatherThreads>(kBarrier);  // nobody reads the segment before any more
   device::st_shared(segment + 4 * thread, counted);
   device::bar_sync<kGatherThreads>(kBarrier);
-  int place = 0, total = 0;  // of range `lane`: of this warp's next entry within it; entries
+  // Of range `lane`: where this warp's next entry of it goes, and how many entries it has.
+  int place = 0, total = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     const int others = device::ld_shared<int>(segment + 4 * (32 * w + lane));
@@ -103,7 +104,7 @@ __device__ __forceinline__ void order_segment(std::uint32_t segment, const std::
   device::bar_sync<kGatherThreads>(kBarrier);
 }
 
-// load_tile() of an ordered segment of which `entries` count.
+// Like load_tile(), but from an ordered segment that holds `entries` entries.
 __device__ __forceinline__ TileEntries load_ordered_tile(std::uint32_t segment, int tile,
                                                          int entries, int lane) {
   const int first = tile * kTileRows + lane;

@@ -42,9 +42,9 @@ struct Source : RowLimits {
   RowRange visible_rows(std::int64_t i) const { return range_of(i, s_kv); }
 };
 
-// Queries and the rows that they attend to: the inputs of forward, distribution and backward. A
-// second source has rows and entries of its own, which are numbered on after those of the first;
-// without one it has none.
+// Queries and the rows that they attend to: the inputs of forward, distribution and backward. The
+// rows and entries of `extra`, the second source, are numbered on after those of the first. `extra`
+// is empty if there is no second source.
 struct Problem : Source {
   DType dtype = DType::f32;
   std::int64_t s_q = 0, h_q = 0, d_qk = 0;
@@ -56,7 +56,7 @@ struct Problem : Source {
   std::int64_t all_entries() const { return topk + extra.topk; }
 };
 
-// The arguments of one source; those that limits_of() reads go by its names.
+// The arguments of one source. The last four have the names that limits_of() reads.
 struct SourceArgs {
   const ConstTensorView &kv, &indices, &topk_length, &key_start, &key_end;
   std::optional<std::int64_t> q_start;
@@ -73,7 +73,7 @@ SourceArgs extra_source(const Args& args) {
           args.extra_key_end, args.q_start,       args.extra_k_stride};
 }
 
-// Of arguments that the contract has checked.
+// The contract must have checked the arguments.
 WINNOW_EXPORT Source source_of(const SourceArgs& args);
 
 template <class Args>
@@ -95,18 +95,18 @@ Problem problem_of(const Args& args) {
 void check_width(const Check& check, const ConstTensorView& q);
 void check_rows(const Check& check, const ConstTensorView& kv);
 void check_scale(const Check& check, std::optional<double> scale, const ConstTensorView& q);
-// A list of rows for each query, or without one a range.
+// Each query has either a list of rows (indices) or a range (key_start and key_end).
 void check_choice(const Check& check, const SourceArgs& args);
 // The same of a second source, if there is one.
 void check_extra(const Check& check, const SourceArgs& args);
-// An output that belongs to extra_kv.
+// The output must be given if extra_kv is given, and only then.
 void check_beside_extra(const Check& check, std::string_view name, const ConstTensorView& output,
                         const ConstTensorView& extra_kv);
 
 // What the kernels of GPUs require beyond the contract: the rows of q, kv and what is shaped like
-// them begin at multiples of 16 bytes, and the sizes fit into 32 bits.
+// them begin at multiples of 16 bytes. The sizes are left to check_sizes_for_gpu().
 void check_for_gpu(const Check& check, std::string_view argument, const ConstTensorView& view);
-// The kernels of that backend read one source.
+// Refuses a second source, for a backend whose kernels read only one.
 WINNOW_EXPORT void check_one_source(const Check& check, Backend backend, const Problem& problem);
 WINNOW_EXPORT void check_sizes_for_gpu(const Check& check, Backend backend, const Problem& problem);
 

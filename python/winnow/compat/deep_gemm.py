@@ -72,7 +72,7 @@ _num_sms: Optional[int] = None
 @passed_on("deep_gemm")
 def get_num_sms() -> int:
     """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU. Where DeepGEMM
-    is installed, its own number, as its products take it."""
+    is installed, this is DeepGEMM's number, which its matrix products use."""
     if _num_sms is not None:
         return _num_sms
     if not torch.cuda.is_available():
@@ -164,8 +164,8 @@ def _mqa_logits(
     result = _rows(queries, width, q)
     if result.numel() == 0:
         return result
-    # All keys of some queries at a time, so that they take about as much memory as the result. The
-    # column behind them stands for what is behind the last key.
+    # A step scores all keys for some queries, so that its scores take about as much memory as the
+    # result. The last column, of -inf, stands for whatever is behind the last key.
     step = max(1, queries * width // max(s_k, 1))
     ahead = torch.arange(width, device=q.device)
     for first in range(0, queries, step):
@@ -198,7 +198,7 @@ def fp8_mqa_logits(
         weights: [s_q, h], float32 or bfloat16.
         cu_seq_len_k_start, cu_seq_len_k_end: [s_q], int32: the keys that each query sees.
         clean_logits: whether the columns of other keys are -inf; they are undefined otherwise.
-        max_seqlen_k: if not 0, columns of a result whose row i begins with key
+        max_seqlen_k: if not 0, the result has this many columns, and row i begins with key
             cu_seq_len_k_start[i].
         logits_dtype: torch.float32.
 
@@ -230,9 +230,9 @@ def fp8_fp4_mqa_logits(
 ) -> Tensor:
     """fp8_mqa_logits() under DeepGEMM's newer name, for data in 8 bits.
 
-    DeepGEMM 2.8 has max_seqlen_k in the place of clean_logits and schedule_meta, which is not read
-    here, in the next; its result always has max_seqlen_k columns. A clean_logits that is a number
-    and no bool is taken for max_seqlen_k.
+    DeepGEMM 2.8 takes max_seqlen_k at the position of clean_logits and schedule_meta at the next
+    one, and its result always has max_seqlen_k columns. So a clean_logits that is a number and no
+    bool is taken for max_seqlen_k, and schedule_meta is not read.
     """
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
@@ -313,7 +313,8 @@ def fp8_paged_mqa_logits(
         block_table: [b, n], int32.
         schedule_meta: of get_paged_mqa_logits_metadata(); not read.
         max_context_len: columns of the result.
-        clean_logits: write -inf behind the rows that a query sees, which are undefined otherwise.
+        clean_logits: whether the columns behind the rows that a query sees are -inf; they are
+            undefined otherwise.
         logits_dtype: torch.float32. indices: None.
 
     Returns:
@@ -341,8 +342,8 @@ def fp8_fp4_paged_mqa_logits(
     logits_dtype: Optional[torch.dtype] = None,
     indices: Any = None,
 ) -> Tensor:
-    """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 has
-    indices in the place of clean_logits: None or a tensor there is taken for them."""
+    """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 takes
+    indices at the position of clean_logits: None or a tensor there is taken for indices."""
     name = "fp8_fp4_paged_mqa_logits"
     if clean_logits is None or isinstance(clean_logits, torch.Tensor):
         indices, clean_logits = clean_logits, False

@@ -14,7 +14,7 @@ _TENSORS = 5  # of a Read
 
 
 class Read(NamedTuple):
-    """Which rows of a source queries read: a list, or a range of each query."""
+    """Which rows of a source the queries read: a list, or a range for each query."""
 
     rows: Tensor  # this rank's
     indices: Optional[Tensor]  # [s_q, topk], int32
@@ -23,7 +23,7 @@ class Read(NamedTuple):
     end: Optional[Tensor]
 
     def of_part(self, placement: Placement, part: Optional[int]) -> "Read":
-        """The same within a part; a list has what is there in front."""
+        """The same within a part; a list begins with the entries that are in the part."""
         if part is None:
             return self
         start, end = (
@@ -76,7 +76,8 @@ class _Call(NamedTuple):
 def _calls(
     reads: Sequence[Read], sources: Sequence[Optional[Source]], parts: Iterable[Iterator[Part]]
 ) -> Iterator[_Call]:
-    """A source of this rank's own rows has one part, which comes first."""
+    """Each call takes the next part of every source that has one. Rows that are this rank's alone
+    are one part, which the first call takes."""
     iterators = list(parts)
     while True:
         call = _Call([], [], [])
@@ -142,7 +143,7 @@ def _weight(lse: Tensor, of_all: Tensor) -> Tensor:
 
 
 def parts_again(reads: Sequence[Read], sources: Sequence[Optional[Source]]) -> List[Iterator[Part]]:
-    """In the backward pass."""
+    """The parts of each source once more, in the backward pass."""
     return [
         iter([(None, read.rows)]) if source is None else source.parts_again(read.rows)
         for read, source in zip(reads, sources, strict=True)
@@ -160,8 +161,8 @@ def backward(
     d_out: Tensor,
     deterministic: bool,
 ) -> Tuple[Tensor, Optional[Tensor], List[Optional[Tensor]]]:
-    """(dq, d_sink, the gradients of rows that are this rank's alone, in float32 or float64). A
-    source gets those of its rows."""
+    """(dq, d_sink, the gradients of rows that are this rank's alone, in float32 or float64). The
+    gradients of other rows go to their source, by add()."""
     several = _several(sources)
     wide = torch.promote_types(q.dtype, torch.float32)
     parts = parts_again(reads, sources)
@@ -229,7 +230,7 @@ def attend(
 ) -> Tuple[Tensor, Tensor]:
     """(out, lse), differentiable in q, the sink and all rows. choices: the fields of a Read but
     its rows, for each of the rows."""
-    # gather() has cast the rows of all ranks, which come again as they are.
+    # Under autocast gather() has already cast its rows; q and the other rows take their dtype.
     dtype = next((one.dtype for one in rows if isinstance(one, Rows)), None)
     q = cast(q, dtype)
     rows = [one if isinstance(one, Rows) else cast(one, dtype) for one in rows]

@@ -1,14 +1,15 @@
 """How dispatch and combine are each other's backward, in eager and in compiled code.
 
-Both make their call first and then record it with the Functions of this file. These get the leaves,
-the results, and a `way`, which carries values between a rank's tokens and its experts' rows along
-one routing, without counting. The way of eager code calls layers with descriptors (autograd.py),
-that of compiled code calls the operators (operators.py):
+Both make their call first and then record it with the Functions of this file. A Function gets the
+leaves (the arguments that have gradients), the results, and a `way`. The way carries values between
+a rank's tokens and its experts' rows along the call's routing, without counting the rows again.
+Eager code has a way that calls layers with descriptors (autograd.py), compiled code has one that
+calls the operators (operators.py):
 
     way.combine(rows [R, H]) -> [n, H]
     way.repeat(tokens [n, H]) -> [R, H], zero in rows without a token
     way.weight_gradient(values, as dispatch gave weights) -> [n, K], recorded by WeightGradient
-    way.kept(rows) -> the rows in memory that later calls leave alone
+    way.kept(rows) -> the rows, copied if a later call might overwrite their memory
 """
 
 import torch
@@ -45,7 +46,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """results: [n, H], in a tuple since it is no input; weights: None for a plain sum"""
+    """results: ([n, H],), a tuple, lest autograd see an input; weights: None for a plain sum"""
 
     @staticmethod
     def forward(ctx, expert_output, weights, bias, results, way):

@@ -1,6 +1,6 @@
-// Compressed rows on CUDA. A window of more slots than a thread loads at once has a team of
-// threads, which has all of its columns. A smaller one has a warp, or a part of one, which goes
-// through its columns: it finds the window once, and waits for no other warp.
+// Compressed rows on CUDA. A window with more slots than a thread loads at once is the work of a
+// team of threads that covers all columns. A smaller window is the work of a warp, or a part of
+// one, which loops over the columns: it finds the window once, and waits for no other warp.
 #include <algorithm>
 
 #include "winnow/compressor/forward/forward_impl.h"
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
                              result);
 }
 
-// Slots on their way to the threads that add them up: each thread's columns of a small window.
+// Shared memory through which the slots of small windows pass: for each thread its own columns.
 template <class T>
 struct Part {
   Pack<T> kv[kSlotsAtOnce][kThreads], gate[kSlotsAtOnce][kThreads];
@@ -61,7 +61,7 @@ struct Part {
 
 template <class T>
 struct SharedMemory {
-  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // for which two blocks of an SM have room
+  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // so that two blocks fit on an SM
   Part<T> parts[kParts];
   alignas(16) float rows[kWarps * kMostColumns];
 };
@@ -77,9 +77,10 @@ struct Course {
         step(p.team.lanes() * kColumns) {}
 };
 
-// Copies the parts of a course one after the other. Copies of 16 bytes go past L1: where a thread's
-// columns have 8, the first of two neighbours copies kv of both, and the second the gates. So the
-// threads of a warp wait for each other before they read a part, and before it is written again.
+// Copies the parts of a course one after the other. Copies of 16 bytes bypass L1. Where a thread's
+// columns are 8 bytes, the first of two neighbouring threads therefore copies kv of both, and the
+// second the gates of both. So the threads of a warp wait for each other before they read a part,
+// and before it is written again.
 template <class T, bool kAligned>
 class Copier {
  public:

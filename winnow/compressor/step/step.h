@@ -36,24 +36,23 @@ struct StepArgs {
 };
 
 // The new tokens of a sequence have the positions first_position and on; the first token of a
-// sequence ever has position 0. Where a token is the last of its window, rows at its place is
-// written, with the bits that forward() gives for the sequence from its beginning, where that has
-// no first_position. Other rows are not written.
+// sequence ever has position 0. A token that is the last of its window has the window's row written
+// to rows[token], with the bits that forward() gives for the sequence from its beginning without a
+// first_position. Other rows are not written.
 //
 // The token at position p leaves its kv, and its gate with position_bias, at place p % ring of its
-// sequence's state. So a state needs no initialisation; a prompt leaves the same bits in one call
-// as token by token; and tokens are undone by calling with a first_position that is not behind
-// them, which takes no call of its own: the next tokens take their places. As many as ring - c *
-// ratio + 1 tokens can be undone at a time: the tokens that open windows need are still in the
-// state then.
+// sequence's state. So a state needs no initialisation, and a prompt leaves the same bits in one
+// call as token by token. The next call undoes tokens if its first_position is that of the first
+// token to be undone: the new tokens take their places. Up to ring - c * ratio + 1 tokens can be
+// undone at a time, since the state then still has every token that an incomplete window needs.
 //
-// With cache or pages, the row of a token is also written to slots[token], in the same launch on a
-// GPU: with the bytes that sparse_mla::store() gives for the row in bf16, or indexer::quantize()
-// for the row, where the row is as `rows` has it, or as kv without rows. Slots of tokens that
-// complete no window are not looked at. Nothing else in the cache is written. On the CPU, and on a
-// GPU in checking mode (RunOptions::check), a slot outside of the cache and a slot that two rows
-// name are errors; otherwise a GPU skips slots outside of the cache, and a slot of two rows
-// contains an unspecified mixture of them.
+// With cache or pages, the row of a token is also written to slots[token], on a GPU in the same
+// launch. The row is first rounded to the dtype of rows, or of kv without rows. A cache then gets
+// the bytes that sparse_mla::store() gives for the row in bf16, pages get those of
+// indexer::quantize(). Slots of tokens that complete no window are not looked at. Nothing else in
+// the cache is written. On the CPU, and on a GPU in checking mode (RunOptions::check), a slot
+// outside of the cache and a slot that two rows name are errors; otherwise a GPU skips slots
+// outside of the cache, and a slot of two rows contains an unspecified mixture of them.
 //
 // Sizes: any tokens and n, including 0, and sequences without new tokens. No two sequences have the
 // same state. Strides, memory, streams and errors: as forward(); a state, rows, a cache or pages

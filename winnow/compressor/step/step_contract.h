@@ -1,5 +1,6 @@
 // What step() takes. In a shape, "ring=8" says which size winnow.supports() assumes unless it is
-// given one (core/contract_table.h). Internal.
+// given one. The next rule<> checks an argument with by_rule(), and decides whether one with
+// described() may be absent (core/contract_table.h). Internal.
 #pragma once
 
 #include <tuple>
@@ -11,8 +12,8 @@
 namespace winnow::compressor {
 
 void check_state(const Check& check, const StepArgs& args);
-// The columns of rows, and what rows are stored in, of which there is one at least. Leaves the
-// cache or the pages in `params`.
+// Checks the columns of `rows`, and where rows are stored: at least one of rows, cache and pages is
+// given. Puts the cache or the pages, and the slots, into `params`.
 void check_stored(const Check& check, const StepArgs& args, StepParams& params);
 
 struct StepTable {

@@ -113,7 +113,7 @@ void check_repeat(const Check& check, const std::shared_ptr<const char>& layer,
   as_before("worst_case_rows", args.worst_case_rows, 0, routing.worst_case_rows);
 }
 
-// `known`: R, or 0 where it is still to be counted.
+// `known`: the number of rows that arrive, or 0 where they are still to be counted.
 void check_out(const Check& check, const Config& config, const DispatchArgs& args,
                std::int64_t known) {
   check.rank("out", args.out, 2, "[rows, hidden]");

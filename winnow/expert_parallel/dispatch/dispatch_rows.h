@@ -20,13 +20,13 @@ struct RegionLayout {
   std::int64_t scale_bytes = 0;
   std::int64_t id_bytes = 0;
   std::int64_t source_bytes = 0;
-  std::int64_t owner_bytes = 0;
-  std::int64_t value_bytes = 0;  // of combine; with copy_out, where the region is combine_buffer()
+  std::int64_t owner_bytes = 0;  // of the word by which a pair claims a row; scatter_indices
+  std::int64_t value_bytes = 0;  // pair_values of combine; 0 without copy_out, see CombineRoom
   std::int64_t weights = 0, scales = 0, ids = 0, sources = 0, owners = 0, values = 0;  // offsets
   std::int64_t bytes = 0;                                                              // of all
 
-  // For `rows` rows. Where the rows of combine_buffer() take the place of the output's, the payload
-  // has room for either.
+  // The layout of `rows` rows. With copy_out the payload is large enough for the rows of the output
+  // and for those of combine_buffer(), which later take their place.
   RegionLayout(const Config& config, const Request& request, std::int64_t rows);
 };
 
@@ -51,7 +51,8 @@ struct RegionTables {
   RegionTables(std::byte* data, const RegionLayout& layout);
 };
 
-// For Untrusted<RowSource>: it has to be padding, or something that find_copies() can look up.
+// For Untrusted<RowSource>: the source is padding, or its rank, k and first are in bounds, as
+// find_copies() requires.
 void check_bounds(const RowSource& source, const Sender& by, std::int64_t world, std::int64_t rows,
                   std::int64_t topk);
 
@@ -76,8 +77,8 @@ class RowWriter {
   // Writes each row of the token straight to its place.
   void write(const TokenRecord& token) const;
 
-  // Clears the rows of this rank that no token has: the padding after each expert's rows and, with
-  // worst_case_rows, what follows the last row, of which only the small tables are cleared.
+  // Clears the rows of rank `local` that no token has: the padding after each expert's rows and,
+  // with worst_case_rows, the rows after the last one, but these without payload and scales.
   void write_padding(const Routing& routing, int local) const;
 
  private:

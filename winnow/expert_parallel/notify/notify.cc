@@ -162,6 +162,7 @@ std::unique_ptr<NotifierBackend> make_backend(std::shared_ptr<Transport> transpo
                std::to_string(config.local_world_size));
     return choose_layer_backend(kNotifierOperation, config.device, config.backend);
   };
+  // All ranks compare the fields before each checks its own, so that they refuse the same.
   return make_collective({kNotifierOperation, *transport, *store, deadline}, fields, check_config,
                          [&](Backend backend) {
                            if constexpr (kBuiltWithCuda) {

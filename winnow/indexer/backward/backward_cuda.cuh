@@ -6,9 +6,8 @@
 //
 //   warp w  S = Q K^T of 16 heads and 32 entries; d_dot = d_scores * weights where S > 0, to shared
 //           memory; dq += d_dot K over its entries; d_weights
-//   warp w  sums = d_dot^T Q of 16 entries and 64 columns, which pass through shared memory, so
-//   that
-//           a warp adds 128 contiguous bytes to a row of dk
+//   warp w  sums = d_dot^T Q of 16 entries and 64 columns; the sums pass through shared memory,
+//           so that a warp adds 128 contiguous bytes to a row of dk
 //
 // with a barrier behind each line, while the rows of the next tile are on their way. In the end the
 // two warps that have the same heads add up their dq and d_weights.
@@ -102,8 +101,8 @@ using Sums = float[kMostColumns / 8][4];
 // x if that is finite, else 0.
 __device__ __forceinline__ float finite(float x) { return fabsf(x) < infinity() ? x : 0.0f; }
 
-// The power of two with which d_dot of an item is multiplied. All threads of the block call it; a
-// barrier stands before its next shared memory is written.
+// The power of two by which d_dot of an item is multiplied. All threads of the block call it, once:
+// a second call would need a barrier before it writes `largest`.
 __device__ __forceinline__ float scale_of_item(const Params& p, const Entries& entries,
                                                int first_head, Plan shared, int warp, int lane) {
   float d_score = 0.0f, weight = 0.0f;
@@ -131,7 +130,8 @@ __device__ __forceinline__ float scale_of_item(const Params& p, const Entries& e
 
 // ---- A tile ------------------------------------------------------------------------------------
 
-// d_dot of the warp's 16 heads and 32 entries as it is multiplied, and what they add to d_weights.
+// Computes d_dot of the warp's 16 heads and 32 entries, for registers and shared memory, in the
+// type of the products, and adds to d_weights.
 template <DType kType>
 __device__ __forceinline__ void weigh(Plan shared, int slot, int first_entry, int first_head,
                                       int lane, float scale, const float (&s)[4][4],
@@ -249,7 +249,8 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   if (entries.begin == entries.end) entries.entries = 0;
   const int block_head = static_cast<int>(blockIdx.x % p.head_blocks) * kBlockHeads;
   const int tiles = entries.tiles();
-  // Of products: the warp's heads and entries, then its entries and columns.
+  // What the warp computes: for S and dq 16 heads and half of the entries, for the sums of dk 16
+  // entries and 64 columns.
   const int own16 = warp % kHeadWarps * 16, own_half = warp / kHeadWarps;
   const std::uint64_t keep = policy_evict_normal(), once = policy_evict_first();
 
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     scale = scale_of_item(p, entries, block_head, shared, warp, lane);
   }
 
-  // The index and the d_score of an entry, which a lane below kWarpEntries has of the next tile.
+  // Each lane below kWarpEntries holds the index and the d_score of one entry of the next tile.
   int index = -1;
   float d_score = 0.0f;
   const auto load_entry = [&](int tile) {

@@ -17,8 +17,9 @@
 namespace winnow::simulator {
 namespace {
 
-bool is_busy = false;  // with an access: its report may be made by instrumented functions
+bool is_busy = false;  // in access(): what instrumented functions do there is ignored
 
+// The store that hold_store() holds.
 struct {
   const void* address = nullptr;  // null: there is none
   std::size_t bytes = 0;
@@ -29,7 +30,7 @@ struct {
   bool is_global = false;
 } held;
 
-// Of a store that is about to be made, and that a planted bug undoes or moves.
+// The store that is about to be made, if a planted bug undoes or moves it afterwards.
 struct {
   std::byte* address = nullptr;  // null: there is none
   std::int64_t moved = 0;        // 0: undone
@@ -80,7 +81,7 @@ void access(void* address, std::size_t bytes, bool writes, bool strong, const vo
   settle_store();
   const bool alters = writes && detail::any_planted && detail::is_planted_store(code);
   const std::int64_t moved = alters ? detail::planted_addend() : 0;
-  // Does not return if it fails. A store that is undone is as if it were not there.
+  // check() does not return if it fails. A store that will be undone is not checked.
   if (!alters || moved != 0) {
     check(static_cast<std::byte*>(address) + moved, bytes, writes, strong, Where::of_code(code));
   }
@@ -111,7 +112,7 @@ void settle_store() {
   if (held.address == nullptr) return;
   const void* const address = std::exchange(held.address, nullptr);
   if (std::memcmp(address, held.before, held.bytes) != 0) {
-    if (current == nullptr) {  // it has had its turn, and the report would not name it
+    if (current == nullptr) {  // the thread's turn is over, and fail() cannot name it
       held.text += "\n  by thread " + std::to_string(held.thread) + " (warp " +
                    std::to_string(held.thread / 32) + ")";
     }
@@ -155,7 +156,7 @@ WINNOW_ACCESSES(16)
 #undef WINNOW_ACCESSES
 #undef WINNOW_ACCESS
 
-// Of the guards of static variables, in host code beside kernels.
+// g++ calls this for the guards of static variables, in host code beside kernels.
 unsigned char __tsan_atomic8_load(const volatile unsigned char* address, int) {
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }

@@ -46,7 +46,7 @@ constexpr std::uint8_t cvt_rn_satfinite_e4m3(float x) {
   return winnow::detail::f32_to_f8_e4m3(x);
 }
 
-// mul.rn.bf16x2: a product of bf16 is exact in f32, but for what f32 cannot hold.
+// mul.rn.bf16x2: f32 holds the product of two bf16 exactly, unless it overflows or underflows.
 constexpr std::uint32_t mul_rn_bf16x2(std::uint32_t a, std::uint32_t b) {
   const auto product = [](std::uint32_t x, std::uint32_t y) {
     return cvt_rn_bf16(std::bit_cast<float>(x << 16) * std::bit_cast<float>(y << 16));
@@ -54,8 +54,8 @@ constexpr std::uint32_t mul_rn_bf16x2(std::uint32_t a, std::uint32_t b) {
   return std::uint32_t{product(a >> 16, b >> 16)} << 16 | product(a & 0xffffu, b & 0xffffu);
 }
 
-// prmt.b32: byte i of the result is the byte of b:a that bits 0 to 2 of digit i of the selector
-// name, or where bit 3 is set eight times its sign bit.
+// prmt.b32: digit i of the selector gives byte i of the result. Its bits 0 to 2 name a byte of b:a;
+// where its bit 3 is set, the result is the sign bit of that byte, eight times.
 constexpr std::uint32_t prmt_b32(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
   const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
   std::uint32_t selected = 0;

@@ -21,7 +21,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 using std::chrono::milliseconds;
 using testing::CaseOutcome;
 
@@ -314,36 +314,33 @@ const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
     fabric{"fabric.cuh", "2x2-dispatch-late"};
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
-          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
-    barrier("BarrierArrivalNotTold", "device::st_release_sys(", Action::drop),
-    saying("race: ", block("FaultWithoutARelease",
-                           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
-                           "view.control_layout.fault),",
-                           Action::weaken)),
-    saying("race: ",
-           threads("FirstFaultByPlainStores",
-                   "if (atomicExch(&view.state->broken, 1u) != 0) return;", Action::weaken)),
-    saying("race: ", fabric("RailFaultWithoutARelease",
-                            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
-                            Action::weaken)),
+          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
+    barrier("BarrierArrivalNotTold", "device::st_release_sys(", drop),
+    race(block("FaultWithoutARelease",
+               "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
+               "view.control_layout.fault),",
+               weaken)),
+    race(threads("FirstFaultByPlainStores", "if (atomicExch(&view.state->broken, 1u) != 0) return;",
+                 weaken)),
+    race(fabric("RailFaultWithoutARelease",
+                "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers", weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    block("BlockNoticeNotStored", "view.fault->notice = notice;", Action::undo),
-    fabric("RailNoticeNotCopied", "destination[first + i * step] = word[i];", Action::undo),
+    block("BlockNoticeNotStored", "view.fault->notice = notice;", undo),
+    fabric("RailNoticeNotCopied", "destination[first + i * step] = word[i];", undo),
     block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
-          Action::add, 1),
-    block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(",
-          Action::add, 1),
+          add, 1),
+    block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(", add, 1),
     block("BlockFaultNotTold",
           "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
           "view.control_layout.fault),",
-          Action::drop),
+          drop),
     thread("ThreadThereTooEarlyForOne", "const std::uint64_t seen = device::ld_acquire_sys(word);",
-           Action::add, 1),
+           add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
-           Action::add, 1, 1),
+           add, 1, 1),
     nodes("NodesSomeGiveUpBetweenNodes",
-          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", Action::drop),
+          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

@@ -12,7 +12,7 @@ using simulator::BugsOf;
 using simulator::in_one_schedule;
 using simulator::PassingCase;
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
     {"f32-overlap-undone", {"eager"}},    {"bf16-fp8_584-csa", {"random:1"}},
@@ -37,40 +37,38 @@ constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
 constexpr const char* kFloats = "*reinterpret_cast<float4*>(to) = words;";
 const std::vector<PlantedBug> kQuickBugs = {
-    lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", Action::drop),
-    slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", Action::drop, 0, 1),
-    slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", Action::drop),
+    lists("ListsBeforeTheyAreRead", "// what the block does hangs on one reading", drop),
+    slots("SlotBeforeItIsRead", "slots[thread.window] = slot;", drop, 0, 1),
+    slots("StageBeforeItIsThere", "device::cp_async_wait<0>();", drop),
     in_one_schedule(
-        slots("StepBeforeTheOneBeforeHasEnded", "device::wait_for_kernel_before();", Action::drop)),
-    in_one_schedule(
-        beyond_a_pair(pages("RowsForTwoBlocks", "device::st_shared_cluster(", Action::drop))),
-    pages("NoBarrierBeforeOneSends", "// all blocks run before one sends", Action::drop),
+        slots("StepBeforeTheOneBeforeHasEnded", "device::wait_for_kernel_before();", drop)),
+    in_one_schedule(beyond_a_pair(pages("RowsForTwoBlocks", "device::st_shared_cluster(", drop))),
+    pages("NoBarrierBeforeOneSends", "// all blocks run before one sends", drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     {"StateWrittenBeforeItIsRead",
      "f32-overlap-one-undone",
-     {"step_cuda.cu", "// the state has been read", Action::drop},
+     {"step_cuda.cu", "// the state has been read", drop},
      {"starved:0"}},
-    slots("StageOfTheNeighbourBeforeItIsThere", "// the copies of the warp are there",
-          Action::drop),
-    hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", Action::drop, 0, 1),
-    hca("RoundBeforeItIsThere", "// the round is there", Action::drop),
-    hca("OtherRoundsThanThat", "device::cp_async_wait<kRoundsAhead>();", Action::drop),
-    hca("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", Action::drop),
-    hca("RowsOfBlocksBeforeTheyAreThere", "// the rows of all blocks are there", Action::drop),
-    hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", Action::drop),
+    slots("StageOfTheNeighbourBeforeItIsThere", "// the copies of the warp are there", drop),
+    hca("StageWrittenWhileItIsRead", "const auto copy = [&](int round) {", drop, 0, 1),
+    hca("RoundBeforeItIsThere", "// the round is there", drop),
+    hca("OtherRoundsThanThat", "device::cp_async_wait<kRoundsAhead>();", drop),
+    hca("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", drop),
+    hca("RowsOfBlocksBeforeTheyAreThere", "// the rows of all blocks are there", drop),
+    hca("RoundsBeforeTheyAreThere", "device::cp_async_wait<kMostStages - 1>();", drop),
     slots.undo("SlotNotKept", "if (leads) slots[thread.window] = slot;"),
     slots.move("SlotOfTheNextWindow", "if (leads) slots[thread.window] = slot;", 8),
     pages.undo("KeysNotStored", kKeys),
     pages.move("KeysOfTheNextLane", kKeys, 4),
     pages.undo("ScalesNotStored", "if (column == 0) *place.scale = scale;"),
     pages.move("ScalesOfTheNextPlace", "if (column == 0) *place.scale = scale;", 4),
-    cache("LargestOfTheLane", kLargest, Action::drop),
-    cache("LargestOfTheNextLane", kLargest, Action::add, 1),
+    cache("LargestOfTheLane", kLargest, drop),
+    cache("LargestOfTheNextLane", kLargest, add, 1),
     cache.undo("F8NotStored", kF8),
     cache.move("F8OfTheNextLane", kF8, 4),
     cache.undo("CacheScalesNotStored", "scales[column / Row::kGroup] = sparse_mla::"),
-    groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", Action::drop, 0, 1),
+    groups("SumsBeforeTheyAreThere", "exchange.sums[threadIdx.x] = sums;", drop, 0, 1),
     groups.undo("SumsNotExchanged", "exchange.sums[threadIdx.x] = sums;"),
     windows.undo("StateAndRowsNotStored", kFloats),
     windows.move("StateAndRowsOfTheNextThread", kFloats, 16),

@@ -16,7 +16,7 @@ testing::Operation notify_operation();
 namespace {
 
 using simulator::PlantedBug;
-using Action = simulator::Plant::Action;
+using enum simulator::Plant::Action;
 
 // Rank 0's counts for ranks 1 and 2 contradict its tokens: all ranks refuse the first.
 testing::CaseOutcome run_contradiction(const testing::Target& target) {
@@ -62,60 +62,53 @@ const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cu
     base{"exchange_base_cuda.cuh", "2x2"}, scan{"block_scan.cuh", "2x2"},
     fabric{"fabric.cuh", "2x2"}, wrong{"count_exchange_cuda.cuh", "contradicting-counts"};
 const std::vector<PlantedBug> kQuickBugs = {
-    tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", Action::drop, 0, 1),
-    base("BaseNobodyTold", "device::st_release_sys(", Action::drop),
+    tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", drop, 0, 1),
+    base("BaseNobodyTold", "device::st_release_sys(", drop),
     fabric("FabricEpochOfTheNextCall",
            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), "
            "value);",
-           Action::add, 1),
-    saying("race: ", base("BaseWithoutARelease", "device::st_release_sys(", Action::weaken)),
-    saying("race: ", tokens("TokensCountedByPlainStores",
-                            "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", Action::weaken)),
-    saying("race: ",
-           fabric("FabricRowsWithoutARelease",
-                  "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + "
-                  "offset), value);",
-                  Action::weaken)),
-    saying("race: ",
-           wrong("ContradictionsByPlainStores",
-                 "if (counts[all + i] != sums[i]) atomicMin(&shared_.first, unsigned(i));",
-                 Action::weaken)),
+           add, 1),
+    race(base("BaseWithoutARelease", "device::st_release_sys(", weaken)),
+    race(tokens("TokensCountedByPlainStores", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
+                weaken)),
+    race(fabric("FabricRowsWithoutARelease",
+                "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + "
+                "offset), value);",
+                weaken)),
+    race(wrong("ContradictionsByPlainStores",
+               "if (counts[all + i] != sums[i]) atomicMin(&shared_.first, unsigned(i));", weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    tokens("TokensSumNotCleared", "if (threadIdx.x == 0) sum = 0;", Action::undo),
-    tokens("TokensSumsNotStored", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::undo),
-    tokens("TokensSumsOfTheNextRank", "if (threadIdx.x == 0) p.view.sums[row] = sum;", Action::move,
-           4),
-    tokens("TokensOfChannelsNotStored", "if (threadIdx.x % 32 == 0) out[channel] = count;",
-           Action::undo),
-    tokens("TokensOfTheNextChannel", "if (threadIdx.x % 32 == 0) out[channel] = count;",
-           Action::move, 4),
-    tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
-           Action::drop),
-    tokens("TokensTokensCountedTwice", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
-           Action::add, 1),
-    tokens("TokensSumBeforeItIsWhole", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);",
-           Action::drop, 0, 1),
+    tokens("TokensSumNotCleared", "if (threadIdx.x == 0) sum = 0;", undo),
+    tokens("TokensSumsNotStored", "if (threadIdx.x == 0) p.view.sums[row] = sum;", undo),
+    tokens("TokensSumsOfTheNextRank", "if (threadIdx.x == 0) p.view.sums[row] = sum;", move, 4),
+    tokens("TokensOfChannelsNotStored", "if (threadIdx.x % 32 == 0) out[channel] = count;", undo),
+    tokens("TokensOfTheNextChannel", "if (threadIdx.x % 32 == 0) out[channel] = count;", move, 4),
+    tokens("TokensTokensNotCounted", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", drop),
+    tokens("TokensTokensCountedTwice", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", add,
+           1),
+    tokens("TokensSumBeforeItIsWhole", "if (threadIdx.x % 32 == 0) atomicAdd(&sum, count);", drop,
+           0, 1),
     tokens("TokensChannelsBeforeTheyAreCounted", "if (threadIdx.x % 32 == 0) out[channel] = count;",
-           Action::drop, 0, 2),
+           drop, 0, 2),
     exchange("ExchangeFindingBeforeItIsCleared",
-             "take(counts + all + world, params_.per_node, nodes);", Action::drop, 0, 2),
+             "take(counts + all + world, params_.per_node, nodes);", drop, 0, 2),
     exchange("ExchangeReportNotComplete", "device::st_release_sys(&to.report->call, params_.call);",
-             Action::drop),
+             drop),
     exchange("ExchangeReportOfTheNextCall",
-             "device::st_release_sys(&to.report->call, params_.call);", Action::add, 1),
-    base("BaseEpochTooHigh", "device::st_release_sys(", Action::add, 1),
-    base("BaseRowPutBeforeItIsWritten", "__threadfence_system();", Action::drop, 0, 1),
+             "device::st_release_sys(&to.report->call, params_.call);", add, 1),
+    base("BaseEpochTooHigh", "device::st_release_sys(", add, 1),
+    base("BaseRowPutBeforeItIsWritten", "__threadfence_system();", drop, 0, 1),
     scan("ScanNoSumOfTheLanesBelow",
-         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", Action::drop),
+         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", drop),
     scan("ScanSumOfTheWrongLane",
-         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", Action::add, 1),
-    scan("ScanSumsOfWarpsTooEarly", "if (lane == 31) scratch[warp] = sum;", Action::drop, 0, 1),
-    scan("ScanSumsOfWarpsOverwritten", "before += of_round;", Action::drop, 0, 1),
+         "const std::int64_t below = __shfl_up_sync(0xffffffffu, sum, distance);", add, 1),
+    scan("ScanSumsOfWarpsTooEarly", "if (lane == 31) scratch[warp] = sum;", drop, 0, 1),
+    scan("ScanSumsOfWarpsOverwritten", "before += of_round;", drop, 0, 1),
     fabric("FabricNoSignal",
            "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers[rank] + offset), "
            "value);",
-           Action::drop),
+           drop),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorNotify, simulated_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

@@ -16,17 +16,18 @@ namespace winnow::sparse_mla {
 
 namespace {
 
-// The fused kernel adds to dkv once for 64 heads, the split one once for all of them, in ranges of
-// rows that stay in L2, and in any order where that must not show; but it writes P and dS and reads
-// them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with 64 heads, the
-// less the larger the cache (365 TFLOP/s beside 268 at s_kv 65536, 213 beside 192 at 262144).
+// The fused kernel adds to dkv once for every 64 heads. The split kernel adds once for all heads,
+// in ranges of rows that stay in L2 (in deterministic mode integers, in any order), but it writes P
+// and dS and reads them back. Measured on an H200, s_q 4096, topk 2048: the fused kernel wins with
+// 64 heads, by less the larger the cache is (365 TFLOP/s beside 268 at s_kv 65536, 213 beside 192
+// at 262144).
 //
-// Deterministic, the fused kernel needs the bounds of its addends first, which takes the longer the
-// more rows of the cache come from memory.
+// In deterministic mode the fused kernel first computes bounds of its addends. This takes longer
+// the more rows of the cache come from memory, so its limit of s_kv is lower.
 //
-// With ranges of rows the fused design takes all calls. Split, P and dS have places for as many
-// tiles as a query may have, which is known before the launch where there are lists alone; a range
-// may be of all rows.
+// The fused design takes all calls with ranges of rows. The split design has memory for P and dS of
+// the most tiles that a query can have. With lists alone, the host knows this number from topk; a
+// range may cover all rows.
 struct Design {
   std::int64_t (*workspace_bytes)(const JointParams&);
   void (*run)(const JointParams&, void* workspace, void* stream);

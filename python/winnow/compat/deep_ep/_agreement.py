@@ -1,9 +1,9 @@
 """How the ranks of a process group exchange messages before they make something together.
 
-Every agreement has a number, and every rank has a key for it in the group's store. A key is written
-once: by the rank itself, or in its place by a rank that has masked it or no longer waits for it. So
-all ranks read the same. A rank that comes late fails at once and joins the others in the next
-agreement.
+Every agreement has a prefix, under which every rank has one key in the group's store. A key is
+written once: by the rank itself, or in its place by a rank that has masked it or no longer waits
+for it. So all ranks read the same. A rank that comes late fails at once and joins the others in
+the next agreement.
 
 Every message says what it is about: the method that was called, the buffer, and what is made. If
 ranks come from different calls, they meet in the same agreement, and all of them hear of it. Calls
@@ -29,7 +29,7 @@ _LONGEST_PAUSE = 0.05
 # By group: how many calls were made; all ranks make the same ones.
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
-# For each size of a layer: of which argument it is, as the layers call it.
+# Maps each size of a layer to the argument that it belongs to, under the layers' names.
 _SIZES = {
     "hidden": "hidden of input",
     "topk": "columns of expert_indices",
@@ -106,8 +106,8 @@ def agree(
 def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -> str:
     """Writes the message in the next agreement of which this rank is a part; returns the prefix.
 
-    It is no part of an agreement that others have begun while they had masked it, of one that was
-    begun only by ranks that it has masked itself, or of one of a call that it has left behind.
+    This rank skips an agreement in which others have masked it, one in which a rank that it has
+    masked stopped waiting for it, and one that belongs to a call before its own.
     """
     mine = json.dumps(message)
     while True:
@@ -165,7 +165,7 @@ def _if_any(of: _Bounds) -> _Bounds:
 
 
 def _list_of(*bounds: _Bounds) -> _Bounds:
-    """A list with one element for each, or of one kind and any length."""
+    """A list with one element for each of the bounds, or of any length if there is one bound."""
 
     def check(value: Any, world: int) -> bool:
         each = bounds * len(value) if isinstance(value, list) and len(bounds) == 1 else bounds
@@ -201,8 +201,8 @@ _MESSAGE = {
     "number": _count,
     "masked": _list_of(_rank),
     "refusal": _if_any(_text),
-    "place": _list_of(_text, _if_any(_text)),
-    "before": _count,
+    "place": _list_of(_text, _if_any(_text)),  # host name and GPU
+    "before": _count,  # the greatest number of a buffer of this rank
     "tokens": _count,
     "topk": _count,
     "notifiers": _list_of(_text),
@@ -239,7 +239,7 @@ def _stand_in(store: Any, keys: List[str], late: List[Any]) -> None:
 
 
 def _compared(agreement: Agreement, mine: Dict[str, Any]) -> Agreement:
-    """The agreement, whose ranks say something of the same things as `mine`."""
+    """Returns the agreement, unless a rank refuses, differs, or lacks a field that `mine` has."""
     for rank, said in agreement.heard.items():
         if said.get("refusal"):
             raise error_of(InvalidArgument, called(), f"rank {rank}: {said['refusal']}")

@@ -58,7 +58,7 @@ def wrong_choice_of_experts(
 ) -> Wrong:
     """What is wrong with the arguments of a dispatch without a handle.
 
-    These checks come before wrong_numbers(), for which num_experts is divided.
+    Call it before wrong_numbers(): the caller divides num_experts to get local_experts.
     """
     if num_experts is None:
         return "num_experts", "a number without a handle", None
