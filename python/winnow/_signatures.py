@@ -1,8 +1,8 @@
 """Signatures of functions as text, in Python's own syntax: what the extension declares its
 operations with, and from which stubs and torch operators follow. Needs no other module of winnow.
 
-The result may depend on arguments: ``-> tuple[T, T] if return_lse or out else T`` is the pair where
-one of them is given and true, ``and`` where all are.
+The result may depend on arguments: ``-> tuple[T, T] if return_lse or out else T`` is the pair if
+one of them is given and true; with ``and`` all of them must be.
 """
 
 import ast
@@ -67,8 +67,8 @@ class Signature:
         return replace(self, parameters=self.parameters + added, result=result or self.result)
 
     def results(self) -> Tuple[List[str], str, List[str]]:
-        """The results: where the conditions hold, "and" or "or", the conditions. One result alone
-        is that of every call, and has no conditions; else the second is where they do not hold."""
+        """The results, "and" or "or", and the conditions. Of two results the first is that where
+        the conditions hold. A single result is that of every call and has no conditions."""
         node = ast.parse(self.result, mode="eval").body
         if not isinstance(node, ast.IfExp):
             return [self.result], "", []
@@ -82,8 +82,8 @@ class Signature:
         return [ast.unparse(node.body), ast.unparse(node.orelse)], word, names
 
     def overloads(self) -> "Iterator[Signature]":
-        """The types for a type checker: the signature, or where the result depends on arguments
-        three: none of them given, given, and one of which that is not known."""
+        """The signatures for a type checker. There is one, or if the result depends on arguments
+        three: where none of them is given, where they are, and where that is not known."""
         results, word, names = self.results()
         if not names:
             yield replace(self, result=results[0])
@@ -104,7 +104,7 @@ class Signature:
         parameter = self._find(name)
         if parameter.annotation == "bool":
             return replace(parameter, annotation="typing.Literal[False]")
-        # An `out` of one tensor says nothing of the further ones; a tuple may.
+        # A single tensor as `out` does not ask for further results; a tuple may.
         single = parameter.annotation.startswith("T | tuple")
         return replace(parameter, annotation="T | None" if single else "None")
 
@@ -118,7 +118,7 @@ class Signature:
 
 
 def _either(one: str, other: str) -> str:
-    """A type that takes both; for tuples one of any length, as callers know which."""
+    """A type that covers both. Two tuples become one of any length: callers know which it is."""
     if one.startswith("tuple") and other.startswith("tuple"):
         return "tuple[T, ...]"
     return f"{other} | {one}"

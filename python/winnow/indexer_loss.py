@@ -55,13 +55,13 @@ class _Problem(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What the loss needs of one chunk of queries; [queries, columns] each but the last two."""
+    """What the loss needs of one chunk of queries. The first three are [queries, columns]."""
 
-    visible: Tensor  # of the entries
-    log_p: Tensor  # of the softmax of the scores; 0 where nothing is visible
+    visible: Tensor  # whether the query sees the entry
+    log_p: Tensor  # the log softmax of the scores; 0 for a query that sees nothing
     target: Tensor  # each row sums to 1, or to 0 where it has no weight
     sees: Tensor  # [queries]: something is visible
-    limits: dict  # of the scores: indices, key_start and key_end of these queries
+    limits: dict  # keywords for the indexer: indices, key_start and key_end of these queries
 
 
 def attention_of_heads(
@@ -117,8 +117,8 @@ def _look_at(problem: _Problem, queries: slice, start: Tensor, end: Tensor) -> _
 
 
 def _flops(products):
-    """A function that counts the FLOPs of a call: those of so many products of the size of the
-    scores, and those that form the target from the attention."""
+    """A function that counts the FLOPs of a call from the shapes of its arguments: `products` times
+    those of the scores, and those that form the target from the attention."""
 
     def count(q, k, weights, target, indices, attention_q, *others, out_shape=None, **options):
         s_q, heads, d = q
@@ -129,7 +129,7 @@ def _flops(products):
     return count
 
 
-# The operator of the values. Its arguments are those of _Problem.
+# The kernels of the two operators. They take the fields of _Problem, _gradient also d_rows.
 
 
 def _rows(*arguments):
@@ -157,7 +157,7 @@ def _gradient(d_rows, *arguments):
     deterministic = torch.are_deterministic_algorithms_enabled()
     for queries in problem.chunks():
         chunk = _look_at(problem, queries, start, end)
-        # The target of a query sums to 1, or to 0: then nothing is to be learned from it.
+        # The target of a query sums to 1, or to 0 if there is nothing to learn from it.
         weight = chunk.target.sum(-1, keepdim=True)
         difference = chunk.log_p.exp() * weight - chunk.target
         d_scores = torch.where(chunk.visible, difference * d_rows[queries, None], 0)

@@ -44,8 +44,8 @@ ScoreParams score_params(const device::Runtime& runtime, const Problem& problem)
 }
 
 // Calls function(Shape()) with the shape that a problem's heads, columns and dtype ask for. Other
-// numbers of heads are padded to 16, 32, 64 or 128. With f8 a weight of 0 hides the padding; with
-// bf16 it costs a comparison for each product.
+// numbers of heads are padded to 16, 32, 64 or 128. With f8 a weight of 0 hides the padding. Keys
+// in bf16 may be infinite, so that sums leave the padding out by a comparison for each product.
 template <Element kElement, int kPanels, class Function>
 void with_heads(std::int64_t h, const Function& function) {
   if constexpr (kElement == Element::bf16) {

@@ -33,15 +33,15 @@ class Call {
   // stream for its CUDA tensors, else the default stream), a handle, or an object that has one;
   // `backend` is None or a name; `check` is RunOptions::check.
   Call(const char* operation, nb::handle stream, nb::handle backend, bool check = false);
-  // use_stream() follows, before any tensor is read.
+  // use_stream() must follow before any tensor is read, since producers of DLPack get the stream.
   explicit Call(const char* operation) : operation_(operation) {}
   void use_stream(nb::handle stream);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
 
-  // Sets the device of a layer's call, which may have no tensors: the default stream is torch's
-  // current one there, unless the tensors are those of another framework.
+  // Sets the device of a layer's call, which may have no tensors. The default stream is then
+  // torch's current one there, unless tensors on a GPU are those of another framework.
   void on(Device device) { home_ = device; }
 
   // None gives an absent view. Never copies: a tensor that the library cannot read in place is an
@@ -68,9 +68,9 @@ class Call {
   // Hands the library's own tensors to Python, as the kind of the first input.
   Exporter exporter() const;
 
-  // The scratch memory of GPU backends: the caller's, or, if `workspace` is None and torch's
-  // tensors are on a GPU, bytes(RunOptions) bytes of torch's allocator, which may give them to
-  // later work on the stream after the call. Otherwise absent: the library allocates it.
+  // The scratch memory of GPU backends. It is the caller's unless `workspace` is None. With
+  // torch's tensors on a GPU it is then bytes(RunOptions) bytes of torch's allocator, which later
+  // work on the stream may reuse after the call. Otherwise it is absent: the library allocates it.
   template <class Bytes>
   TensorView workspace(nb::object& workspace, const Bytes& bytes) {
     if (!workspace.is_none() || !lends_scratch()) return in_out("workspace", workspace);

@@ -35,12 +35,12 @@ struct Parameter {
   constexpr std::string_view view() const { return {name.data()}; }
 };
 
-// The choices that Python names by texts: specialised beside their operation, with
+// The names in Python of an enum's values. A specialisation beside the operation has
 //   static constexpr std::pair<std::string_view, Choice> kAll[]
 template <class Choice>
 struct Choices;
 
-// The annotation that belongs to a field, and whether a default says the same as the struct's own.
+// The annotation of a field's type, and whether the text of a default means the struct's value.
 template <class T>
 struct FieldInPython {
   static constexpr std::string_view kAnnotation = "str";

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <stdexcept>
 
-// CuTe asks a function of the device for the shared address of a pointer. Here it is the place in
-// `memory`, at which operands stand.
+// CuTe asks a function of the device for the shared address of a pointer. Here it is the offset in
+// `memory`, which holds the operands.
 #define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
 alignas(1024) static std::byte memory[1 << 18];
 static std::size_t __cvta_generic_to_shared(const void* address) {
@@ -70,7 +70,7 @@ auto with_constants(Operand operand, int rows, const What& what) {
   }
 }
 
-// The tensor of 16 steps of K.
+// The part of that tensor with the 16 steps of K from 16 * k16 on.
 template <Operand operand, int rows>
 auto step_at(std::uint32_t start, int k16) {
   using namespace cute;
@@ -111,7 +111,7 @@ auto with_product(const PairProduct& product, const What& what) {
   throw std::logic_error("M");
 }
 
-// The block and the row in it of index i, of a layout (block, (row, column)) to i + size * column.
+// The block and the row of index i in a layout from (block, (row, column)) to i + size * column.
 template <class Layout>
 BlockRow find_row(const Layout& layout, int i) {
   for (int block = 0; block < 2; ++block) {
@@ -127,8 +127,8 @@ TensorPlace tensor_place(std::uint32_t address) {
   return {0, static_cast<int>(address >> 16), static_cast<int>(address & 0xffff)};
 }
 
-// A load's first bit of a register: thread and bit of its registers -> bit of what it reads -> bit
-// of tensor memory.
+// Where the first bit of a thread's register r comes from. DstLayout maps the thread and a bit of
+// its registers to a bit of what the load reads, and ValID maps this to a bit of tensor memory.
 template <class Load>
 TensorPlace loaded(int thread, int r) {
   using Traits = cute::Copy_Traits<Load>;

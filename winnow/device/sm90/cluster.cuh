@@ -1,7 +1,7 @@
 // Blocks of a cluster: their ranks, their barrier, and each other's shared memory. Addresses of the
-// cluster's shared window come from map_shared(). sm_90 and newer; where a kernel is compiled for
-// other GPUs, too, a block is a cluster of its own there for map_shared(), cluster_sync() and its
-// halves, and st_shared_cluster().
+// cluster's shared window come from map_shared(). All of this needs sm_90 or newer. Only
+// map_shared(), cluster_sync() and its halves, and st_shared_cluster() also compile for older
+// GPUs, where each block is a cluster of its own.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
   return rank;
 }
 
-// The place in the shared memory of block `rank` of the cluster that `address` is in the own one.
+// Maps a shared address of the own block to the same place in block `rank` of the cluster.
 __device__ __forceinline__ std::uint32_t map_shared(std::uint32_t address, std::uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t mapped;
@@ -28,9 +28,9 @@ __device__ __forceinline__ std::uint32_t map_shared(std::uint32_t address, std::
 #endif
 }
 
-// The barrier of all threads of the cluster, by whole warps. What was done before it, in any shared
-// memory of the cluster too, is known behind it. A block must not end while others may still reach
-// into its shared memory.
+// The barrier of all threads of the cluster, by whole warps. Accesses before it, to any shared
+// memory of the cluster too, are visible after it. A block must not end while others may still
+// reach into its shared memory.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -90,9 +90,9 @@ __device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 
 #endif
 }
 
-// Begins to store 8 bytes at a multiple of 8 into any block of the cluster. When they are there,
-// they report themselves to that block's `barrier` (mbarrier_arrive_expect()). Nothing waits for
-// the thread's earlier stores, as a release would.
+// Begins to store 8 bytes at a multiple of 8 into any block of the cluster. Their arrival
+// is counted by that block's `barrier`, which expects the bytes (mbarrier_arrive_expect()). Unlike
+// a release, it does not order the thread's earlier stores.
 __device__ __forceinline__ void st_async_cluster(std::uint32_t address, float2 value,
                                                  std::uint32_t barrier) {
   asm volatile(

@@ -37,7 +37,7 @@ class LowLatencyBackend : public CollectiveBackend {
 struct PendingCall {
   LowLatencySent sent = LowLatencySent::none;
   std::uint64_t epoch = 0;
-  LowLatencyNote message{};  // by this rank: where it is a refusal, no argument is used
+  LowLatencyNote message{};  // of this rank; if it is a refusal, no argument is used
 };
 
 // The calls of one kind that have been sent and are still to be received, oldest first.
@@ -50,7 +50,7 @@ class PendingCalls {
   PendingCall send(const LowLatencyNote& message);
   // Throws Error (invalid_argument) if it is not pending.
   PendingCall find(const Check& check, LowLatencySent sent) const;
-  // It is received, or will not be.
+  // Removes a call that has been received, or never will be.
   void end(const PendingCall& call);
   // All up to this epoch are over.
   std::uint64_t consumed() const { return pending_.empty() ? last_ : pending_.front().epoch - 1; }
@@ -65,12 +65,12 @@ LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens);
 // For Untrusted<LowLatencyNote>.
 void check_bounds(const LowLatencyNote& note, const Sender& by, std::int64_t max_tokens);
 
-// `config` is resolved; throws Error (invalid_argument) for what a size must not be.
+// Throws Error (invalid_argument) for a size in `config` that is not allowed.
 void check_low_latency_config(const LowLatencyConfig& config, int world);
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world);
 
 // Throw Error (invalid_argument) naming the argument, for this rank alone; values of indices are
-// not looked at. What a part does not take is not looked at either.
+// not looked at. Arguments that the part does not take are not checked.
 void check_dispatch(const Check& check, const LowLatencyConfig& config, int world,
                     const LowLatencyDispatchArgs& args);
 void check_combine(const Check& check, const LowLatencyConfig& config, int world,

@@ -14,7 +14,7 @@ struct PagedScores {
   int columns;
   bool clean;    // fill the columns behind the rows that a query sees with -inf
   bool aligned;  // every row of `scores` is aligned to 16 bytes
-  // The length of a row of block_tables if the cache has no pages, and so no tiles; else 0.
+  // If the cache has no pages, and so no tiles: the entries in a row of block_tables; else 0.
   int absent_table;
 
   // The scores of the first query of a group.
@@ -31,9 +31,9 @@ struct PagedScores {
         visible && row < seen ? score + 0.0f : device::negative_infinity();
   }
 
-  // Stores -inf behind the last tile of every group: up to the last column if `clean`; else only if
-  // the cache has no pages, up to the last row that a query sees. One warp of each block calls it.
-  // `rows`: for each group, the most rows that one of its queries sees.
+  // Stores -inf behind the last tile of every group. With `clean` it fills up to the last column.
+  // Without, it fills only if the cache has no pages, up to the last row that a query sees. One
+  // warp of each block calls it. `rows`: for each group, the most rows that a query of it sees.
   __device__ void store_rest(const PageLine& line, const std::int32_t* rows) const {
     if (!clean && absent_table == 0) return;
     PageLine seen = line;

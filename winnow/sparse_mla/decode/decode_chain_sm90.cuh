@@ -1,10 +1,10 @@
 // Decode, sm90: queries in one go, by many blocks side by side.
 //
-// Every sum of such a query is a chain over its entries, so that its bits hang on nothing else. One
-// block has the chains of 64 heads of a query (an item) where there are enough of them. Where there
-// are few, three kernels form the same chains: logits do not hang on each other
-// (decode_logits_sm90.cuh); the weights P of a tile hang on what came before by the references
-// alone, which follow from the maxima of tiles; and the output's columns do not hang on each other.
+// Every sum of such a query is a chain over its entries, so that its bits depend on nothing else.
+// An item is 64 heads of a query. If there are enough items, one block forms all chains of an item.
+// If there are few, three kernels form the same chains: logits do not depend on each other
+// (decode_logits_sm90.cuh); the weights P of a tile depend on earlier tiles only by the references,
+// which follow from the maxima of tiles; and the output's columns do not depend on each other.
 // Each does what consumers of attention_sm90.cuh do, in the same order with the same roundings.
 #pragma once
 
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWeightsThreads)
       if (top[r] > state.reference[r] + kLazy) state.reference[r] = top[r];
     }
   };
-  // The tiles before the run, many maxima on their way at once.
+  // The tiles before the run. Loads of many maxima are in flight at once.
   constexpr int kAtOnce = 16;
   for (int begin = 0; begin < first; begin += kAtOnce) {
     float top[kAtOnce][2];
@@ -118,7 +118,7 @@ struct ValuesLayout {
   Piece pieces[kMostPieces];  // one is used
   // [stages]; who arrives -> who waits.
   Barrier landed[kValueStages];        // copies -> the warps that turn them
-  Barrier values_full[kValueStages];   // those, or copies -> consumers
+  Barrier values_full[kValueStages];   // these warps, or copies of bf16 -> consumers
   Barrier weights_full[kValueStages];  // bulk copies -> consumers
   Barrier empty[kValueStages];         // consumers -> all copies
 };
@@ -134,7 +134,7 @@ struct ValuesPlan : Shared<ValuesLayout> {
 };
 static_assert(sizeof(ValuesLayout) <= 232448 && offsetof(ValuesLayout, scales) % 16 == 0);
 
-// A consumer warpgroup, those that bring rows, and a warp that brings weights.
+// A block has a consumer warpgroup, warps that bring rows, and a warp that brings weights.
 template <CacheFormat kFormat>
 inline constexpr int kBringThreads = kFormat == CacheFormat::bf16 ? kGatherThreads : 256;
 template <CacheFormat kFormat>
@@ -156,8 +156,8 @@ class Stage {
   std::uint32_t parity_ = 0;
 };
 
-// Copies the block's columns, those of chunks `chunk` to `chunk` + kChunks - 1, of all tiles. Of
-// rows in f8 that is the group that these are of, even if they are half of it.
+// Copies the block's columns, those of chunks `chunk` to `chunk` + kChunks - 1, of all tiles. With
+// f8 it copies their whole group of two chunks, even if the block has only one of them.
 template <CacheFormat kFormat, int kDim, int kChunks, class Params>
 __device__ __forceinline__ void copy_values_role(const Params& params, const Pieces& pieces,
                                                  ValuesPlan shared, int chunk) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void copy_values_role(const Params& params, const Pie
       const RawRows<kFormat> rows(chosen, tile.entries, mask, thread);
       load(tile);
       wait();
-      // The arrivals of copies do not say that the stage was released.
+      // An ordinary arrival passes on that the stage was released; those of copies do not.
       if (thread == 0) shared.landed()[at].arrive();
       rows.copy(to[0].address, chunk / 2 * 2 * kChunkColumns, thread, keep);
       if (kDim == 512 && chunk / 2 == 3) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void copy_values_role(const Params& params, const Pie
   }
 }
 
-// Turns them into bf16: chunk c of the group lies in chunk c of the stage.
+// Turns the copied rows into bf16. Chunk c of the group lies in chunk c of the stage.
 template <CacheFormat kFormat, int kChunks>
 __device__ __forceinline__ void turn_values_role(ValuesPlan shared, int tiles, int chunk,
                                                  int warp) {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void values_role(const Params& params, const Piece& p
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int row = 16 * warp + lane / 4;
   float reference[2] = {kNoReference, kNoReference}, factors[2];
-  float sums[2][2] = {};  // of the tiles of each consumer
+  float sums[2][2] = {};  // [r][consumer]: a consumer has every second tile
   bool raises;
   float o[32 * kChunks];
 #pragma unroll
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kValuesThreads<kFormat>, 1)
   } else if (warp < kCopyWarps) {
     copy_values_role<kFormat, kDim, kChunks>(params, pieces, shared, chunk);
   } else if (warp == kBringWarps) {
-    wait_for_kernel_before();  // for the weights, and nothing else is of the kernels before
+    wait_for_kernel_before();  // only the weights come from the kernels before
     if ((threadIdx.x & 31) == 0) {
       copy_weights_role(params.chain + params.at(blockIdx.x, 0) * kChainTileBytes, shared, tiles);
     }
