@@ -158,21 +158,6 @@ class RawRows {
     }
   }
 
-  // The same of a tile in one place, from `first` on, of rows `stride` bytes apart.
-  __device__ __forceinline__ RawRows(const std::uint8_t* first, std::int64_t stride,
-                                     std::uint64_t mask, int thread) {
-    static_assert(kFormat != CacheFormat::fp8_584);
-    const std::uint8_t* const mine = first + thread / 8 * stride + (thread & 7) * 16;
-    valid_ = 0;
-#pragma unroll
-    for (int pass = 0; pass < kRawPasses; ++pass) {
-      source_[pass] = mine + pass * kRawCopyRows * stride;
-      valid_ |= static_cast<std::uint32_t>(mask >> (kRawCopyRows * pass + thread / 8) & 1) << pass;
-    }
-    scales_valid_ = mask >> thread & 1;
-    scales_ = kHasScales<kFormat> ? first + thread * stride + Row656::kScaleOffset : nullptr;
-  }
-
   // Starts the copies of 128 bytes of the rows, or 16 * kUnits, from `offset` on, to `destination`,
   // a chunk.
   template <int kUnits = 8>
@@ -233,53 +218,21 @@ __device__ __forceinline__ void load_quantised_rows(DecodePlan<kDim> shared, std
   load_groups<kSlot>(shared.consumers(), parity, landed, mask, thread, copy);
 }
 
-// --- of every format ----------------------------------------------------------------------------
-
-// The rows of a tile in one place, which begins at `first`.
-template <CacheFormat kFormat>
-__device__ __forceinline__ auto rows_of_block(const std::uint8_t* first, std::int64_t stride,
-                                              std::uint64_t mask, int thread) {
-  if constexpr (kFormat != CacheFormat::bf16) {
-    return RawRows<kFormat>(first, stride, mask, thread);
-  } else {
-    const std::uint8_t* const mine = first + thread / 8 * stride + (thread & 7) * 16;
-    GatherRows rows;
-    rows.valid = 0;
-#pragma unroll
-    for (int pass = 0; pass < kGatherPasses; ++pass) {
-      rows.source[pass] = reinterpret_cast<const char*>(mine + pass * 16 * stride);
-      rows.valid |= static_cast<std::uint32_t>(mask >> (16 * pass + thread / 8) & 1) << pass;
-    }
-    return rows;
-  }
-}
-
-// Starts the copies of the rows of a tile to slot kSlot.
-template <CacheFormat kFormat, int kDim, int kSlot, class Rows>
-__device__ __forceinline__ void load_tile(DecodePlan<kDim> shared, std::uint32_t parity,
-                                          const Rows& rows, std::uint64_t mask, int thread,
-                                          std::uint64_t policy) {
-  if constexpr (kFormat == CacheFormat::bf16) {
-    load_tile_rows<kSlot>(shared.consumers(), parity, rows, mask, thread, policy);
-  } else {
-    load_quantised_rows<kFormat, kDim, kSlot>(shared, parity, rows, mask, thread, policy);
-  }
-}
-
 // --- the role -----------------------------------------------------------------------------------
 
 // Copies run ahead of the consumers by what the slots allow, into the next piece too.
 
-// Of calls with block tables and a cache each of whose blocks holds whole tiles. A tile is one
-// place in the cache then. What the warps do for a tile before its copies is part of the way round
-// of a slot: finding four rows for each thread takes 1,700 cycles, this takes 200.
-template <CacheFormat kFormat, int kDim, class Params>
+// Of calls with block tables and a cache in bf16 each of whose blocks holds whole tiles. A tile is
+// one place in the cache then. What the warps do for a tile before its copies is part of the way
+// round of a slot: finding four rows for each thread takes 1,700 cycles, this takes 200.
+template <int kDim, class Params>
 __device__ __forceinline__ void copy_blocks_role(const Params& params, const Pieces& pieces,
                                                  DecodePlan<kDim> shared) {
   const int thread = threadIdx.x - 2 * 128;
   const std::uint64_t keep = policy_evict_last();
   const ChosenView& all = params.chosen[0];
   const std::int64_t stride = all.cache.row_stride;
+  const std::uint8_t* const mine = all.cache.data + thread / 8 * stride + (thread & 7) * 16;
   std::uint32_t uses = 0;  // bit `slot`: the parity of the slot's barriers
   std::uint32_t q_uses = 0;
   for (int piece = 0; piece < pieces.count(); ++piece) {
@@ -300,22 +253,28 @@ __device__ __forceinline__ void copy_blocks_role(const Params& params, const Pie
       const std::uint64_t mask = !there              ? 0
                                  : left >= kTileRows ? ~std::uint64_t{0}
                                                      : (std::uint64_t{1} << left) - 1;
-      const std::uint8_t* from = all.cache.data;
+      const std::uint8_t* from = mine;
       if (there) from += block * all.cache.block_stride + row * stride;
-      const auto rows = rows_of_block<kFormat>(from, stride, mask, thread);
+      GatherRows rows;
+      rows.valid = 0;
+#pragma unroll
+      for (int pass = 0; pass < kGatherPasses; ++pass) {
+        rows.source[pass] = reinterpret_cast<const char*>(from + pass * 16 * stride);
+        rows.valid |= static_cast<std::uint32_t>(mask >> (16 * pass + thread / 8) & 1) << pass;
+      }
       left -= kTileRows;
       row += kTileRows;
       if (row == all.cache.block_size) row = 0, ++table;
       if (tile + 1 < tiles) next = __ldg(table);
       const std::uint32_t parity = uses >> slot & 1;
       if (slot == 0) {
-        load_tile<kFormat, kDim, 0>(shared, parity, rows, mask, thread, keep);
+        load_tile_rows<0>(shared.consumers(), parity, rows, mask, thread, keep);
       } else {
-        load_tile<kFormat, kDim, 1>(shared, parity, rows, mask, thread, keep);
+        load_tile_rows<1>(shared.consumers(), parity, rows, mask, thread, keep);
       }
       if (tile == 0) {
-        replace_queries<kDim, kCopyThreads<kFormat>>(params, pieces, shared.consumers(), piece,
-                                                     q_uses++, thread);
+        replace_queries<kDim, kGatherThreads>(params, pieces, shared.consumers(), piece, q_uses++,
+                                              thread);
       }
       uses ^= 1u << slot;
     }
@@ -345,14 +304,15 @@ __device__ __forceinline__ void copy_rows_role(const Params& params, const Piece
     const bool begins = stream.begins_piece();
     const int piece = stream.piece();
     const auto load = [&]<int kSlot>() {
-      const auto load_rows = [&](const auto& rows) {
-        more = advance();
-        load_tile<kFormat, kDim, kSlot>(shared, uses >> kSlot & 1, rows, mask, thread, keep);
-      };
+      const std::uint32_t parity = uses >> kSlot & 1;
       if constexpr (kFormat == CacheFormat::bf16) {
-        load_rows(chosen_rows(chosen, entries, mask, thread));
+        const GatherRows rows = chosen_rows(chosen, entries, mask, thread);
+        more = advance();
+        load_tile_rows<kSlot>(shared.consumers(), parity, rows, mask, thread, keep);
       } else {
-        load_rows(RawRows<kFormat>(chosen, entries, mask, thread));
+        const RawRows<kFormat> rows(chosen, entries, mask, thread);
+        more = advance();
+        load_quantised_rows<kFormat, kDim, kSlot>(shared, parity, rows, mask, thread, keep);
       }
     };
     if (slot == 0) {
@@ -371,9 +331,9 @@ __device__ __forceinline__ void copy_rows_role(const Params& params, const Piece
 template <CacheFormat kFormat, int kDim, class Params>
 __device__ __forceinline__ void copy_role(const Params& params, const Pieces& pieces,
                                           DecodePlan<kDim> shared) {
-  if constexpr (Params::kPaged) {
+  if constexpr (Params::kPaged && kFormat == CacheFormat::bf16) {
     if (params.chosen[0].cache.block_size % kTileRows == 0) {
-      return copy_blocks_role<kFormat>(params, pieces, shared);
+      return copy_blocks_role(params, pieces, shared);
     }
   }
   copy_rows_role<kFormat>(params, pieces, shared);

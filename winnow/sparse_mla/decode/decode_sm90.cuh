@@ -86,7 +86,6 @@ struct Work {
   __device__ __forceinline__ void store(int n, int warp, int lane, const RowState& state,
                                         const Output& o) const {
     const Piece piece = pieces[n];
-    const float value_scale = value_scale_of<kFormat>(params);
     bool is_first = kConsumer == 0;
     if constexpr (kConsumer == kEither) is_first = number_of<kConsumer>() == 0;
 #pragma unroll
@@ -98,13 +97,14 @@ struct Work {
       if (piece.partial < 0) {
         const float sink = exists ? sink_of(params, head) : negative_infinity();
         if (tells) store_lse(params, piece.i, piece.s, head, state.reference[r], state.sum[r]);
-        const float factor = output_factor(state.sum[r], state.reference[r], sink) * value_scale;
-        store_output_row<kConsumer>(params.out.at(piece.i, piece.s, exists ? head : 0), exists, r,
-                                    factor, lane, o);
+        store_output_row<kConsumer>(
+            params.out.at(piece.i, piece.s, exists ? head : 0), exists, r,
+            output_factor(state.sum[r], state.reference[r], sink) * value_scale_of<kFormat>(params),
+            lane, o);
       } else {
         const std::uint32_t part = piece.partial * kHeads + row;
         const float factor = factor_to_f16<kShort>(o, r);
-        const float power = inverse_power(factor) * value_scale;
+        const float power = inverse_power(factor) * value_scale_of<kFormat>(params);
         PartialSums& sums = params.partial_sums[part];
         if (tells) sums.reference = state.reference[r], sums.sum = state.sum[r];
         if (first) sums.power[is_first ? 0 : 1] = power;
@@ -121,17 +121,18 @@ struct Work {
 // leaves more room for others' in the instruction caches; P V of the tile before is queued between
 // the logits of this one, so that its rows are replaced before the last chunks of this tile come.
 //
-// With block tables, whose rows are copied with little ado (copy_blocks_role()), the consumers have
-// orders of their own: consumer 0 queues P V of the tile before ahead of its logits, consumer 1
-// behind them. So the softmax of each runs while the other multiplies, and the rows of consumer 0
-// land while consumer 1 needs none:
+// Where rows in bf16 are copied with little ado (copy_blocks_role()), the consumers have orders of
+// their own: consumer 0 queues P V of the tile before ahead of its logits, consumer 1 behind them.
+// So the softmax of each runs while the other multiplies, and the rows of consumer 0 land while
+// consumer 1 needs none:
 //
 //   consumer 0   Q K 0 | softmax  | P V 0        | P V 1 | Q K 2 | softmax ...
 //   consumer 1          Q K 1     | P V 0 | softmax | P V 1 |     Q K 3 ...
 template <int kConsumer, class P, CacheFormat kFormat, bool kShort, class Params>
 __device__ __forceinline__ void consumer_role(const Work<kFormat, kShort, Params>& work,
                                               const LogitScale& scale, P shared) {
-  constexpr bool kOwnOrders = kConsumer != kEither && Params::kPaged;
+  constexpr bool kOwnOrders =
+      kConsumer != kEither && Params::kPaged && kFormat == CacheFormat::bf16;
   const int consumer = number_of<kConsumer>(), other = 1 - consumer;
   const int thread = threadIdx.x & 127;
   const int warp = thread >> 5;
