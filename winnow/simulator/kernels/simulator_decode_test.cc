@@ -121,7 +121,7 @@ constexpr const char* kConsumers = "attention_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
 
 // In fp8_656-k512 every slot is used again: 8 tiles a query, all in one block.
-PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
+PlantedBug bug(const char* name, const char* text, Plant::Action action, std::int64_t addend = 0,
                int below = 0) {
   return {name,
           "fp8_656-k512",
