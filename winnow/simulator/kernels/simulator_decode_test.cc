@@ -182,7 +182,7 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(race(
         chain("WeightsBeforeTheLogits", "wait_for_kernel_before();  // for the logits", drop))),
     in_one_schedule(race(
-        chain("ValuesBeforeTheWeights", "wait_for_kernel_before();  // for the weights", drop))),
+        chain("ValuesBeforeTheWeights", "wait_for_kernel_before();  // only the weights", drop))),
     in_one_schedule(
         of_consumers(bug("CountOfEmptyTooSmall", "shared.empty()[slot][group].init", add, -1))),
     in_one_schedule(consumers_of_chain("CountOfEmptyLogitRowsTooSmall",
