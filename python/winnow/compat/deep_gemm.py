@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 _num_sms: Optional[int] = None
 
 
-@passed_on("deep_gemm")
+@passed_on("deep_gemm", works_here=True)
 def get_num_sms() -> int:
     """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU. Where DeepGEMM
     is installed, this is DeepGEMM's number, which its matrix products use."""
@@ -80,7 +80,7 @@ def get_num_sms() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
-@passed_on("deep_gemm")
+@passed_on("deep_gemm", works_here=True)
 def set_num_sms(new_num_sms: int) -> None:
     """What get_num_sms() returns from now on. No kernel of Winnow reads it."""
     global _num_sms
