@@ -190,7 +190,7 @@ def _load(name: str) -> Optional[ModuleType]:
             import_module(name)
         else:
             copy = import_module(_COPIES[name])
-            for key, stand_in in ours.items():
+            for stand_in in ours.values():
                 _put_over(stand_in, copy)
             sys.meta_path.insert(0, _OfCopy(name))
             sys.modules[name] = copy
