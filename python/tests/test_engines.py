@@ -437,7 +437,7 @@ LOGITS_REFUSALS = [
     ("fp8_paged_mqa_logits", "block_table", lambda a: a["block_table"][1:], "shape"),
     ("fp8_paged_mqa_logits", "max_context_len", lambda a: -1, "0 or a number of columns, got -1"),
     ("fp8_paged_mqa_logits", "max_context_len", lambda a: 2**62, "0 or a number of columns, got 4"),
-    ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].cpu().numpy(), "a tensor of torch"),
+    ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].cpu().numpy(), "a tensor of to"),
     ("fp8_paged_mqa_logits", "weights", lambda a: a["weights"].cpu().numpy(), "a tensor of torch"),
     ("fp8_mqa_logits", "max_seqlen_k", lambda a: 2**62, "0 or a number of columns, got 46"),
     ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: (), r"0 or a number of columns, got \(\)"),
