@@ -224,10 +224,29 @@ def overlaps_its_experts(group):
     assert (
         "low_latency_combine: " in text and "overlap: want False without return_recv_hook" in text
     )
+    # In the call, not in the hook.
+    *_, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
+    given = {"x": rows, "topk_idx": idx, "topk_weights": weights, "handle": handle}
+    wanted = {
+        "x": (rows[:, :-1], rows.float()),
+        "topk_weights": (weights.new_zeros(len(idx) + 1, K), weights[:, :-1]),
+        "out": (x.new_zeros(len(idx) + 1, H), x.float()),
+    }
+    for argument, wrongs in wanted.items():
+        for wrong in wrongs:
+            call = {**given, argument: wrong, "overlap": True, "return_recv_hook": True}
+            text = refused(lambda call=call: buffer.low_latency_combine(**call))
+            assert "low_latency_combine: " in text and f": {argument}: want [" in text, text
     # What vLLM clears after a fault.
     memory = buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True)
     assert memory.zero_().shape == (0,) and memory.dtype == torch.int8
     name = "deep_ep.Buffer.get_local_buffer_tensor"
+    for wrong in (torch.Size([-1]), [-1, 0], 5, "x"):
+        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(torch.int8, wrong))
+        assert text.startswith(f"{name}: size: want "), text
+    for wrong in ("f32", None):
+        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(wrong))
+        assert text.startswith(f"{name}: dtype: want a dtype of torch, got "), text
     size = torch.Size([2, 3])
     text = refused(lambda: buffer.get_local_buffer_tensor(torch.float32, size))
     assert (

@@ -306,6 +306,9 @@ def call(*args, **kwargs):
     deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **later)
     functools.partial(deep_gemm.fp8_mqa_logits, q)
     isinstance(deep_gemm.fp8_mqa_logits, type)
+    getattr(deep_gemm, kwargs["name"])(x=1), getattr(kwargs, kwargs["name"])(x=1)
+    from deep_gemm.utils import *
+    from others import *
     deep_gemm.fp8_fp4_mqa_logits(q, kv, w, s, e, 100)
 """
     unread = ("not judged", "not all of its arguments can be read")
@@ -317,7 +320,9 @@ def call(*args, **kwargs):
         "a.py:16 fp8_mqa_logits": ("not taken", "where it gives scale"),
         "a.py:19 fp8_mqa_logits": unread,
         "a.py:20 fp8_mqa_logits": ("not judged", "it is passed on to functools.partial"),
-        "a.py:22 fp8_fp4_mqa_logits": ("taken", "for data in 8 bits"),
+        "a.py:22 deep_gemm": ("not judged", "a name is computed that is taken from it"),
+        "a.py:23 utils": ("not judged", "all its names are imported"),
+        "a.py:25 fp8_fp4_mqa_logits": ("taken", "for data in 8 bits"),
         "b.py:2 deep_gemm": ("not judged", "no Python: '(' was never closed (<unknown>, line 2)"),
     }
 

@@ -241,7 +241,7 @@ def test_the_folder_of_another_winnow_is_no_original(tmp_path):
     other = Path(compat.path("deep_gemm")) / "deep_gemm" / "__init__.py"
     written(tmp_path / "a", {"deep_gemm/__init__.py": other.read_text()})
     written(tmp_path / "b", DEEP_GEMM)
-    program = "import deep_gemm\nassert not hasattr(deep_gemm, 'product')"
+    program = "import deep_gemm\nassert deep_gemm.product(1, 1) == 6"
     passes(program, "deep_gemm", folders=[tmp_path / "a", tmp_path / "b"])
 
 
@@ -255,8 +255,7 @@ import deep_gemm
 from deep_gemm import fp8_mqa_logits
 assert deep_gemm is sys.modules["deep_gemm"] and deep_gemm.__name__ == "winnow.compat.deep_gemm"
 assert [name for name in sys.modules if name.startswith("deep_gemm.")] == []
-uses = ("deep_gemm.product", "from deep_gemm import product", "hasattr(deep_gemm, 'product')",
-        "deep_gemm.get_num_sms()")
+uses = ("deep_gemm.product", "from deep_gemm import product", "hasattr(deep_gemm, 'product')")
 for use in uses:
     try:
         exec(use)
@@ -264,6 +263,9 @@ for use in uses:
         assert str(error) == "no CUDA_HOME"
     else:
         raise SystemError(use)
+assert deep_gemm.get_num_sms() > 0
+deep_gemm.set_num_sms(20)
+assert deep_gemm.get_num_sms() == 20
 """
     passes(program, "deep_gemm", folders=[tmp_path])
 
@@ -324,6 +326,181 @@ if {found}:
     for first, found in (("vllm, ", "True"), ("", "False")):
         text = program.replace("{first}", first).replace("{found}", found)
         passes(text, "deep_gemm", folders=[tmp_path])
+
+
+def test_vllms_copy_is_executed_once(tmp_path):
+    package = "vllm/third_party/deep_gemm"
+    files = {f"{package}/{name}.py": "class Layout: pass\n" for name in ("utils", "later")}
+    files[f"{package}/__init__.py"] = "from . import utils\n"
+    written(tmp_path, {**files, "vllm/__init__.py": "", "vllm/third_party/__init__.py": ""})
+    program = """
+import importlib.util
+import vllm, deep_gemm
+from vllm.third_party import deep_gemm as copy
+import deep_gemm.utils, deep_gemm.later
+from deep_gemm.later import Layout
+import vllm.third_party.deep_gemm.later as later
+assert deep_gemm.utils is copy.utils and deep_gemm.later is later and Layout is later.Layout
+assert later.__name__ == later.__spec__.name == "vllm.third_party.deep_gemm.later"
+assert importlib.util.find_spec("deep_gemm.nothing") is None
+"""
+    passes(program, "deep_gemm", folders=[tmp_path])
+
+
+def test_a_vllm_without_the_copy_has_none(tmp_path):
+    program = """
+import sys, types
+sys.modules["vllm"] = types.ModuleType("vllm")
+import deep_gemm
+assert not hasattr(deep_gemm, "product") and deep_gemm.get_num_sms() > 0
+"""
+    passes(program, "deep_gemm")
+
+
+def test_vllms_copy_is_found_when_vllm_is_imported_later(tmp_path):
+    files = {"vllm/third_party/deep_gemm/__init__.py": "def product(a, b):\n    return a + b\n"}
+    written(tmp_path, {**files, "vllm/__init__.py": "", "vllm/third_party/__init__.py": ""})
+    program = """
+import deep_gemm
+assert not hasattr(deep_gemm, "product")
+import vllm
+assert deep_gemm.product(2, 3) == 5
+"""
+    passes(program, "deep_gemm", folders=[tmp_path])
+
+
+# What another thread sees while the library is executed, in each way that starts that.
+THREADS = """
+import sys, threading, time, types
+gate = types.ModuleType("gate")
+gate.executing = threading.Event()
+sys.modules["gate"] = gate
+{before}
+
+def other():
+    gate.executing.wait()
+    for program in {programs}:
+        try:
+            exec(program, {})
+        except BaseException as error:
+            wrong.append((program, error))
+
+wrong = []
+threads = [threading.Thread(target=other) for _ in range(3)]
+for thread in threads:
+    thread.start()
+{first}
+for thread in threads:
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for ever"
+assert wrong == [], wrong
+"""
+SLOW = """
+import gate, time
+from {name} import {inside}
+gate.executing.set()
+time.sleep(0.3)
+
+def {function}(*arguments):
+    raise AssertionError("Winnow's is called")
+
+def more():
+    return 5
+"""
+
+
+@pytest.mark.parametrize("first", ["import", "attribute"])
+def test_other_threads_wait_for_the_original(tmp_path, first):
+    slow = SLOW.replace("{name}", "deep_gemm").replace("{inside}", "inner")
+    slow = slow.replace("{function}", "fp8_mqa_logits")
+    written(tmp_path, {"deep_gemm/__init__.py": slow, "deep_gemm/inner.py": ""})
+    ours = "assert fp8_mqa_logits.__module__ == 'winnow.compat.deep_gemm'"
+    programs = [
+        f"from deep_gemm import fp8_mqa_logits, more; {ours}; assert more() == 5",
+        "from winnow.compat import deep_gemm; assert deep_gemm.more() == 5",
+        "import deep_gemm; assert deep_gemm.more() == 5 and hasattr(deep_gemm, 'get_num_sms')",
+    ]
+    # The attribute: the library comes onto the path when our module stands there already.
+    late = f"import deep_gemm\nsys.path.append({str(tmp_path)!r})"
+    text = THREADS.replace("{programs}", repr(programs))
+    text = text.replace("{before}", "import winnow.compat.deep_gemm" if first == "import" else late)
+    text = text.replace("{first}", "import deep_gemm" if first == "import" else "deep_gemm.more()")
+    passes(text, "deep_gemm", folders=[tmp_path] if first == "import" else [])
+
+
+def test_other_threads_wait_for_its_submodules(tmp_path):
+    slow = SLOW.replace("{name}", "flash_mla._loader").replace("{inside}", "operators")
+    slow = slow.replace("{function}", "flash_mla_with_kvcache")
+    files = {**FLASH_MLA, "flash_mla/flash_mla_interface.py": slow}
+    files["flash_mla/__init__.py"] = """
+from flash_mla.flash_mla_interface import more
+import time
+time.sleep(0.3)
+"""
+    written(tmp_path, files)
+    ours = "assert flash_mla_with_kvcache.__module__ == 'winnow.compat.flash_mla'"
+    programs = [
+        f"from flash_mla.flash_mla_interface import flash_mla_with_kvcache; {ours}",
+        f"from flash_mla import flash_mla_with_kvcache, more; {ours}",
+        "from flash_mla.fused_norm_rope_attn_rope_cast import prefill",
+    ]
+    text = THREADS.replace("{programs}", repr(programs)).replace("{first}", "import flash_mla")
+    passes(text.replace("{before}", "import winnow"), "flash_mla", folders=[tmp_path])
+
+
+UNWRITABLE = """
+import sys
+
+class Library:
+    __slots__ = ()
+
+    def fp8_mqa_logits(self, *arguments):
+        raise AssertionError("Winnow's is called")
+
+sys.modules[__name__] = Library()
+"""
+
+
+def test_our_module_stays_where_the_original_takes_no_attributes(tmp_path):
+    written(tmp_path, {"deep_gemm/__init__.py": UNWRITABLE})
+    program = """
+import deep_gemm
+from winnow import compat
+assert compat.install("deep_gemm") is deep_gemm
+assert deep_gemm.fp8_mqa_logits.__module__ == "winnow.compat.deep_gemm"
+try:
+    deep_gemm.product
+except ImportError as error:
+    assert "cannot complete the library: it takes no fp8_" in str(error), error
+else:
+    raise AssertionError
+"""
+    passes(program, "deep_gemm", folders=[tmp_path])
+
+
+def test_a_submodule_that_cannot_be_imported_stays_ours(tmp_path):
+    broken = {"flash_mla/fused_norm_rope_attn_rope_cast.py": "raise ImportError('needs SM100')\n"}
+    written(tmp_path, {**FLASH_MLA, **broken})
+    wanted = "assert 'not fused here' in got, got\n"
+    passes(USE_OF_FLASH_MLA + wanted, "flash_mla", folders=[tmp_path])
+
+
+def test_a_refused_install_changes_nothing():
+    program = """
+import sys, types
+from winnow import compat
+theirs = sys.modules["flash_mla.flash_mla_interface"] = types.ModuleType("theirs")
+before = dict(sys.modules)
+try:
+    compat.install("flash_mla")
+except ValueError as error:
+    assert "want no flash_mla.flash_mla_interface imported before" in str(error)
+else:
+    raise AssertionError
+assert [key for key in sys.modules if key not in before] == []
+assert "flash_mla" not in sys.modules
+"""
+    passes(program)
 
 
 def test_nothing_is_passed_on_to_deep_ep(tmp_path):

@@ -3,6 +3,7 @@ deep_gemm, against formulas in double precision."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from kinds import gpu
@@ -337,6 +338,16 @@ def test_logits_under_the_newer_name_as_both_call_them(device):
     near_where(False, logits, want)
 
 
+@pytest.mark.parametrize("name", ["fp8_mqa_logits", "fp8_fp4_mqa_logits"])
+def test_columns_in_front_of_the_first_key_are_empty(device, name):
+    (q, k, scale, weights, start, end), _ = logits_problem(device)
+    function = getattr(deep_gemm, name)
+    dense = function(q, (k, scale), weights, torch.full_like(start, -3), end)
+    shifted = function(q, (k, scale), weights, torch.full_like(start, -3), end, max_seqlen_k=20)
+    assert torch.isneginf(shifted[:, :3]).all()
+    assert torch.equal(shifted[:, 3:], dense[:, :17])
+
+
 def test_logits_of_one_query_and_of_none(device):
     (q, k, scale, weights, start, end), want = logits_problem(device)
     for rows in (slice(1, 2), slice(0, 0)):
@@ -425,9 +436,73 @@ LOGITS_REFUSALS = [
     ("fp8_paged_mqa_logits", "context_lens", lambda a: a["context_lens"].long(), "dtype i32"),
     ("fp8_paged_mqa_logits", "block_table", lambda a: a["block_table"][1:], "shape"),
     ("fp8_paged_mqa_logits", "max_context_len", lambda a: -1, "0 or a number of columns, got -1"),
+    ("fp8_paged_mqa_logits", "max_context_len", lambda a: 2**62, "0 or a number of columns, got 4"),
+    ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].cpu().numpy(), "a tensor of to"),
+    ("fp8_paged_mqa_logits", "weights", lambda a: a["weights"].cpu().numpy(), "a tensor of torch"),
+    ("fp8_mqa_logits", "max_seqlen_k", lambda a: 2**62, "0 or a number of columns, got 46"),
+    ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: (), r"0 or a number of columns, got \(\)"),
+    ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: {}, "0 or a number of columns, got {}"),
+    ("fp8_mqa_logits", "logits_dtype", lambda a: np.zeros((2, 2)), "torch.float32, got"),
+    ("fp8_paged_mqa_logits", "logits_dtype", lambda a: np.zeros((2, 2)), "torch.float32, got"),
     ("fp8_paged_mqa_logits", "indices", lambda a: a["context_lens"], "None, got Tensor"),
     ("fp8_fp4_paged_mqa_logits", "logits_dtype", lambda a: torch.bfloat16, "torch.float32"),
 ]  # fmt: skip
+
+
+OF_SOME_COLUMNS = [
+    ("weights", lambda t: t[1:], r"shape \[7, 8\], got \[6, 8\]"),
+    ("weights", lambda t: torch.cat((t, t)), r"shape \[7, 8\], got \[14, 8\]"),
+    ("weights", lambda t: None, "a tensor of torch, got NoneType"),
+    ("weights", lambda t: t.to_sparse(), "a strided tensor, got torch.sparse_coo"),
+    ("weights", lambda t: t.cpu().numpy(), "a tensor of torch, got ndarray"),
+    ("cu_seq_len_k_start", lambda t: torch.cat((t, t)), r"shape \[7\], got \[14\]"),
+    ("cu_seq_len_k_start", lambda t: t[:1], r"shape \[7\], got \[1\]"),
+    ("cu_seq_len_k_start", lambda t: t.long(), "dtype i32"),
+    ("cu_seq_len_k_end", lambda t: t[:, None], r"shape \[7\], got \[7, 1\]"),
+    ("cu_seq_len_k_end", lambda t: 3, "a tensor of torch, got int"),
+]
+
+
+@pytest.mark.parametrize("name", ["fp8_mqa_logits", "fp8_fp4_mqa_logits"])
+@pytest.mark.parametrize(("argument", "wrong", "text"), OF_SOME_COLUMNS)
+def test_logits_of_some_columns_refuse_what_others_do(device, name, argument, wrong, text):
+    (q, k, scale, weights, start, end), _ = logits_problem(device)
+    given = {"weights": weights, "cu_seq_len_k_start": start, "cu_seq_len_k_end": end}
+    given[argument] = wrong(given[argument])
+    with pytest.raises(ValueError, match=f"^{name}: {argument}: want {text}"):
+        getattr(deep_gemm, name)(q, (k, scale), **given, max_seqlen_k=5)
+
+
+@pytest.mark.parametrize("wrong", [None, 2.5, "a", math.nan, True, -5, 0, 2**50])
+def test_numbers_of_multiprocessors_are_refused(monkeypatch, wrong):
+    monkeypatch.setattr(_original, "_load", lambda name: None)
+    lens = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="^set_num_sms: new_num_sms: want 1 to 65536 multip"):
+        deep_gemm.set_num_sms(wrong)
+    text = "^get_paged_mqa_logits_metadata: num_sms: want 1 to 65536 multiprocessors, got "
+    with pytest.raises(ValueError, match=text):
+        deep_gemm.get_paged_mqa_logits_metadata(lens, 64, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [1, 2]])
+def test_lengths_of_a_plan_are_a_tensor(wrong):
+    text = "^get_paged_mqa_logits_metadata: context_lens: want a tensor of torch, got "
+    with pytest.raises(ValueError, match=text):
+        deep_gemm.get_paged_mqa_logits_metadata(wrong, 64, 4)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_lengths_of_a_plan_of_decode_have_one_dimension(shape):
+    text = r"^get_mla_decoding_metadata: cache_seqlens: want a tensor \[b\] of torch, got Tensor of"
+    with pytest.raises(ValueError, match=text):
+        flash_mla.get_mla_decoding_metadata(torch.zeros(shape, dtype=torch.int32), 1, 1)
+
+
+def test_a_format_of_dense_decode_that_is_none():
+    q, cache = torch.zeros(1, 1, 4, 576).bfloat16(), torch.zeros(1, 64, 1, 576).bfloat16()
+    zero, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match="kv_format: want V32 or V4, got x"):
+        flash_mla.flash_mla_with_kvcache(q, cache, zero, one, 512, None, kv_format="x")
 
 
 @pytest.mark.parametrize(("name", "argument", "wrong", "text"), LOGITS_REFUSALS)
@@ -465,5 +540,7 @@ def test_the_number_of_multiprocessors(monkeypatch):
     assert before == 1 if not torch.cuda.is_available() else before > 1
     deep_gemm.set_num_sms(20)  # engines do so around a call, and put the former back
     assert deep_gemm.get_num_sms() == 20
-    with pytest.raises(ValueError, match="set_num_sms: new_num_sms: want 1 or more, got 0"):
+    with pytest.raises(
+        ValueError, match="set_num_sms: new_num_sms: want 1 to 65536 multip.*, got 0"
+    ):
         deep_gemm.set_num_sms(0)

@@ -19,7 +19,7 @@ from typing import Any, Dict
 
 from winnow import paged_xl
 from winnow.compat import flash_mla
-from winnow.compat._original import has_functions_of, original
+from winnow.compat._original import has_functions_of, lock_of, original
 from winnow.compat._refusal import REFUSALS, check_value, flag, refuse, renamed, shape_of
 from winnow.compat.flash_mla import flash_mla_sparse_fwd
 
@@ -67,12 +67,15 @@ def install(name: str) -> ModuleType:
     """
     _check_name("compat.install", name)
     modules = {target: import_module(source) for target, source in _MODULES[name].items()}
-    for target, module in modules.items():
-        if not has_functions_of(module, sys.modules.setdefault(target, module)):
-            refuse("compat.install", "name", f"no {target} imported before", "one that was")
-    if name != "deep_ep":  # its objects and ours do not fit together
-        with contextlib.suppress(Exception):  # which is raised where a name of it is asked for
-            original(name)
+    with lock_of(name):
+        for target, module in modules.items():
+            if not has_functions_of(module, sys.modules.get(target, module)):
+                refuse("compat.install", "name", f"no {target} imported before", "one that was")
+        for target, module in modules.items():
+            sys.modules.setdefault(target, module)
+        if name != "deep_ep":  # its objects and ours do not fit together
+            with contextlib.suppress(Exception):  # which is raised where a name of it is asked for
+                original(name)
     return sys.modules[name]
 
 

@@ -138,12 +138,17 @@ def _read(folder: Path) -> Tuple[Package, List[Finding]]:
 def _failing(
     package: Package, scope: Scope, node: ast.ImportFrom, folder: Path
 ) -> Iterator[Finding]:
-    """Names that an import does not find, unless the program goes on without it."""
+    """Names that an import does not find, unless the program goes on without it; and all that one
+    of "*" gives, which are not followed."""
+    where, module = str(scope.module.path.relative_to(folder)), package.imported(scope, node)
     for alias in node.names:
-        of = library_name(f"{package.imported(scope, node)}.{alias.name}")
-        if of is not None and alias.name != "*" and _stand_in(of) is None:
+        if alias.name == "*":
+            if (library := library_name(module)) is not None:
+                yield Finding(where, node.lineno, library, NOT_JUDGED, "all its names are imported")
+            continue
+        of = library_name(f"{module}.{alias.name}")
+        if of is not None and _stand_in(of) is None:
             if not _guarded(scope, node):
-                where = str(scope.module.path.relative_to(folder))
                 status, reason = _absent(of)
                 end = "else the import fails" if status == PASSED_ON else "the import fails"
                 yield Finding(where, node.lineno, of, status, f"{reason}; {end}")
@@ -158,6 +163,10 @@ def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iter
         if exchanged or node.func.attr in _METHODS:
             reason = "the class of the object is not known"
             found.append((f"deep_ep.?.{node.func.attr}", NOT_JUDGED, reason))
+    if dotted(node.func) == "getattr" and _computes_name(node):
+        modules = package.values(scope, node.args[0])
+        reason = "a name is computed that is taken from it"
+        found += [(v.name, NOT_JUDGED, reason) for v in modules if v.kind == "of"]
     if dotted(node.func) not in _LOOKS:
         parameters = package.parameters(scope, node)
         for given in (*node.args, *(keyword.value for keyword in node.keywords)):
@@ -170,6 +179,10 @@ def _calls(package: Package, scope: Scope, node: ast.Call, folder: Path) -> Iter
                         found.append((value.name, NOT_JUDGED, reason))
     for one in found:
         yield Finding(str(scope.module.path.relative_to(folder)), node.lineno, *one)
+
+
+def _computes_name(call: ast.Call) -> bool:
+    return len(call.args) > 1 and not isinstance(call.args[1], ast.Constant)
 
 
 def _imports_deep_ep(package: Package, scope: Scope) -> bool:

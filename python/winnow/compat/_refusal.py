@@ -44,7 +44,7 @@ def flag(operation: str, argument: str, value: Any) -> bool:
     for known in (True, False):
         if _is(value, known):
             return known
-    shown = type(value).__name__ if hasattr(value, "shape") else repr(value)
+    shown = type(value).__name__ if hasattr(type(value), "shape") else repr(value)
     refuse(operation, argument, "True or False", shown)
 
 

@@ -67,9 +67,20 @@ def __getattr__(name: str) -> Any:
 
 
 _num_sms: Optional[int] = None
+_MOST_SMS = 2**16
 
 
-@passed_on("deep_gemm")
+def _sms(name: str, argument: str, value: Any) -> int:
+    try:
+        sms = 0 if isinstance(value, bool) else operator.index(value)
+    except (RuntimeError, TypeError, ValueError):
+        sms = 0
+    if not 1 <= sms <= _MOST_SMS:
+        refuse(name, argument, f"1 to {_MOST_SMS} multiprocessors", value)
+    return sms
+
+
+@passed_on("deep_gemm", works_here=True)
 def get_num_sms() -> int:
     """Multiprocessors of the GPU, or what set_num_sms() was given; 1 without a GPU. Where DeepGEMM
     is installed, this is DeepGEMM's number, which its matrix products use."""
@@ -80,13 +91,11 @@ def get_num_sms() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
-@passed_on("deep_gemm")
+@passed_on("deep_gemm", works_here=True)
 def set_num_sms(new_num_sms: int) -> None:
     """What get_num_sms() returns from now on. No kernel of Winnow reads it."""
     global _num_sms
-    if new_num_sms < 1:
-        refuse("set_num_sms", "new_num_sms", "1 or more", new_num_sms)
-    _num_sms = new_num_sms
+    _num_sms = _sms("set_num_sms", "new_num_sms", new_num_sms)
 
 
 def get_paged_mqa_logits_metadata(
@@ -94,7 +103,15 @@ def get_paged_mqa_logits_metadata(
 ) -> Tensor:
     """A stand-in for DeepGEMM's plan of a paged call: zeros [num_sms + 1, 2], int32, that nothing
     here reads. Lengths may change between calls."""
-    return torch.zeros((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
+    name = "get_paged_mqa_logits_metadata"
+    _check_tensor(name, "context_lens", context_lens)
+    sms = _sms(name, "num_sms", num_sms)
+    return torch.zeros((sms + 1, 2), dtype=torch.int32, device=context_lens.device)
+
+
+def _check_tensor(name: str, argument: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        refuse(name, argument, "a tensor of torch", type(value).__name__)
 
 
 def _values(name: str, q: Any) -> Any:
@@ -111,7 +128,7 @@ def _values(name: str, q: Any) -> Any:
 
 
 def _check_dtype(name: str, logits_dtype: Optional[torch.dtype]) -> None:
-    if logits_dtype not in (None, torch.float32):
+    if logits_dtype is not None and logits_dtype is not torch.float32:
         refuse(name, "logits_dtype", "torch.float32", logits_dtype)
 
 
@@ -126,9 +143,9 @@ def _first(name: str, argument: str, tensor: Any) -> int:
 def _columns(name: str, argument: str, value: Any) -> int:
     try:
         columns = operator.index(value)
-    except TypeError:
+    except (RuntimeError, TypeError, ValueError):
         columns = -1
-    if columns < 0:
+    if not 0 <= columns < 2**31:
         refuse(name, argument, "0 or a number of columns", value)
     return columns
 
@@ -161,11 +178,23 @@ def _mqa_logits(
 
     if width is None:
         return scores(q, weights, start, end, _rows(queries, s_k, q))
+    heads = q.shape[1:2]
+    for argument, tensor, shape in (
+        ("weights", weights, (queries, *heads)),
+        ("cu_seq_len_k_start", start, (queries,)),
+        ("cu_seq_len_k_end", end, (queries,)),
+    ):
+        _check_tensor(name, argument, tensor)
+        if shape_of(name, argument, tensor) != shape:
+            refuse(name, argument, f"shape {list(shape)}", list(tensor.shape))
+        if tensor.layout is not torch.strided:
+            refuse(name, argument, "a strided tensor", tensor.layout)
     result = _rows(queries, width, q)
     if result.numel() == 0:
         return result
     # A step scores all keys for some queries, so that its scores take about as much memory as the
-    # result. The last column, of -inf, stands for whatever is behind the last key.
+    # result. The last column, of -inf, stands for whatever is in front of the first key or behind
+    # the last one.
     step = max(1, queries * width // max(s_k, 1))
     ahead = torch.arange(width, device=q.device)
     for first in range(0, queries, step):
@@ -173,7 +202,8 @@ def _mqa_logits(
         dense = _rows(rows.stop - rows.start, s_k + 1, q)
         dense[:, s_k] = float("-inf")
         scores(q[rows], weights[rows], start[rows], end[rows], dense[:, :s_k])
-        columns = (start[rows, None] + ahead).clamp_(0, s_k)
+        columns = start[rows, None] + ahead
+        columns.masked_fill_(columns < 0, s_k).clamp_(max=s_k)
         torch.gather(dense, 1, columns, out=result[rows])
     return result
 
@@ -237,7 +267,8 @@ def fp8_fp4_mqa_logits(
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
     if isinstance(clean_logits, bool):
-        clean, width = clean_logits, _columns(name, "max_seqlen_k", max_seqlen_k or 0) or None
+        given = 0 if max_seqlen_k is None else max_seqlen_k
+        clean, width = clean_logits, _columns(name, "max_seqlen_k", given) or None
     else:
         clean, width = True, _columns(name, "max_seqlen_k", clean_logits)
     return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width, clean)
@@ -276,12 +307,17 @@ def _paged(
     try:
         bytes_ = kv_cache if kv_cache.dtype is torch.uint8 else kv_cache.view(torch.uint8)
         pages = bytes_.view(blocks, 64 * row)
+        weights = weights.view(b, next_n, h)
+    except TypeError:
+        _check_tensor(name, "kv_cache", kv_cache)
+        _check_tensor(name, "weights", weights)
+        raise
     except RuntimeError:  # their rows are not adjacent
         refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
     logits = _rows(queries, columns, q)
     try:
         indexer.scores_paged(
-            q, pages, weights.view(b, next_n, h), block_table, context_lens, columns,
+            q, pages, weights, block_table, context_lens, columns,
             clean=clean, out=logits.view(b, next_n, columns),
         )  # fmt: skip
     except REFUSALS as error:

@@ -93,9 +93,13 @@ def get_mla_decoding_metadata(
     (metadata [1, 8], splits [b + 1]), int32. Both are 0, and nothing here reads them."""
     import torch
 
-    (b,) = shape_of("get_mla_decoding_metadata", "cache_seqlens", cache_seqlens)
+    name = "get_mla_decoding_metadata"
+    shape = shape_of(name, "cache_seqlens", cache_seqlens)
+    if len(shape) != 1 or not isinstance(cache_seqlens, torch.Tensor):
+        got = f"{type(cache_seqlens).__name__} of shape {list(shape)}"
+        refuse(name, "cache_seqlens", "a tensor [b] of torch", got)
     plan = torch.zeros((1, 8), dtype=torch.int32, device=cache_seqlens.device)
-    return plan, plan.new_zeros(b + 1)
+    return plan, plan.new_zeros(shape[0] + 1)
 
 
 def _lse(lse: Any) -> Any:
@@ -253,6 +257,8 @@ def flash_mla_with_kvcache(
         ):
             if value is not None:
                 refuse(name, argument, "None without indices", type(value).__name__)
+        if kv_format is not None and str(kv_format) not in _KV_FORMATS:
+            refuse(name, "kv_format", " or ".join(_KV_FORMATS), kv_format)
         if not causal:
             cache_seqlens = _seen_by_all(q, cache_seqlens)
         if plain and str(getattr(q, "dtype", "")) == "torch.float8_e4m3fn":

@@ -236,7 +236,10 @@ class LowLatencyBuffer:
             why = ("out", "a tensor [n, H], bfloat16", described(out))
         name, world = "combine_wait_recv_cost_stats", self._layers.world_size
         why = why or wrong_counters(name, combine_wait_recv_cost_stats, world, torch.int64)
-        if why := why or wrong_weights("topk_weights", topk_weights):
+        why = why or wrong_weights("topk_weights", topk_weights)
+        if not why and overlap:  # the layer would say so in the hook
+            why = _wrong_overlapped(x, topk_idx, topk_weights, handle, out)
+        if why:
             self._layers.refuse_low_latency(LowLatency._refuse_combine, why)
         indices, weights = dense(topk_idx), dense(topk_weights)
         rows = None if overlap else dense(x)  # a copy is one of what is there
@@ -328,6 +331,24 @@ def _wrong_end(async_finish: bool, return_recv_hook: bool) -> Wrong:
     if not wrong and async_finish and return_recv_hook:
         wrong = ("async_finish", "False with return_recv_hook", async_finish)
     return wrong
+
+
+def _wrong_overlapped(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: Handle, out: Optional[Tensor]
+) -> Wrong:
+    """The sizes and dtypes of a combine whose hook makes the call."""
+    sums = (len(topk_idx), handle.key.hidden)
+    if x.shape != handle.dispatched.output.shape or x.dtype != torch.bfloat16:
+        return "x", f"{list(handle.dispatched.output.shape)}, bfloat16", described(x)
+    if topk_weights.shape != topk_idx.shape:
+        return (
+            "topk_weights",
+            f"{list(topk_idx.shape)}, float32, as topk_idx",
+            described(topk_weights),
+        )
+    if out is not None and (out.shape != sums or out.dtype != torch.bfloat16):
+        return "out", f"{list(sums)}, bfloat16", described(out)
+    return None
 
 
 def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:

@@ -155,12 +155,18 @@ class Buffer(LowLatencyBuffer):
         """
         name = "deep_ep.Buffer.get_local_buffer_tensor"
         wanted = "{} in memory without elements: rows arrive in the tensors that dispatch() returns"
-        if size is not None and torch.Size(size).numel() > 0:
-            refuse(name, "size", wanted.format("None"), list(size))
+        if not isinstance(dtype, torch.dtype):
+            refuse(name, "dtype", "a dtype of torch", dtype)
+        try:
+            sizes = torch.Size((0,) if size is None else size)
+        except (RuntimeError, TypeError):
+            refuse(name, "size", "numbers, or None", size)
+        if sizes.numel() != 0 or any(number < 0 for number in sizes):
+            refuse(name, "size", wanted.format("None"), list(sizes))
         if offset != 0:
             refuse(name, "offset", wanted.format("0"), offset)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.empty(0 if size is None else size, dtype=dtype, device=device)
+        return torch.empty(sizes, dtype=dtype, device=device)
 
     @entry(experts="num_experts")
     def get_dispatch_layout(
