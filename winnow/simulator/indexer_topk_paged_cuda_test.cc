@@ -32,8 +32,8 @@ const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batche
 const std::vector<PlantedBug> kQuickBugs = {
     race(few("NoBarrierBehindTheLastSums", "the last sums are there", drop)),
     few_rows("NoRows", "st_shared(slot.unit(local", drop),
-    race(BugsOf{"choose.cuh", "h64-plateau"}(
-               "BinsByPlainStores", "atomicAdd(bins + (distance >> shift), 1u);", weaken)),
+    race(BugsOf{"choose.cuh", "h64-plateau"}("BinsByPlainStores",
+                                             "atomicAdd(bins + (distance >> shift), 1u);", weaken)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     race(tiles("NoBarrierBehindTiles", "the tile is there, and the sums of", drop)),
