@@ -175,14 +175,6 @@ struct Item {
   int begin, tiles;
 };
 
-// The rows of the tiles of some queries, a multiple of kTileRows from what is seen on. All lanes of
-// a warp call it.
-__device__ __forceinline__ SeenRange scored_rows(const SeenRows& p, int first_query, int queries) {
-  const SeenRange seen = seen_by_queries(p, first_query, queries);
-  if (seen.end <= seen.begin) return {0, 0};
-  return {seen.begin, seen.begin + (seen.end - seen.begin + kTileRows - 1) / kTileRows * kTileRows};
-}
-
 // The items of this block, the same sequence for every role; all lanes of a warp call it. Later
 // queries, which see the most, come first, and every second round goes through the blocks
 // backwards, so that no block always has the largest item.
@@ -197,7 +189,7 @@ class Schedule {
     const int group = p_.groups - 1 - number_ / p_.splits;
     item.split = number_ % p_.splits;
     item.first_query = group * Shape::kQueries;
-    const SeenRange rows = scored_rows(p_, item.first_query, Shape::kQueries);
+    const SeenRange rows = scored_rows(p_, item.first_query, Shape::kQueries, kTileRows);
     const int tiles = static_cast<int>((rows.end - rows.begin) / kTileRows);
     const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);
     item.tiles = static_cast<int>(std::int64_t{tiles} * (item.split + 1) / p_.splits) - first;

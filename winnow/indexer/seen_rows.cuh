@@ -67,6 +67,15 @@ __device__ __forceinline__ SeenRange seen_by_queries(const SeenRows& p, int firs
           __reduce_max_sync(device::kFullWarp, static_cast<unsigned>(rows.end))};
 }
 
+// The rows of the tiles that have what some queries see, from the first that is seen on; none begin
+// and end at 0. All lanes of a warp call it.
+__device__ __forceinline__ SeenRange scored_rows(const SeenRows& p, int first_query, int queries,
+                                                 unsigned tile_rows) {
+  const SeenRange seen = seen_by_queries(p, first_query, queries);
+  if (seen.end <= seen.begin) return {0, 0};
+  return {seen.begin, seen.begin + (seen.end - seen.begin + tile_rows - 1) / tile_rows * tile_rows};
+}
+
 // Stores -inf in the rows of a query's scores that are not in [begin, end) of `scored`: part `part`
 // of `parts`, by a warp. `begin` and `end` are multiples of 4; `aligned`: every row of
 // scores to 16 bytes.

@@ -34,11 +34,11 @@ class DenseWork {
   __device__ explicit DenseWork(const DenseParams& p) : p_(p) {
     const int number = static_cast<int>(blockIdx.x);
     first_query_ = (p.groups - 1 - number / p.splits) * p.columns.queries;
-    const gpu::SeenRange range = gpu::seen_by_queries(p.seen, first_query_, p.columns.queries);
-    const int rows = static_cast<int>(range.end) - static_cast<int>(range.begin);
-    const int all = rows > 0 ? ceil_div(rows, kTileRows) : 0;
+    const gpu::SeenRange rows =
+        gpu::scored_rows(p.seen, first_query_, p.columns.queries, kTileRows);
+    const int all = static_cast<int>((rows.end - rows.begin) / kTileRows);
     const TileRange tiles = split_tiles(all, number % p.splits, p.splits);
-    begin_ = static_cast<int>(range.begin) + tiles.first * kTileRows;
+    begin_ = static_cast<int>(rows.begin) + tiles.first * kTileRows;
     tiles_ = tiles.end - tiles.first;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -47,9 +47,8 @@ class DenseWork {
       if (query >= p.seen.s_q) continue;
       seen_[i] = gpu::visible_rows(p.seen, query);
       if (!p.clean) continue;
-      const unsigned begin = all > 0 ? range.begin : 0;
-      gpu::store_unseen(p.seen, {begin, begin + all * kTileRows}, p.scores + query * p.stride,
-                        p.aligned, number % p.splits, p.splits);
+      gpu::store_unseen(p.seen, rows, p.scores + query * p.stride, p.aligned, number % p.splits,
+                        p.splits);
     }
   }
 

@@ -31,7 +31,7 @@ struct DenseSink {
         visible[own] = query < p.s_q ? visible_rows(p, query) : RowRange{0, 0};
       }
       if (dense.clean) {
-        const SeenRange scored = scored_rows(p, item.first_query, Shape::kQueries);
+        const SeenRange scored = scored_rows(p, item.first_query, Shape::kQueries, kTileRows);
         for (int local = warp; local < Shape::kQueries; local += kSinkWarps) {
           const int query = item.first_query + local;
           if (query >= p.s_q) break;
