@@ -172,6 +172,7 @@ int run_verify(const VerifyOptions& options) {
         const Backend asked = target.options.backend.value_or(Backend::cpu);
         if (target.device == DeviceType::cuda && !one.on_gpu) continue;
         if (asked != Backend::cpu && one.only_gpu.value_or(asked) != asked) continue;
+        if (one.not_on == asked) continue;
         run_case(*operation, one, target, options, launch, table, totals);
         any = true;
       }

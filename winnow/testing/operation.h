@@ -65,6 +65,7 @@ struct Case {
   bool on_gpu = false;  // GPU backends take it; every case runs on the CPU
   int ranks = 0;        // a launched world of as many processes runs it too; 0: one process alone
   std::optional<Backend> only_gpu{};  // of the GPU backends this one alone takes it
+  std::optional<Backend> not_on{};    // this one does not take it
 };
 
 // What a benchmark is compared with, measured in the same run with the same threads.

@@ -176,7 +176,7 @@ testing::Operation backward_operation(std::int64_t most_queries) {
         .run = [shape,
                 variant](const testing::Target& target) { return run(shape, variant, target); },
         .on_gpu = shape.dtype == DType::bf16};
-    if (shape.extra || shape.ranges != Ranges::absent) one.only_gpu = Backend::sm90;
+    if (shape.extra || shape.ranges != Ranges::absent) one.not_on = Backend::sm100;
     operation.cases.push_back(std::move(one));
   };
   for (CaseShape shape : with_extra_shapes(with_dense_shapes(case_shapes()))) {
