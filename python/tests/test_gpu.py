@@ -271,9 +271,11 @@ def test_a_training_step_in_a_graph():
 
 @pytest.mark.parametrize("h_q", [1, 64, 128])
 @pytest.mark.parametrize("options", [{}, {"q_start": 270}, {"q_start": 500, "k_stride": 2}])
-def test_gradients_agree_with_the_oracle(h_q, options):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_agree_with_the_oracle(h_q, options, dtype):
     q, kv, indices, sink = _sparse(s_q=8, h_q=h_q, s_kv=300, topk=100)
-    d_out = torch.randn(8, h_q, 512, device="cuda").bfloat16()
+    q, kv = q.to(dtype), kv.to(dtype)
+    d_out = torch.randn(8, h_q, 512, device="cuda").to(dtype)
     leaves = [t.requires_grad_() for t in (q, kv, sink)]
     out, lse = ops.sparse_mla_attention(
         q, kv, indices, attn_sink=sink, dkv_dtype=torch.float32, return_lse=True, **options
@@ -283,7 +285,7 @@ def test_gradients_agree_with_the_oracle(h_q, options):
     want = oracle.backward(*values, attn_sink=numbers(sink.detach()), **options)
     for leaf, expected, quantity in zip(leaves, want, ("dq", "dkv", "d_sink"), strict=True):
         assert leaf.grad.dtype == leaf.dtype
-        assert_close(numbers(leaf.grad), expected, quantity, "bfloat16")
+        assert_close(numbers(leaf.grad), expected, quantity, str(dtype).removeprefix("torch."))
 
 
 def test_deterministic_gradients_are_bitwise_equal():

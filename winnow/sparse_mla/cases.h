@@ -142,13 +142,17 @@ enum class Quantity { out, dq, max_logits, lse, attn_sum, row_sums, dkv, d_sink 
 // `largest_logit` is the largest |x| of the case.
 testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double largest_logit);
 
-// Whether GPUs take the case: sm90 bf16, cuda f16 as well.
-inline bool on_gpu(const CaseShape& shape) { return shape.dtype == DType::bf16; }
-inline bool on_any_gpu(const CaseShape& shape) {
-  return on_gpu(shape) || shape.dtype == DType::f16;
+// Whether GPU kernels take the case; those of sm90 have no f16.
+inline bool on_gpu(const CaseShape& shape) {
+  return shape.dtype == DType::bf16 || shape.dtype == DType::f16;
 }
-// Says so in an operation's cases, made of these shapes with on_any_gpu().
-void note_only_gpu(testing::Operation& operation, const std::vector<CaseShape>& shapes);
+inline std::optional<Backend> only_gpu(const CaseShape& shape) {
+  return shape.dtype == DType::f16 ? std::optional(Backend::cuda) : std::nullopt;
+}
+// As testing::cases_of(), with what only_gpu() says.
+std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
+                                    testing::CaseOutcome (*run)(const CaseShape&,
+                                                                const testing::Target&));
 
 // The problems that are timed on the CPU.
 struct BenchShape {

@@ -20,21 +20,18 @@ void check_extra_source(const Check& check, const Args& args) {
   check_extra(check, extra_source(args));
 }
 
-// kHalfOnGpu: GPUs take f16 as well as bf16.
-template <class Args, bool kHalfOnGpu = false>
+template <class Args>
 consteval auto queries_and_rows() {
   using namespace contract;
   using enum DType;
-  constexpr Dtypes kAll = any_of(f32, f16, bf16, f64);
-  return std::tuple(
-      ranks<&Args::q, &Args::kv>, rule<check_width, &Args::q>,
-      input<&Args::q>("[s_q, h_q=64, d_qk=576]",
-                      (kHalfOnGpu ? kAll.on_gpu(bf16, f16) : kAll.on_gpu(bf16)).asked(),
-                      "d_qk is 576 or 512. With float64 every float32 tensor here "
-                      "is float64"),
-      input<&Args::kv>("[s_kv, 1, d_qk]", as("q"),
-                       "the key is the row, the value its first 512 columns"),
-      rule<check_rows, &Args::kv>);
+  return std::tuple(ranks<&Args::q, &Args::kv>, rule<check_width, &Args::q>,
+                    input<&Args::q>("[s_q, h_q=64, d_qk=576]",
+                                    any_of(f32, f16, bf16, f64).on_gpu(bf16, f16).asked(),
+                                    "d_qk is 576 or 512. With float64 every float32 tensor here "
+                                    "is float64"),
+                    input<&Args::kv>("[s_kv, 1, d_qk]", as("q"),
+                                     "the key is the row, the value its first 512 columns"),
+                    rule<check_rows, &Args::kv>);
 }
 
 // The rows that each query sees.

@@ -92,5 +92,15 @@ __device__ std::uint32_t pack_pair(float low, float high) {
     return pack_bf16(low, high);
   }
 }
+// The two elements of a word as f32, the lower half first.
+template <DType kType>
+__device__ float2 unpack_pair(std::uint32_t packed) {
+  static_assert(kType == DType::f16 || kType == DType::bf16);
+  if constexpr (kType == DType::f16) {
+    return unpack_f16(packed);
+  } else {
+    return make_float2(__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u));
+  }
+}
 
 }  // namespace winnow::device

@@ -17,7 +17,7 @@ testing::Operation cut_operation() { return backward_operation(6); }
 const std::vector<PassingCase> kQuickCases = {
     {"bf16-h16", {"late"}},          {"bf16-d512-h16-k100-deterministic", {"random:3"}},
     {"bf16-h96", {"random:1"}},      {"bf16-sink-mixed-nan-in-dead-deterministic", {"late"}},
-    {"bf16-dense-empty", {"eager"}}, {"bf16-extra-k0", {"random:5"}},
+    {"bf16-dense-empty", {"eager"}}, {"f16-extra-list-list", {"random:5"}},
 };
 const std::vector<PassingCase> kThoroughCases =
     all_cases(cut_operation(), {"skv131072", "skv50000", "skv25000", "skv20000", "k2048", "k2300"});
@@ -61,7 +61,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     race(heads("StepReplacedEarly", "cp_async_wait<0>();  // of the step", add, 1)),
     saying("result: ", bug("NoDkv", "reduce_add(static_cast<float*>(params.sums)", drop)),
     saying("result: ", bug("NoProductsOfP", "if (has_value) mma_m16n8k16", drop)),
-    saying("result: ", bug("NoProductsOfDq", "mma_m16n8k16<DType::bf16>(d[m][n], a[m][1]", drop)),
+    saying("result: ", bug("NoProductsOfDq", "mma_m16n8k16<P::kType>(d[m][n], a[m][1]", drop)),
     bug("WeightsOfAnotherPlace", "ldmatrix_x4_trans(at + kDsBytes", add, 16),
 };
 

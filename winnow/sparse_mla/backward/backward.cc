@@ -48,9 +48,9 @@ struct Backward {
     params.d_sink = rows_of<void*>(args.d_sink, 0);
     return params;
   }
-  static std::span<const Backend> backends(const Args&) {
+  static std::span<const Backend> backends(const Args& args) {
     static constexpr Backend kAll[] = {Backend::sm100, Backend::sm90, Backend::cuda, Backend::cpu};
-    return kAll;
+    return args.q.dtype() == DType::f16 ? std::span<const Backend>(kPortable) : kAll;
   }
   // The GPU backends want the same, but sm100 takes no ranges and no second source.
   static void check_for_gpu(const Check& check, const Args& args, const Params& params,

@@ -63,13 +63,14 @@ struct BackwardArgs {
 // each row of dkv are summed in the order of the queries. CPU scratch memory grows with topk * d_qk
 // (about 64 MiB or one query per thread, whichever is more; topk is s_kv without indices, and
 // extra_topk comes on top), plus s_kv * d_qk floats if dkv is f16 or bf16, and so for dextra_kv.
-// On GPUs q, kv, extra_kv, out and d_out are bf16; their rows and those of dq, dkv and dextra_kv
-// are aligned to 16 bytes; kv and extra_kv have up to 2^30 rows together; other limits are those of
-// forward(). Without `deterministic` the contributions to dkv are added in no fixed order, so that
-// the last bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that
-// is absent, memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes
-// of its own. Shapes, strides, memory, streams and errors: as forward(): dq, dkv, dextra_kv,
-// d_sink or workspace that overlap another tensor are refused. Returns the backend that ran.
+// On GPUs q, kv, extra_kv, out and d_out are bf16 or f16, which sm90 and sm100 do not take; in f16
+// dS beyond 65504 becomes infinite. Their rows and those of dq, dkv and dextra_kv are aligned to 16
+// bytes; kv and extra_kv have up to 2^30 rows together; other limits are those of forward().
+// Without `deterministic` the contributions to dkv are added in no fixed order, so that the last
+// bits of dkv and dq vary from run to run. The scratch memory is `workspace` or, if that is absent,
+// memory from the stream's pool (cudaMallocAsync), which a captured graph keeps as nodes of its
+// own. Shapes, strides, memory, streams and errors: as forward(): dq, dkv, dextra_kv, d_sink or
+// workspace that overlap another tensor are refused. Returns the backend that ran.
 //
 // The gradient of the attention defined by DeepSeek-V3.2 (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});

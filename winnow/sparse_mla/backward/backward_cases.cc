@@ -175,7 +175,8 @@ testing::Operation backward_operation(std::int64_t most_queries) {
         .shape = describe(shape),
         .run = [shape,
                 variant](const testing::Target& target) { return run(shape, variant, target); },
-        .on_gpu = shape.dtype == DType::bf16};
+        .on_gpu = on_gpu(shape),
+        .only_gpu = only_gpu(shape)};
     if (shape.extra || shape.ranges != Ranges::absent) one.not_on = Backend::sm100;
     operation.cases.push_back(std::move(one));
   };

@@ -100,22 +100,22 @@ void launch_products(const Layout& layout, const KernelParams& kernel, cudaStrea
                   kernel);
 }
 
-template <int kDim, bool kFixed>
+template <DType kType, int kDim, bool kFixed>
 void run(const BackwardParams& params, const Layout& layout, const KernelParams& kernel,
          cudaStream_t stream) {
   const Problem& problem = params.problem;
   if (problem.s_q * problem.h_q > 0) {
-    kRuntime.launch(prepare_kernel<kDim, kFixed>, static_cast<unsigned>(problem.s_q), kThreads, 0,
-                    stream, kernel);
+    kRuntime.launch(prepare_kernel<kType, kDim, kFixed>, static_cast<unsigned>(problem.s_q),
+                    kThreads, 0, stream, kernel);
     for (const Source* source : {static_cast<const Source*>(&problem), &problem.extra}) {
       if (!kFixed || source->s_kv == 0) continue;
       const std::int64_t first = source == &problem.extra ? problem.s_kv : 0;
-      kRuntime.launch(bound_rows_kernel, blocks_for(source->s_kv, kWarps), kThreads, 0, stream,
-                      static_cast<const char*>(source->kv.data), source->kv.stride0 * 2,
+      kRuntime.launch(bound_rows_kernel<kType>, blocks_for(source->s_kv, kWarps), kThreads, 0,
+                      stream, static_cast<const char*>(source->kv.data), source->kv.stride0 * 2,
                       source->s_kv, kDim / 8, kernel.rows + first, kernel.bounds);
     }
-    using Large = Phases<kDim, true>;
-    using Small = Phases<kDim, false>;
+    using Large = Phases<kType, kDim, true>;
+    using Small = Phases<kType, kDim, false>;
     static_assert(Small::kBytes <= 99 * 1024);  // as GPUs have at least
     const bool large = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Large::kBytes;
     (large ? launch_products<Large, kFixed> : launch_products<Small, kFixed>)(layout, kernel,
@@ -124,8 +124,8 @@ void run(const BackwardParams& params, const Layout& layout, const KernelParams&
   const auto finish = [&](std::int64_t first, std::int64_t count, const Rows<void*>& to,
                           DType dtype) {
     if (count == 0) return;
-    kRuntime.launch(finish_kernel<kFixed>, blocks_for(count * kDim, kThreads), kThreads, 0, stream,
-                    kernel, first, count, kDim, static_cast<char*>(to.data),
+    kRuntime.launch(finish_kernel<kType, kFixed>, blocks_for(count * kDim, kThreads), kThreads, 0,
+                    stream, kernel, first, count, kDim, static_cast<char*>(to.data),
                     to.stride0 * size_of(dtype), dtype == DType::f32);
   };
   finish(0, problem.s_kv, params.dkv, params.dkv_dtype);
@@ -150,10 +150,17 @@ void backward_cuda(const BackwardParams& params, void* workspace, void* stream) 
   kRuntime.check(cudaMemsetAsync(memory + layout.taken, 0,
                                  static_cast<std::size_t>(layout.lse2 - layout.taken), queue),
                  "cudaMemsetAsync");
+  const auto run_as = [&]<DType kType, int kDim>() {
+    (params.deterministic
+         ? run<kType, kDim, true>
+         : run<kType, kDim, false>)(params, layout, kernel_params(params, layout, memory), queue);
+  };
   const bool wide = params.problem.d_qk == 576;
-  const auto function = params.deterministic ? (wide ? run<576, true> : run<512, true>)
-                                             : (wide ? run<576, false> : run<512, false>);
-  function(params, layout, kernel_params(params, layout, memory), queue);
+  if (params.problem.dtype == DType::f16) {
+    wide ? run_as.operator()<DType::f16, 576>() : run_as.operator()<DType::f16, 512>();
+  } else {
+    wide ? run_as.operator()<DType::bf16, 576>() : run_as.operator()<DType::bf16, 512>();
+  }
 }
 
 }  // namespace winnow::sparse_mla

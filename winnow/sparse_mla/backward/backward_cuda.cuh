@@ -4,7 +4,7 @@
 // prepare() finds delta and lse' of every head; then a block takes one query after another, and of
 // its entries up to kSegment at a time, in phases:
 //   numbers  the row of each entry, to shared memory
-//   scores   P and dS of 64 heads after the other, in bf16, to the block's part of the workspace
+//   scores   P and dS of 64 heads after the other, in 16 bits, to the block's part of the workspace
 //   dq       dq = dS K, of 128 heads and half of the columns or of 64 heads and all of them
 //   dkv      dS^T Q + P^T dO of 128 entries and half of the columns, over all heads; added to the
 //            rows
@@ -56,7 +56,7 @@ struct KernelParams {
   float* shares;         // [s_q, h_q]: what the query adds to d_sink; or null
   std::uint32_t* rows;   // [rows], kFixed: 1 is seen, 2 gets what is not finite
   Bounds* bounds;        // kFixed
-  char* weights;         // [blocks, 2, heads, columns], bf16: P, dS
+  char* weights;         // [blocks, 2, heads, columns], as q: P, dS
   float* dq_sums;        // [blocks, heads, d_qk]: dq of the segments before; or null
   void* sums;            // [rows, d_qk], f32, or kFixed 64-bit integers
   char* dq;
@@ -84,18 +84,32 @@ __device__ __forceinline__ bool is_visible(const QueryTiles<kRows>& entries, int
 
 // --- before: delta, lse', and what bounds the sums ----------------------------------------------
 
-// The largest finite magnitude of 8 bf16.
+// The largest finite magnitude of 8 elements, as the bits of an f32.
+template <DType kType>
 __device__ __forceinline__ std::uint32_t largest_of(const uint4& words, std::uint32_t largest) {
   const std::uint32_t all[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t bits = (half == 0 ? all[i] << 16 : all[i]) & 0x7fff0000u;
+    const float2 pair = unpack_pair<kType>(all[i]);
+    for (const float value : {pair.x, pair.y}) {
+      const std::uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
       if (bits < 0x7f800000u) largest = max(largest, bits);
     }
   }
   return largest;
+}
+
+// The dot product of 8 elements with 8 others, in their order.
+template <DType kType>
+__device__ __forceinline__ float dot_of(const uint4& a, const uint4& b) {
+  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 left = unpack_pair<kType>(x[i]), right = unpack_pair<kType>(y[i]);
+    sum = fmaf(left.y, right.y, fmaf(left.x, right.x, sum));
+  }
+  return sum;
 }
 
 __device__ __forceinline__ void raise_bound(std::uint32_t* bound, std::uint32_t largest, int lane) {
@@ -104,7 +118,7 @@ __device__ __forceinline__ void raise_bound(std::uint32_t* bound, std::uint32_t 
 }
 
 // A block has a query; a warp every eighth of its heads.
-template <int kDim, bool kFixed>
+template <DType kType, int kDim, bool kFixed>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ KernelParams params) {
   WINNOW_BLOCK_SHARED(limits, std::int32_t[4]);
@@ -143,19 +157,19 @@ __global__ void __launch_bounds__(kThreads)
         const char* const out = params.out + query * params.out_stride0 + head * params.out_stride1;
 #pragma unroll
         for (int unit = 0; unit < kValueColumns / 8; unit += 32) {
-          delta += dot_bf16x8(__ldg(reinterpret_cast<const uint4*>(out) + unit + lane),
-                              __ldg(reinterpret_cast<const uint4*>(d_out) + unit + lane));
+          delta += dot_of<kType>(__ldg(reinterpret_cast<const uint4*>(out) + unit + lane),
+                                 __ldg(reinterpret_cast<const uint4*>(d_out) + unit + lane));
         }
         delta = warp_sum(delta);
       }
       if constexpr (kFixed) {
         const char* const q = params.q + query * params.q_stride0 + head * params.q_stride1;
         for (int unit = lane; unit < kDim / 8; unit += 32) {
-          largest_q = largest_of(__ldg(reinterpret_cast<const uint4*>(q) + unit), largest_q);
+          largest_q = largest_of<kType>(__ldg(reinterpret_cast<const uint4*>(q) + unit), largest_q);
         }
         for (int unit = lane; unit < kValueColumns / 8; unit += 32) {
           largest_d_out =
-              largest_of(__ldg(reinterpret_cast<const uint4*>(d_out) + unit), largest_d_out);
+              largest_of<kType>(__ldg(reinterpret_cast<const uint4*>(d_out) + unit), largest_d_out);
         }
         const std::uint32_t magnitude = __float_as_uint(delta) & 0x7fffffffu;
         if (magnitude < 0x7f800000u) largest_delta = max(largest_delta, magnitude);
@@ -177,6 +191,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // kFixed: the rows that are seen. A warp has a row.
+template <DType kType>
 __global__ void __launch_bounds__(kThreads)
     bound_rows_kernel(const char* kv, std::int64_t stride, std::int64_t count, int units,
                       const std::uint32_t* seen, Bounds* bounds) {
@@ -185,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= count || seen[row] == 0) return;
   std::uint32_t largest = 0;
   for (int unit = lane; unit < units; unit += 32) {
-    largest = largest_of(__ldg(reinterpret_cast<const uint4*>(kv + row * stride) + unit), largest);
+    largest =
+        largest_of<kType>(__ldg(reinterpret_cast<const uint4*>(kv + row * stride) + unit), largest);
   }
   raise_bound(&bounds->kv, largest, lane);
 }
@@ -281,8 +297,9 @@ struct ScoresMemory {
 };
 // Warps have a kParts-th of the columns of Q and dO for kBlocks blocks of 16 heads, in registers.
 // Of the sums of kBlocks blocks of heads and two of entries each of kParts warps has one block.
-template <int kDim_, int kParts_>
+template <DType kType_, int kDim_, int kParts_>
 struct ScoresPlan : Shared<ScoresMemory<kDim_, kParts_>> {
+  static constexpr DType kType = kType_;
   using Memory = ScoresMemory<kDim_, kParts_>;
   static constexpr int kDim = kDim_, kParts = kParts_;
   static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;
@@ -360,8 +377,8 @@ __device__ __forceinline__ void multiply_part(P shared, int slot, int which,
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int m = 0; m < P::kBlocks; ++m) {
-        mma_m16n8k16<DType::bf16>(s[m][half][0], q[m][step], b[half][0], b[half][1]);
-        mma_m16n8k16<DType::bf16>(s[m][half][1], q[m][step], b[half][2], b[half][3]);
+        mma_m16n8k16<P::kType>(s[m][half][0], q[m][step], b[half][0], b[half][1]);
+        mma_m16n8k16<P::kType>(s[m][half][1], q[m][step], b[half][2], b[half][3]);
       }
     }
     if (step + 1 < kSteps) between(step);
@@ -472,8 +489,8 @@ __device__ __forceinline__ void write_scores(const KernelParams& params, ListPla
             p[e] = counts ? ex2(fmaf(logits[n][2 * r + e], scale2, -lse2)) : 0.0f;
             d_s[e] = counts ? p[e] * (d_p[n][2 * r + e] - delta) * params.scale : 0.0f;
           }
-          p_words[r][n] = pack_bf16(p[0], p[1]);
-          d_s_words[r][n] = pack_bf16(d_s[0], d_s[1]);
+          p_words[r][n] = pack_pair<P::kType>(p[0], p[1]);
+          d_s_words[r][n] = pack_pair<P::kType>(d_s[0], d_s[1]);
         }
       }
       if (part == 4) {
@@ -518,8 +535,9 @@ struct DqMemory {
   Tile<kHeads, 64> weights[kSlots];  // dS: 64 heads in half of the columns, 64 in the other
 };
 // kStepTiles: between two barriers.
-template <int kDim_, bool kWide_, int kSlots_, int kStepTiles_ = 1>
+template <DType kType_, int kDim_, bool kWide_, int kSlots_, int kStepTiles_ = 1>
 struct DqPlan : Shared<DqMemory<kDim_, kWide_, kSlots_>> {
+  static constexpr DType kType = kType_;
   using Memory = DqMemory<kDim_, kWide_, kSlots_>;
   static constexpr int kDim = kDim_, kSlots = kSlots_, kStepTiles = kStepTiles_;
   static_assert(kSlots % kStepTiles == 0 && kGroupTiles % kStepTiles == 0);
@@ -620,8 +638,8 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, ListPlan
                           b[0], b[1], b[2], b[3]);
 #pragma unroll
         for (int m = 0; m < kHeads / 16; ++m) {
-          mma_m16n8k16<DType::bf16>(d[m][n], a[m][0], b[0], b[1]);
-          mma_m16n8k16<DType::bf16>(d[m][n], a[m][1], b[2], b[3]);
+          mma_m16n8k16<P::kType>(d[m][n], a[m][0], b[0], b[1]);
+          mma_m16n8k16<P::kType>(d[m][n], a[m][1], b[2], b[3]);
         }
         if (t == 0 && n == 0) copy(tile + P::kSlots - P::kStepTiles);  // while the products run
       }
@@ -651,7 +669,7 @@ __device__ __forceinline__ void multiply_dq(const KernelParams& params, ListPlan
         if (params.dq_f32) {
           *reinterpret_cast<float2*>(to + 4 * column) = make_float2(x, y);
         } else {
-          *reinterpret_cast<std::uint32_t*>(to + 2 * column) = pack_bf16(x, y);
+          *reinterpret_cast<std::uint32_t*>(to + 2 * column) = pack_pair<P::kType>(x, y);
         }
       }
     }
@@ -684,8 +702,9 @@ struct DkvMemory {
   DkvStep<kDim, kStepHeads> steps[2];
   DkvSums sums[2];
 };
-template <int kDim_, int kStepHeads_>
+template <DType kType_, int kDim_, int kStepHeads_>
 struct DkvPlan : Shared<DkvMemory<kDim_, kStepHeads_>> {
+  static constexpr DType kType = kType_;
   using Memory = DkvMemory<kDim_, kStepHeads_>;
   using Step = DkvStepPlan<kDim_, kStepHeads_>;
   static constexpr int kDim = kDim_, kStepHeads = kStepHeads_;
@@ -804,8 +823,8 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
                             b[0], b[1], b[2], b[3]);
 #pragma unroll
           for (int m = 0; m < kGroupRows / 2 / 16; ++m) {
-            mma_m16n8k16<DType::bf16>(d[m][n], d_s[m], b[0], b[1]);
-            if (has_value) mma_m16n8k16<DType::bf16>(d[m][n], p[m], b[2], b[3]);
+            mma_m16n8k16<P::kType>(d[m][n], d_s[m], b[0], b[1]);
+            if (has_value) mma_m16n8k16<P::kType>(d[m][n], p[m], b[2], b[3]);
           }
         }
       }
@@ -858,13 +877,12 @@ __device__ __forceinline__ void multiply_dkv(const KernelParams& params, ListPla
 // --- all ----------------------------------------------------------------------------------------
 
 // kLarge: where a block has 148 KiB of shared memory instead of 99.
-template <int kDim_, bool kLarge>
+template <DType kType, int kDim, bool kLarge>
 struct Phases {
-  static constexpr int kDim = kDim_;
-  using Scores = ScoresPlan<kDim, kLarge ? 4 : 2>;
-  using Dq = DqPlan<kDim, false, kLarge ? 3 : 2>;
-  using WideDq = DqPlan<kDim, true, kLarge ? 4 : 3, kLarge ? 2 : 1>;
-  using Dkv = DkvPlan<kDim, kLarge ? 32 : 16>;
+  using Scores = ScoresPlan<kType, kDim, kLarge ? 4 : 2>;
+  using Dq = DqPlan<kType, kDim, false, kLarge ? 3 : 2>;
+  using WideDq = DqPlan<kType, kDim, true, kLarge ? 4 : 3, kLarge ? 2 : 1>;
+  using Dkv = DkvPlan<kType, kDim, kLarge ? 32 : 16>;
   union Memory {
     typename Scores::Memory scores;
     typename Dq::Memory dq;
@@ -918,8 +936,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- after --------------------------------------------------------------------------------------
 
-// dkv of `count` rows from `first` on in its dtype, f32 or bf16. A thread has an element.
-template <bool kFixed>
+// dkv of `count` rows from `first` on in its dtype, f32 or that of q. A thread has an element.
+template <DType kType, bool kFixed>
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(const __grid_constant__ KernelParams params, std::int64_t first,
                   std::int64_t count, int d_qk, char* to, std::int64_t stride, bool f32) {
@@ -939,7 +957,7 @@ __global__ void __launch_bounds__(kThreads)
     reinterpret_cast<float*>(element)[column] = x;
   } else {
     reinterpret_cast<std::uint16_t*>(element)[column] =
-        static_cast<std::uint16_t>(pack_bf16(x, 0.0f));
+        static_cast<std::uint16_t>(pack_pair<kType>(x, 0.0f));
   }
 }
 

@@ -85,13 +85,10 @@ testing::Operation distribution_operation() {
   std::erase_if(shapes, [](const CaseShape& shape) {
     return shape.sink != Sink::absent && shape.choice == Choice::distinct;
   });
-  testing::Operation operation = {
-      "sparse_mla::distribution",
-      "attention distribution summed over heads, the teacher of the indexer",
-      testing::cases_of(shapes, run, on_any_gpu), distribution_benchmarks(),
-      testing::repeated(kDistribution, distribution)};
-  note_only_gpu(operation, shapes);
-  return operation;
+  return {"sparse_mla::distribution",
+          "attention distribution summed over heads, the teacher of the indexer",
+          cases_of(shapes, run), distribution_benchmarks(),
+          testing::repeated(kDistribution, distribution)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -18,7 +18,7 @@ struct DistributionTable {
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(
-        queries_and_rows<Args, true>(), choice<Args>(), scale_and_limit<Args>(), extra_rows<Args>(),
+        queries_and_rows<Args>(), choice<Args>(), scale_and_limit<Args>(), extra_rows<Args>(),
         std::tuple(
             input<&Args::lse>("[s_q, h_q]", sums_of("q"),
                               "natural logarithm, as forward() returns it; one in base 2 "

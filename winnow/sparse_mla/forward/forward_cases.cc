@@ -81,13 +81,9 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
 }  // namespace
 
 testing::Operation forward_operation() {
-  const std::vector<CaseShape> shapes =
-      with_extra_shapes(with_own_shapes(with_dense_shapes(case_shapes())));
-  testing::Operation operation = {"sparse_mla::forward", "top-k sparse MLA attention",
-                                  testing::cases_of(shapes, run, on_any_gpu), forward_benchmarks(),
-                                  testing::repeated(kForward, forward)};
-  note_only_gpu(operation, shapes);
-  return operation;
+  return {"sparse_mla::forward", "top-k sparse MLA attention",
+          cases_of(with_extra_shapes(with_own_shapes(with_dense_shapes(case_shapes()))), run),
+          forward_benchmarks(), testing::repeated(kForward, forward)};
 }
 
 }  // namespace winnow::sparse_mla

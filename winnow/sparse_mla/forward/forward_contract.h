@@ -14,7 +14,7 @@ struct ForwardTable {
   static consteval auto entries() {
     using namespace contract;
     return std::tuple_cat(
-        queries_and_rows<Args, true>(), choice<Args>(), scale_and_limit<Args>(), extra_rows<Args>(),
+        queries_and_rows<Args>(), choice<Args>(), scale_and_limit<Args>(), extra_rows<Args>(),
         std::tuple(
             value<&Args::in_list_order>("every sum is formed in the order of the list, the second "
                                         "source's behind the first's, as in decode() with the same "
