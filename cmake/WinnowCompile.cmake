@@ -146,7 +146,8 @@ function(winnow_labels target room kind)
   endwhile()
 endfunction()
 
-# The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels.
+# The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels. Under
+# AddressSanitizer, where to start a process takes as long as most tests do, a program runs them in four parts.
 function(winnow_gtest target)
   winnow_gtest_program(${target})
   if(WINNOW_PRECOMPILE)
@@ -158,7 +159,15 @@ function(winnow_gtest target)
     endif()
     target_precompile_headers(${target} REUSE_FROM gtest_headers)
   endif()
-  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+  if(WINNOW_SANITIZE MATCHES "address")
+    foreach(part RANGE 3)
+      add_test(NAME ${target}.${part} COMMAND ${target})
+      set_tests_properties(${target}.${part} PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT} LABELS "${ARGN}"
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${part}")
+    endforeach()
+  else()
+    gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+  endif()
   winnow_labels(${target} ${ARGN})
 endfunction()
 

@@ -11,6 +11,16 @@ from processes import python
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
+# Files side by side have a core each: more threads of torch, and of the programs that tests start,
+# would wait for each other. Winnow's calls are divided between two nevertheless. Compiled code has
+# no vectors: to see which ones there are, torch compiles programs and imports itself in others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    import winnow
+
+    winnow.set_num_threads(2)
+
 
 @pytest.fixture(scope="session")
 def deep_ep_pool():

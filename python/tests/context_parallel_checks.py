@@ -309,25 +309,28 @@ def operations(group, name):
             number += 1
 
 
-def on_gpus(rank, ranks, names, folder):
+def on_gpus(rank, ranks, folder):
     """A process of test_context_parallel_gpu.py."""
     global on
     on = On("cuda", torch.bfloat16, 2e-2, (64, 128))
     torch.cuda.set_device(rank)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=ranks)
-    for name in names:
+    for name in CHECKS:
         operations(dist.group.WORLD, name)
     dist.destroy_process_group()
 
 
-def bench(ranks, *options):
-    """The row of `winnow bench context_parallel` for one length."""
+def check_bench(ranks, tokens, *options):
+    """The rows of `winnow bench context_parallel` for one length and each kind of keys."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [ranks, "-m", "winnow", "bench", "context_parallel", "--json", *options]
+    command += ["--tokens", tokens, "--keys", *KEYS]
     result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
-    (row,) = json.loads(result.stdout)
-    assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0
-    assert row["peak_bytes"] > 0
-    return row
+    rows = json.loads(result.stdout)
+    for row, keys in zip(rows, KEYS, strict=True):
+        assert row["benchmark"] == f"training step, {keys}, {tokens} tokens, {ranks} ranks"
+        assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0
+        assert row["peak_bytes"] > 0
+    return rows

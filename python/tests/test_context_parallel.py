@@ -1,12 +1,9 @@
 """One sequence over several ranks gives what one rank gives. The ranks run the functions of
 context_parallel_checks.py, context_parallel_ranks.py and context_parallel_models.py."""
 
-import sys
-
 import context_parallel_checks as checks
 import context_parallel_ranks as ranks_of
 import pytest
-from processes import run
 
 torch = pytest.importorskip("torch")
 
@@ -106,11 +103,14 @@ def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
     torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
 
 
-@pytest.mark.parametrize("keys", checks.KEYS)
-def test_bench(keys):
+def test_bench():
     pytest.importorskip("transformers")
-    row = checks.bench(2, "--device", "cpu", "--tokens", "64", "--keys", keys)
-    assert row["benchmark"] == f"training step, {keys}, 64 tokens, 2 ranks"
-    assert "reached" not in row
-    alone = run(sys.executable, "-m", "winnow", "bench", "context_parallel")
-    assert alone.returncode == 2 and "start it with torchrun" in alone.stderr
+    for row in checks.check_bench(2, 64, "--device", "cpu"):
+        assert "reached" not in row
+
+
+def test_bench_of_a_process_that_is_no_rank(capsys):
+    bench = pytest.importorskip("winnow.transformers.bench_ranks")
+    with pytest.raises(SystemExit) as ended:
+        bench.main([])
+    assert ended.value.code == 2 and "start it with torchrun" in capsys.readouterr().err

@@ -9,10 +9,9 @@ from kinds import gpu
 pytestmark = gpu
 
 
-@pytest.mark.parametrize("name", checks.CHECKS)
-def test_operations_of_gpus_are_those_of_one(name, tmp_path):
+def test_operations_of_gpus_are_those_of_one(tmp_path):
     ranks = min(4, torch.cuda.device_count())
-    torch.multiprocessing.spawn(checks.on_gpus, (ranks, [name], tmp_path), nprocs=ranks)
+    torch.multiprocessing.spawn(checks.on_gpus, (ranks, tmp_path), nprocs=ranks)
 
 
 @pytest.mark.parametrize("placement, keys", [("balanced", "gathered"), ("contiguous", "sharded")])
@@ -23,8 +22,7 @@ def test_a_step_of_a_model(placement, keys, tmp_path):
     torch.multiprocessing.spawn(models.on_gpus, how, nprocs=ranks)
 
 
-@pytest.mark.parametrize("keys", checks.KEYS)
-def test_bench(keys):
+def test_bench():
     """Its figures are not judged."""
-    row = checks.bench(min(4, torch.cuda.device_count()), "--tokens", "8192", "--keys", keys)
-    assert "reached" in row
+    for row in checks.check_bench(min(4, torch.cuda.device_count()), 8192):
+        assert "reached" in row

@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -18,15 +20,28 @@ def _compare(*arguments, path=""):
     return python(ROOT / "tools" / "compare", *arguments, add={"PYTHONPATH": path})
 
 
-def test_the_help_names_the_families():
-    text = " ".join(_compare("--help").stdout.split())
+@pytest.fixture
+def compare_here(monkeypatch, capsys):
+    """(the status, stdout, stderr) of the same in this process, which has imported torch before."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "tools" / "compare"), run_name="__main__")
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_help_names_the_families(compare_here):
+    text = " ".join(compare_here("--help")[1].split())
     assert "an operation, or a family: sparse_mla, indexer, expert_parallel" in text
 
 
 @pytest.mark.parametrize("operation", ["nothing", "sparse_mla::nothing"])
-def test_an_unknown_operation_is_named(operation):
-    made = _compare(operation)
-    assert made.returncode == 2 and "operation: wanted one of " in made.stderr
+def test_an_unknown_operation_is_named(compare_here, operation):
+    status, _, said = compare_here(operation)
+    assert status == 2 and "operation: wanted one of " in said
 
 
 @pytest.mark.parametrize(
@@ -38,10 +53,9 @@ def test_an_unknown_operation_is_named(operation):
         ("expert_parallel", "deep_ep", "https://github.com/deepseek-ai/DeepEP"),
     ],
 )
-def test_a_peer_that_is_not_installed_is_named(operation, peer, address):
-    made = _compare(operation, "--device", "cpu")
+def test_a_peer_that_is_not_installed_is_named(compare_here, operation, peer, address):
     said = f"compare: {peer} is not installed, so it is not measured; it comes from {address}\n"
-    assert (made.returncode, made.stdout, made.stderr) == (3, "", said)
+    assert compare_here(operation, "--device", "cpu") == (3, "", said)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import expert_oracle
 import numpy as np
@@ -382,6 +383,6 @@ time.sleep(0.2)
 
 @pytest.mark.parametrize("what", ["attend", "wait", "ask", "layer", "notifier", "low_latency"])
 def test_daemon_threads_inside_calls_do_not_abort_the_end_of_a_program(what):
-    for _ in range(3):
-        result = python("-c", _DAEMONS, what, timeout=60)
-        assert (result.returncode, result.stderr) == (0, "")
+    with ThreadPoolExecutor(3) as started:
+        for result in started.map(lambda _: python("-c", _DAEMONS, what, timeout=60), range(3)):
+            assert (result.returncode, result.stderr) == (0, "")

@@ -28,37 +28,64 @@ def test_private_parts_of_torch_stand_in_one_file():
     assert {file.name: uses for file in files if (uses := _uses(file.read_text()))} == {}
 
 
-def _import_winnow_torch(before):
-    program = f"import torch\n{before}\nimport winnow.torch"
-    return python("-c", program)
+_OTHERS = ["2.10.1", "2.1.1", "2.12.0+cu130", "2.110.0", "3.0.0"]
+_TESTED = ["2.11.3+cpu", "2.14.1+cu130", "2.15.0"]
+_PARTS = [
+    ("torch._C", "_after_autograd_keyset", "to record gradients"),
+    ("torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"),
+]
+# Torch is imported once, which takes seconds; each process behind it imports winnow.torch.
+_PROGRAM = """
+import os, sys, torch
+for number, before in enumerate(sys.argv[2:]):
+    if os.fork() == 0:
+        os.dup2(os.open(f"{sys.argv[1]}/{number}", os.O_CREAT | os.O_WRONLY), 2)
+        exec(before)
+        import winnow.torch
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
 
 
-@pytest.mark.parametrize("version", ["2.10.1", "2.1.1", "2.12.0+cu130", "2.110.0", "3.0.0"])
-def test_another_version_of_torch_is_named(version):
-    result = _import_winnow_torch(f"torch.__version__ = {version!r}")
+def _as_version(version):
+    return f"torch.__version__ = {version!r}"
+
+
+def _without(module, name):
+    return f"import {module}\ndel {module}.{name}"
+
+
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory):
+    """(the status, what was said) where winnow.torch is imported behind these lines."""
+    folder = tmp_path_factory.mktemp("imports")
+    lines = [_as_version(version) for version in _OTHERS + _TESTED]
+    lines += [_without(module, name) for module, name, _ in _PARTS]
+    result = python("-c", _PROGRAM, folder, *lines)
     assert result.returncode == 0, result.stderr
-    said = f"winnow.torch was tested with torch 2.11, 2.14 and 2.15, not with {version}"
-    assert said in result.stderr
+    said = [(folder / str(number)).read_text() for number in range(len(lines))]
+    statuses = map(int, result.stdout.split())
+    return dict(zip(lines, zip(statuses, said, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("version", ["2.11.3+cpu", "2.14.1+cu130", "2.15.0"])
-def test_a_version_that_was_tested_passes_silently(version):
-    result = _import_winnow_torch(f"torch.__version__ = {version!r}")
-    assert (result.returncode, result.stderr) == (0, "")
+@pytest.mark.parametrize("version", _OTHERS)
+def test_another_version_of_torch_is_named(imports, version):
+    status, said = imports[_as_version(version)]
+    assert status == 0, said
+    assert f"winnow.torch was tested with torch 2.11, 2.14 and 2.15, not with {version}" in said
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "purpose"),
-    [
-        ("torch._C", "_after_autograd_keyset", "to record gradients"),
-        ("torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"),
-    ],
-)
-def test_a_part_that_is_gone_is_an_error_that_names_it(module, name, purpose):
-    result = _import_winnow_torch(f"import {module}\ndel {module}.{name}")
-    assert result.returncode == 1
+@pytest.mark.parametrize("version", _TESTED)
+def test_a_version_that_was_tested_passes_silently(imports, version):
+    assert imports[_as_version(version)] == (0, "")
+
+
+@pytest.mark.parametrize(("module", "name", "purpose"), _PARTS)
+def test_a_part_that_is_gone_is_an_error_that_names_it(imports, module, name, purpose):
+    status, said = imports[_without(module, name)]
+    assert status == 1
     assert re.search(
         rf"ImportError: torch {re.escape(torch.__version__)} has no {module}\.{name}, which "
         rf"winnow\.torch needs {purpose}; it was tested with torch 2\.11, 2\.14 and 2\.15",
-        result.stderr,
-    ), result.stderr
+        said,
+    ), said

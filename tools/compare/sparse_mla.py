@@ -145,9 +145,27 @@ def _cache(kind: str, columns: int, blocks: int, device: torch.device) -> torch.
     return cache
 
 
+def _step(
+    flash_mla: Any, name: str, shape: str, flops: float, *arguments: Any, **options: Any
+) -> Problem:
+    """A call of flash_mla_with_kvcache with these arguments, as both sides take them."""
+    call = of_hopper(flash_mla.flash_mla_with_kvcache)
+    return Problem(
+        "sparse_mla::decode",
+        name,
+        shape,
+        lambda: stand_in.flash_mla_with_kvcache(*arguments, **options)[0],
+        {"flash_mla": lambda: call(*arguments, **options)[0]},
+        cosine,
+        0.9999,
+        flops=flops,
+        graph=True,
+    )
+
+
 def _dense(flash_mla: Any, device: torch.device) -> Iterator[Problem]:
     """All rows of paged contexts in bf16, one query a sequence."""
-    call, heads = of_hopper(flash_mla.flash_mla_with_kvcache), 128
+    heads = 128
     for b, rows in DENSE if device.type == "cuda" else ((2, 128),):
         torch.manual_seed(b)
         q = torch.randn(b, 1, heads, D_QK, device=device).bfloat16()
@@ -155,29 +173,16 @@ def _dense(flash_mla: Any, device: torch.device) -> Iterator[Problem]:
         tables = torch.randperm(len(cache), device=device).int().view(b, -1)
         lengths = torch.full((b,), rows, dtype=torch.int32, device=device)
         plan = flash_mla.get_mla_metadata(lengths, heads, 1)[0]
-        yield Problem(
-            "sparse_mla::decode",
-            f"bf16_576-b{b}-sq1-h{heads}-dense{rows}",
-            f"b {b}, h_q {heads}, all of {rows} rows",
-            lambda: stand_in.flash_mla_with_kvcache(
-                q, cache, tables, lengths, D_V, plan, softmax_scale=SCALE, causal=False  # noqa: B023
-            )[0],
-            {
-                "flash_mla": lambda: call(
-                    q, cache, tables, lengths, D_V, plan, softmax_scale=SCALE, causal=False  # noqa: B023
-                )[0]
-            },
-            cosine,
-            0.9999,
-            flops=2.0 * b * heads * rows * (D_QK + D_V),
-            graph=True,
+        yield _step(
+            flash_mla, f"bf16_576-b{b}-sq1-h{heads}-dense{rows}",
+            f"b {b}, h_q {heads}, all of {rows} rows", 2.0 * b * heads * rows * (D_QK + D_V),
+            q, cache, tables, lengths, D_V, plan, softmax_scale=SCALE, causal=False,
         )  # fmt: skip
 
 
 def decode(device: torch.device) -> Iterator[Problem]:
     """Steps over the cache of as many sequences, in calls whose bits may depend on the batch."""
     flash_mla, gpu = find("flash_mla"), device.type == "cuda"
-    call = of_hopper(flash_mla.flash_mla_with_kvcache)
     context = 32768 if gpu else 256
     for kind, b, heads, topk in STEPS if gpu else STEPS_ON_CPU:
         torch.manual_seed(b + heads)
@@ -188,22 +193,11 @@ def decode(device: torch.device) -> Iterator[Problem]:
         rows += context * torch.arange(b, dtype=torch.int32, device=device)[:, None, None]
         plan = flash_mla.get_mla_metadata()[0]
         in_f8 = cache.view(torch.float8_e4m3fn)
-        yield Problem(
-            "sparse_mla::decode",
-            f"{kind}-b{b}-sq2-h{heads}-k{topk}",
+        yield _step(
+            flash_mla, f"{kind}-b{b}-sq2-h{heads}-k{topk}",
             f"s_kv {context}, s_q 2, b {b}, h_q {heads}, topk {topk}",
-            lambda: stand_in.flash_mla_with_kvcache(
-                q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023
-            )[0],
-            {
-                "flash_mla": lambda: call(
-                    q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows  # noqa: B023
-                )[0]
-            },
-            cosine,
-            0.9999,
-            flops=2.0 * 2 * b * heads * topk * (columns + D_V),
-            graph=True,
+            2.0 * 2 * b * heads * topk * (columns + D_V),
+            q, in_f8, None, None, D_V, plan, is_fp8_kvcache=True, indices=rows,
         )  # fmt: skip
     yield from _dense(flash_mla, device)
 

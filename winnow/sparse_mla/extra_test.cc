@@ -32,9 +32,10 @@ struct Extra {
 };
 
 template <class Op>
-void refused(const std::function<void(typename Op::Args&, Extra&)>& bend, const std::string& text) {
+void extra_refused(const std::string& text,
+                   const std::function<void(typename Op::Args&, Extra&)>& bend) {
   Extra extra;
-  expect_rejected<Op>([&](typename Op::Args& args, TestProblem&) { bend(args, extra); }, text);
+  refused<Op>(text, [&](auto& args, auto&) { bend(args, extra); });
 }
 
 template <class Op>
@@ -43,120 +44,95 @@ using Operations = ::testing::Types<ForwardOp, DistributionOp, BackwardOp>;
 TYPED_TEST_SUITE(RejectsExtra, Operations);
 
 TYPED_TEST(RejectsExtra, ArgumentsWithoutExtraKv) {
-  using Args = typename TypeParam::Args;
   const std::string text = ": want none, without extra_kv, got a tensor";
-  refused<TypeParam>([](Args& args, Extra& extra) { args.extra_indices = extra.indices; },
-                     "extra_indices" + text);
-  refused<TypeParam>([](Args& args, Extra& extra) { args.extra_topk_length = extra.length; },
-                     "extra_topk_length" + text);
-  refused<TypeParam>([](Args& args, Extra& extra) { args.extra_key_start = extra.length; },
-                     "extra_key_start" + text);
-  refused<TypeParam>([](Args& args, Extra& extra) { args.extra_key_end = extra.length; },
-                     "extra_key_end" + text);
-  refused<TypeParam>(
-      [](Args& args, Extra&) {
-        args.q_start = 0;
-        args.extra_k_stride = 4;
-      },
-      "extra_k_stride: want 1, without extra_kv, got 4");
+  extra_refused<TypeParam>("extra_indices" + text,
+                           [](auto& args, auto& extra) { args.extra_indices = extra.indices; });
+  extra_refused<TypeParam>("extra_topk_length" + text,
+                           [](auto& args, auto& extra) { args.extra_topk_length = extra.length; });
+  extra_refused<TypeParam>("extra_key_start" + text,
+                           [](auto& args, auto& extra) { args.extra_key_start = extra.length; });
+  extra_refused<TypeParam>("extra_key_end" + text,
+                           [](auto& args, auto& extra) { args.extra_key_end = extra.length; });
+  extra_refused<TypeParam>("extra_k_stride: want 1, without extra_kv, got 4",
+                           [](auto& args, auto&) {
+                             args.q_start = 0;
+                             args.extra_k_stride = 4;
+                           });
 }
 
 TYPED_TEST(RejectsExtra, NeitherAListNorARange) {
-  using Args = typename TypeParam::Args;
-  refused<TypeParam>([](Args& args, Extra& extra) { args.extra_kv = extra.kv; },
-                     "extra_indices: want a tensor [s_q, 1, extra_topk], got none");
-  refused<TypeParam>(
-      [](Args& args, Extra& extra) {
-        extra.range(args);
-        args.extra_key_start = {};
-      },
-      "extra_key_start: want a tensor [s_q], beside extra_key_end, got none");
-  refused<TypeParam>(
-      [](Args& args, Extra& extra) {
-        extra.range(args);
-        args.extra_key_end = {};
-      },
-      "extra_key_end: want a tensor [s_q], beside extra_key_start, got none");
+  extra_refused<TypeParam>("extra_indices: want a tensor [s_q, 1, extra_topk], got none",
+                           [](auto& args, auto& extra) { args.extra_kv = extra.kv; });
+  extra_refused<TypeParam>("extra_key_start: want a tensor [s_q], beside extra_key_end, got none",
+                           [](auto& args, auto& extra) {
+                             extra.range(args);
+                             args.extra_key_start = {};
+                           });
+  extra_refused<TypeParam>("extra_key_end: want a tensor [s_q], beside extra_key_start, got none",
+                           [](auto& args, auto& extra) {
+                             extra.range(args);
+                             args.extra_key_end = {};
+                           });
 }
 
 TYPED_TEST(RejectsExtra, AListAndARange) {
-  using Args = typename TypeParam::Args;
-  refused<TypeParam>(
-      [](Args& args, Extra& extra) {
-        extra.list(args);
-        args.extra_key_end = extra.length;
-      },
-      "extra_key_end: want none, beside extra_indices, got a tensor");
-  refused<TypeParam>(
-      [](Args& args, Extra& extra) {
-        extra.range(args);
-        args.extra_topk_length = extra.length;
-      },
-      "extra_topk_length: want none, without extra_indices, got a tensor");
+  extra_refused<TypeParam>("extra_key_end: want none, beside extra_indices, got a tensor",
+                           [](auto& args, auto& extra) {
+                             extra.list(args);
+                             args.extra_key_end = extra.length;
+                           });
+  extra_refused<TypeParam>("extra_topk_length: want none, without extra_indices, got a tensor",
+                           [](auto& args, auto& extra) {
+                             extra.range(args);
+                             args.extra_topk_length = extra.length;
+                           });
 }
 
 TYPED_TEST(RejectsExtra, WrongTensors) {
   using Args = typename TypeParam::Args;
-  const auto rejected = [](const std::function<void(Args&, Extra&)>& bend,
-                           const std::string& text) {
-    refused<TypeParam>(
-        [&](Args& args, Extra& extra) {
-          extra.list(args);
-          bend(args, extra);
-        },
-        text);
+  const auto rejected = [](const std::string& text,
+                           const std::function<void(Args&, Extra&)>& bend) {
+    extra_refused<TypeParam>(text, [&](auto& args, auto& extra) {
+      extra.list(args);
+      bend(args, extra);
+    });
   };
+  rejected("extra_kv: want 3 dimensions [s_extra, 1, d_qk], got shape [7, 512]",
+           [](auto& args, auto& extra) { args.extra_kv = viewed(extra.kv, DType::f32, {7, 512}); });
   rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_kv = ConstTensorView(extra.kv.data(), DType::f32, {7, 512});
-      },
-      "extra_kv: want 3 dimensions [s_extra, 1, d_qk], got shape [7, 512]");
-  rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_kv = ConstTensorView(extra.kv.data(), DType::f32, {2, 1, 576});
-      },
-      "extra_kv: want shape [s_extra=2, 1, d_qk=512], got [2, 1, 576]");
-  rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_kv = ConstTensorView(extra.kv.data(), DType::f16, {7, 1, 512});
-      },
-      "extra_kv: want dtype f32, got f16");
-  rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_kv = ConstTensorView(extra.kv.data(), DType::f32,
-                                        {std::int64_t{1} << 31, 1, 512}, {0, 512, 1});
-      },
-      "extra_kv: want at most 2^31 - 1 rows, the range of the indices, got 2147483648");
-  rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_indices = ConstTensorView(extra.indices.data(), DType::i32, {1, 1, 12});
-      },
-      "extra_indices: want shape [s_q=2, 1, extra_topk=12], got [1, 1, 12]");
-  rejected(
-      [](Args& args, Extra& extra) {
-        args.extra_topk_length = ConstTensorView(extra.length.data(), DType::i32, {1});
-      },
-      "extra_topk_length: want shape [s_q=2], got [1]");
-  rejected([](Args& args, Extra&) { args.extra_k_stride = 3; },
-           "extra_k_stride: want 1 where q_start is absent, got 3");
-  rejected(
-      [](Args& args, Extra&) {
-        args.q_start = 0;
-        args.extra_k_stride = 0;
-      },
-      "extra_k_stride: want 1 or more, got 0");
+      "extra_kv: want shape [s_extra=2, 1, d_qk=512], got [2, 1, 576]",
+      [](auto& args, auto& extra) { args.extra_kv = viewed(extra.kv, DType::f32, {2, 1, 576}); });
+  rejected("extra_kv: want dtype f32, got f16", [](auto& args, auto& extra) {
+    args.extra_kv = viewed(extra.kv, DType::f16, {7, 1, 512});
+  });
+  rejected("extra_kv: want at most 2^31 - 1 rows, the range of the indices, got 2147483648",
+           [](auto& args, auto& extra) {
+             args.extra_kv = ConstTensorView(extra.kv.data(), DType::f32,
+                                             {std::int64_t{1} << 31, 1, 512}, {0, 512, 1});
+           });
+  rejected("extra_indices: want shape [s_q=2, 1, extra_topk=12], got [1, 1, 12]",
+           [](auto& args, auto& extra) {
+             args.extra_indices = viewed(extra.indices, DType::i32, {1, 1, 12});
+           });
+  rejected("extra_topk_length: want shape [s_q=2], got [1]", [](auto& args, auto& extra) {
+    args.extra_topk_length = viewed(extra.length, DType::i32, {1});
+  });
+  rejected("extra_k_stride: want 1 where q_start is absent, got 3",
+           [](auto& args, auto&) { args.extra_k_stride = 3; });
+  rejected("extra_k_stride: want 1 or more, got 0", [](auto& args, auto&) {
+    args.q_start = 0;
+    args.extra_k_stride = 0;
+  });
 }
 
 TEST(RejectsExtraOutputs, OfDistribution) {
   Extra extra;
   Tensor sums(DType::f32, {2, 6});
   const auto rejected = [&](bool with_source, const TensorView& output, const std::string& text) {
-    expect_rejected<DistributionOp>(
-        [&](DistributionArgs& args, TestProblem&) {
-          if (with_source) extra.list(args);
-          args.extra_attn_sum = output;
-        },
-        text);
+    refused<DistributionOp>(text, [&](auto& args, auto&) {
+      if (with_source) extra.list(args);
+      args.extra_attn_sum = output;
+    });
   };
   rejected(true, {}, "extra_attn_sum: want a tensor, beside extra_kv, got none");
   rejected(false, sums, "extra_attn_sum: want extra_kv to be given as well, got no extra_kv");
@@ -168,12 +144,10 @@ TEST(RejectsExtraOutputs, OfBackward) {
   Extra extra;
   Tensor dextra_kv(DType::f32, {7, 1, 512});
   const auto rejected = [&](bool with_source, const TensorView& output, const std::string& text) {
-    expect_rejected<BackwardOp>(
-        [&](BackwardArgs& args, TestProblem&) {
-          if (with_source) extra.range(args);
-          args.dextra_kv = output;
-        },
-        text);
+    refused<BackwardOp>(text, [&](auto& args, auto&) {
+      if (with_source) extra.range(args);
+      args.dextra_kv = output;
+    });
   };
   rejected(true, {}, "dextra_kv: want a tensor, beside extra_kv, got none");
   rejected(false, dextra_kv, "dextra_kv: want extra_kv to be given as well, got no extra_kv");
@@ -185,15 +159,13 @@ TEST(RejectsExtraOutputs, OfBackward) {
 
 // A range stands in the place of a list in backward, too.
 TEST(RejectsBackward, AListBesideARange) {
-  expect_rejected<BackwardOp>(
-      [](BackwardArgs& args, TestProblem& p) { args.key_end = p.topk_length; },
-      "key_end: want none, beside indices, got a tensor");
-  expect_rejected<BackwardOp>(
-      [](BackwardArgs& args, TestProblem& p) {
-        args.indices = args.topk_length = {};
-        args.key_end = p.topk_length;
-      },
-      "key_start: want a tensor [s_q], beside key_end, got none");
+  refused<BackwardOp>("key_end: want none, beside indices, got a tensor",
+                      [](auto& args, auto& p) { args.key_end = p.topk_length; });
+  refused<BackwardOp>("key_start: want a tensor [s_q], beside key_end, got none",
+                      [](auto& args, auto& p) {
+                        args.indices = args.topk_length = {};
+                        args.key_end = p.topk_length;
+                      });
 }
 
 // The kernels of GPUs read one source, which is a list in backward.

@@ -28,41 +28,28 @@ using Operations = ::testing::Types<ForwardOp, DistributionOp, BackwardOp>;
 TYPED_TEST_SUITE(Rejects, Operations);
 
 TYPED_TEST(Rejects, MissingInputs) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q = {}; },
-                             "q: want a tensor [s_q, h_q, d_qk], got none");
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.kv = {}; },
-                             "kv: want a tensor [s_kv, 1, d_qk], got none");
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.indices = {}; },
-                             "indices: want a tensor [s_q, 1, topk], got none");
+  refused<TypeParam>("q: want a tensor [s_q, h_q, d_qk], got none",
+                     [](auto& args, auto&) { args.q = {}; });
+  refused<TypeParam>("kv: want a tensor [s_kv, 1, d_qk], got none",
+                     [](auto& args, auto&) { args.kv = {}; });
+  refused<TypeParam>("indices: want a tensor [s_q, 1, topk], got none",
+                     [](auto& args, auto&) { args.indices = {}; });
 }
 
 TYPED_TEST(Rejects, WrongRank) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.q = ConstTensorView(p.q.data(), DType::f32, {6, 512});
-      },
-      "q: want 3 dimensions [s_q, h_q, d_qk], got shape [6, 512]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 512});
-      },
-      "kv: want 3 dimensions [s_kv, 1, d_qk], got shape [5, 512]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.indices = ConstTensorView(p.indices.data(), DType::i32, {8});
-      },
-      "indices: want 3 dimensions [s_q, 1, topk], got shape [8]");
+  refused<TypeParam>("q: want 3 dimensions [s_q, h_q, d_qk], got shape [6, 512]",
+                     [](auto& args, auto& p) { args.q = viewed(p.q, DType::f32, {6, 512}); });
+  refused<TypeParam>("kv: want 3 dimensions [s_kv, 1, d_qk], got shape [5, 512]",
+                     [](auto& args, auto& p) { args.kv = viewed(p.kv, DType::f32, {5, 512}); });
+  refused<TypeParam>(
+      "indices: want 3 dimensions [s_q, 1, topk], got shape [8]",
+      [](auto& args, auto& p) { args.indices = viewed(p.indices, DType::i32, {8}); });
 }
 
 TYPED_TEST(Rejects, FlatIndicesOfAnotherShape) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.indices = ConstTensorView(p.indices.data(), DType::i32, {4, 2});
-      },
-      "indices: want shape [s_q=2, topk=2], got [4, 2]");
+  refused<TypeParam>("indices: want shape [s_q=2, topk=2], got [4, 2]", [](auto& args, auto& p) {
+    args.indices = viewed(p.indices, DType::i32, {4, 2});
+  });
 }
 
 template <class Op>
@@ -72,184 +59,135 @@ TYPED_TEST_SUITE(RejectsRanges, DenseOperations);
 
 // topk_length, i32 [s_q], stands in for a range.
 TYPED_TEST(RejectsRanges, AreInThePlaceOfIndices) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.key_start = p.topk_length; },
-                             "key_start: want none, beside indices, got a tensor");
-  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.key_end = p.topk_length; },
-                             "key_end: want none, beside indices, got a tensor");
-  const auto dense = [](Args& args, TestProblem& p) {
+  refused<TypeParam>("key_start: want none, beside indices, got a tensor",
+                     [](auto& args, auto& p) { args.key_start = p.topk_length; });
+  refused<TypeParam>("key_end: want none, beside indices, got a tensor",
+                     [](auto& args, auto& p) { args.key_end = p.topk_length; });
+  const auto dense = [](auto& args, auto& p) {
     args.indices = args.topk_length = {};
     args.key_start = args.key_end = p.topk_length;
   };
-  expect_rejected<TypeParam>(
-      [&](Args& args, TestProblem& p) {
-        dense(args, p);
-        args.key_start = {};
-      },
-      "key_start: want a tensor [s_q], beside key_end, got none");
-  expect_rejected<TypeParam>(
-      [&](Args& args, TestProblem& p) {
-        dense(args, p);
-        args.key_end = {};
-      },
-      "key_end: want a tensor [s_q], beside key_start, got none");
-  expect_rejected<TypeParam>(
-      [&](Args& args, TestProblem& p) {
-        dense(args, p);
-        args.topk_length = p.topk_length;
-      },
-      "topk_length: want none, without indices, got a tensor");
-  expect_rejected<TypeParam>(
-      [&](Args& args, TestProblem& p) {
-        dense(args, p);
-        args.key_end = ConstTensorView(p.topk_length.data(), DType::i32, {1});
-      },
-      "key_end: want shape [s_q=2], got [1]");
-  expect_rejected<TypeParam>(
-      [&](Args& args, TestProblem& p) {
-        dense(args, p);
-        args.key_start = ConstTensorView(p.topk_length.data(), DType::f32, {2});
-      },
-      "key_start: want dtype i32, got f32");
+  refused<TypeParam>("key_start: want a tensor [s_q], beside key_end, got none",
+                     [&](auto& args, auto& p) {
+                       dense(args, p);
+                       args.key_start = {};
+                     });
+  refused<TypeParam>("key_end: want a tensor [s_q], beside key_start, got none",
+                     [&](auto& args, auto& p) {
+                       dense(args, p);
+                       args.key_end = {};
+                     });
+  refused<TypeParam>("topk_length: want none, without indices, got a tensor",
+                     [&](auto& args, auto& p) {
+                       dense(args, p);
+                       args.topk_length = p.topk_length;
+                     });
+  refused<TypeParam>("key_end: want shape [s_q=2], got [1]", [&](auto& args, auto& p) {
+    dense(args, p);
+    args.key_end = viewed(p.topk_length, DType::i32, {1});
+  });
+  refused<TypeParam>("key_start: want dtype i32, got f32", [&](auto& args, auto& p) {
+    dense(args, p);
+    args.key_start = viewed(p.topk_length, DType::f32, {2});
+  });
 }
 
 TYPED_TEST(Rejects, WrongShape) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.q = ConstTensorView(p.q.data(), DType::f32, {2, 3, 64});
-      },
-      "q: want d_qk = 576 or 512, got d_qk = 64");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f32, {4, 1, 576});
-      },
-      "kv: want shape [s_kv=4, 1, d_qk=512], got [4, 1, 576]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f32, {2, 2, 512});
-      },
-      "kv: want shape [s_kv=2, 1, d_qk=512], got [2, 2, 512]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.indices = ConstTensorView(p.indices.data(), DType::i32, {1, 1, 4});
-      },
-      "indices: want shape [s_q=2, 1, topk=4], got [1, 1, 4]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {1});
-      },
-      "topk_length: want shape [s_q=2], got [1]");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {2, 1});
-      },
-      "topk_length: want shape [s_q=2], got [2, 1]");
+  refused<TypeParam>("q: want d_qk = 576 or 512, got d_qk = 64",
+                     [](auto& args, auto& p) { args.q = viewed(p.q, DType::f32, {2, 3, 64}); });
+  refused<TypeParam>("kv: want shape [s_kv=4, 1, d_qk=512], got [4, 1, 576]",
+                     [](auto& args, auto& p) { args.kv = viewed(p.kv, DType::f32, {4, 1, 576}); });
+  refused<TypeParam>("kv: want shape [s_kv=2, 1, d_qk=512], got [2, 2, 512]",
+                     [](auto& args, auto& p) { args.kv = viewed(p.kv, DType::f32, {2, 2, 512}); });
+  refused<TypeParam>(
+      "indices: want shape [s_q=2, 1, topk=4], got [1, 1, 4]",
+      [](auto& args, auto& p) { args.indices = viewed(p.indices, DType::i32, {1, 1, 4}); });
+  refused<TypeParam>("topk_length: want shape [s_q=2], got [1]", [](auto& args, auto& p) {
+    args.topk_length = viewed(p.topk_length, DType::i32, {1});
+  });
+  refused<TypeParam>("topk_length: want shape [s_q=2], got [2, 1]", [](auto& args, auto& p) {
+    args.topk_length = viewed(p.topk_length, DType::i32, {2, 1});
+  });
 }
 
 TYPED_TEST(Rejects, WrongDType) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.q = ConstTensorView(p.q.data(), DType::i32, {2, 3, 512});
-      },
-      "q: want dtype f32 or f16 or bf16 or f64, got i32");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.q = ConstTensorView(p.q.data(), DType::f8_e4m3, {2, 3, 512});
-      },
-      "q: want dtype f32 or f16 or bf16 or f64, got f8_e4m3");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f16, {5, 1, 512});
-      },
-      "kv: want dtype f32, got f16");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.indices = ConstTensorView(p.kv.data(), DType::i64, {2, 1, 4});
-      },
-      "indices: want dtype i32, got i64");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.topk_length = ConstTensorView(p.topk_length.data(), DType::f32, {2});
-      },
-      "topk_length: want dtype i32, got f32");
+  refused<TypeParam>("q: want dtype f32 or f16 or bf16 or f64, got i32",
+                     [](auto& args, auto& p) { args.q = viewed(p.q, DType::i32, {2, 3, 512}); });
+  refused<TypeParam>(
+      "q: want dtype f32 or f16 or bf16 or f64, got f8_e4m3",
+      [](auto& args, auto& p) { args.q = viewed(p.q, DType::f8_e4m3, {2, 3, 512}); });
+  refused<TypeParam>("kv: want dtype f32, got f16",
+                     [](auto& args, auto& p) { args.kv = viewed(p.kv, DType::f16, {5, 1, 512}); });
+  refused<TypeParam>("indices: want dtype i32, got i64", [](auto& args, auto& p) {
+    args.indices = viewed(p.kv, DType::i64, {2, 1, 4});
+  });
+  refused<TypeParam>("topk_length: want dtype i32, got f32", [](auto& args, auto& p) {
+    args.topk_length = viewed(p.topk_length, DType::f32, {2});
+  });
 }
 
 // What f64 comes with is f64, and nothing else is.
 TYPED_TEST(Rejects, F64BesideF32) {
-  using Args = typename TypeParam::Args;
   const Sizes f64{.dtype = DType::f64};
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 1, 512});
-      },
-      "kv: want dtype f64, got f32", f64);
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) { args.lse = TensorView(p.lse.data(), DType::f32, {2, 3}); },
-      "lse: want dtype f64, got f32", f64);
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) { args.lse = TensorView(p.out.data(), DType::f64, {2, 3}); },
-      "lse: want dtype f32, got f64");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) { args.lse = TensorView(p.out.data(), DType::f64, {2, 3}); },
-      "lse: want dtype f32, got f64", {.dtype = DType::bf16});
+  refused<TypeParam>(
+      "kv: want dtype f64, got f32",
+      [](auto& args, auto& p) { args.kv = viewed(p.kv, DType::f32, {5, 1, 512}); }, f64);
+  refused<TypeParam>(
+      "lse: want dtype f64, got f32",
+      [](auto& args, auto& p) { args.lse = viewed(p.lse, DType::f32, {2, 3}); }, f64);
+  refused<TypeParam>("lse: want dtype f32, got f64",
+                     [](auto& args, auto& p) { args.lse = viewed(p.out, DType::f64, {2, 3}); });
+  refused<TypeParam>("lse: want dtype f32, got f64",
+                     [](auto& args, auto& p) { args.lse = viewed(p.out, DType::f64, {2, 3}); },
+                     {.dtype = DType::bf16});
 }
 
 TYPED_TEST(Rejects, WrongMemory) {
-  using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.q = ConstTensorView(p.q.data(), DType::f32, {2, 1, 512}, {1024, 1024, 2});
-      },
-      "q: want stride 1 in the last dimension, got strides [1024, 1024, 2]");
-  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.q = misaligned(p.q, 1); },
-                             "q: want memory aligned to 4 bytes, got an address 1 bytes beyond");
-  expect_rejected<TypeParam>([](Args& args, TestProblem& p) { args.kv = misaligned(p.kv, 2); },
-                             "kv: want memory aligned to 4 bytes, got an address 2 bytes beyond");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) { args.indices = misaligned(p.indices, 2); },
-      "indices: want memory aligned to 4 bytes, got an address 2 bytes beyond");
+  refused<TypeParam>("q: want stride 1 in the last dimension, got strides [1024, 1024, 2]",
+                     [](auto& args, auto& p) {
+                       args.q =
+                           ConstTensorView(p.q.data(), DType::f32, {2, 1, 512}, {1024, 1024, 2});
+                     });
+  refused<TypeParam>("q: want memory aligned to 4 bytes, got an address 1 bytes beyond",
+                     [](auto& args, auto& p) { args.q = misaligned(p.q, 1); });
+  refused<TypeParam>("kv: want memory aligned to 4 bytes, got an address 2 bytes beyond",
+                     [](auto& args, auto& p) { args.kv = misaligned(p.kv, 2); });
+  refused<TypeParam>("indices: want memory aligned to 4 bytes, got an address 2 bytes beyond",
+                     [](auto& args, auto& p) { args.indices = misaligned(p.indices, 2); });
   const Device gpu{DeviceType::cuda, 1};
-  expect_rejected<TypeParam>(
-      [gpu](Args& args, TestProblem& p) {
-        args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 1, 512}, gpu);
-      },
-      "kv: want device cpu, got cuda:1");
-  expect_rejected<TypeParam>(
-      [gpu](Args& args, TestProblem& p) {
-        args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {2}, gpu);
-      },
-      "topk_length: want device cpu, got cuda:1");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem& p) {
-        args.kv =
-            ConstTensorView(p.kv.data(), DType::f32, {std::int64_t{1} << 31, 1, 512}, {0, 512, 1});
-      },
-      "kv: want at most 2^31 - 1 rows, the range of the indices, got 2147483648");
+  refused<TypeParam>("kv: want device cpu, got cuda:1", [gpu](auto& args, auto& p) {
+    args.kv = ConstTensorView(p.kv.data(), DType::f32, {5, 1, 512}, gpu);
+  });
+  refused<TypeParam>("topk_length: want device cpu, got cuda:1", [gpu](auto& args, auto& p) {
+    args.topk_length = ConstTensorView(p.topk_length.data(), DType::i32, {2}, gpu);
+  });
+  refused<TypeParam>("kv: want at most 2^31 - 1 rows, the range of the indices, got 2147483648",
+                     [](auto& args, auto& p) {
+                       args.kv = ConstTensorView(p.kv.data(), DType::f32,
+                                                 {std::int64_t{1} << 31, 1, 512}, {0, 512, 1});
+                     });
 }
 
 TYPED_TEST(Rejects, WrongNumbers) {
   using Args = typename TypeParam::Args;
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.scale = kInf; },
-                             "scale: want a finite number, got inf");
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.scale = -kInf; },
-                             "scale: want a finite number, got -inf");
-  expect_rejected<TypeParam>(
-      [](Args& args, TestProblem&) { args.scale = std::numeric_limits<double>::quiet_NaN(); },
-      "scale: want a finite number, got nan");
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.k_stride = 3; },
-                             "k_stride: want 1 where q_start is absent, got 3");
+  refused<TypeParam>("scale: want a finite number, got inf",
+                     [](auto& args, auto&) { args.scale = kInf; });
+  refused<TypeParam>("scale: want a finite number, got -inf",
+                     [](auto& args, auto&) { args.scale = -kInf; });
+  refused<TypeParam>("scale: want a finite number, got nan", [](auto& args, auto&) {
+    args.scale = std::numeric_limits<double>::quiet_NaN();
+  });
+  refused<TypeParam>("k_stride: want 1 where q_start is absent, got 3",
+                     [](auto& args, auto&) { args.k_stride = 3; });
   for (const std::int64_t k_stride : {std::int64_t{0}, std::int64_t{-1}, -kInt64Max}) {
-    expect_rejected<TypeParam>(
-        [k_stride](Args& args, TestProblem&) {
-          args.q_start = 0;
-          args.k_stride = k_stride;
-        },
-        "k_stride: want 1 or more, got " + std::to_string(k_stride));
+    refused<TypeParam>("k_stride: want 1 or more, got " + std::to_string(k_stride),
+                       [k_stride](auto& args, auto&) {
+                         args.q_start = 0;
+                         args.k_stride = k_stride;
+                       });
   }
-  expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q_start = kInt64Max; },
-                             "q_start: want positions from -2^62 to 2^62, got 9223372036854775807");
+  refused<TypeParam>("q_start: want positions from -2^62 to 2^62, got 9223372036854775807",
+                     [](auto& args, auto&) { args.q_start = kInt64Max; });
 }
 
 template <class Args, class Function>

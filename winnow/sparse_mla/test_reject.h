@@ -1,8 +1,10 @@
 // A refused call of a sparse MLA operation, for tests.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -11,11 +13,17 @@
 
 namespace winnow::sparse_mla {
 
+// The memory of a tensor as that of another.
+inline TensorView viewed(Tensor& tensor, DType dtype, const std::vector<std::int64_t>& shape) {
+  return {tensor.data(), dtype, shape};
+}
+
 // Bends the arguments, expects the refusal "<operation>: <text>" with all outputs untouched, from a
 // dry run too, and that the same call works when nothing is bent.
 template <class Op>
-void expect_rejected(const std::function<void(typename Op::Args&, TestProblem&)>& bend,
-                     const std::string& text, const Sizes& sizes = {}) {
+void refused(const std::string& text,
+             const std::function<void(typename Op::Args&, TestProblem&)>& bend,
+             const Sizes& sizes = {}) {
   TestProblem problem(sizes);
   const typename Op::Args good = Op::args(problem);
   typename Op::Args bent = good;

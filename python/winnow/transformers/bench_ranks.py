@@ -158,7 +158,8 @@ def main(arguments: List[str]) -> int:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help=f"cpu or cuda; here {default}")
     parser.add_argument("--tokens", type=int, nargs="+", help="lengths of the sequence")
-    parser.add_argument("--keys", choices=KEYS, default=KEYS[0], help=f"default: {KEYS[0]}")
+    parser.add_argument("--keys", choices=KEYS, nargs="+", default=KEYS[:1],
+                        help=f"one or both; default: {KEYS[0]}")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--check", action="store_true", help="exit 1 if a limit is missed")
     options = parser.parse_args(arguments)
@@ -172,10 +173,11 @@ def main(arguments: List[str]) -> int:
     dist.init_process_group()  # NCCL for GPUs, and gloo, through which ranks agree
     rows = []
     try:
-        for row in measure(device, options.tokens or _TOKENS[device.type], options.keys):
-            rows.append(row)
-            if not options.json and dist.get_rank() == 0:
-                print(_line(row), flush=True)
+        for keys in options.keys:
+            for row in measure(device, options.tokens or _TOKENS[device.type], keys):
+                rows.append(row)
+                if not options.json and dist.get_rank() == 0:
+                    print(_line(row), flush=True)
         if options.json and dist.get_rank() == 0:
             print(json.dumps(rows, indent=2))
     finally:

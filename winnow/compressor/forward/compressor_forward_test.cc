@@ -143,8 +143,8 @@ TEST(CompressorForward, DoesNotDependOnThreadsOrNeighbours) {
 }
 
 // Bends the arguments, expects the refusal with the rows untouched.
-void expect_rejected(const std::function<void(Problem&, ForwardArgs&)>& bend,
-                     const std::string& text, bool dry = true) {
+void refused(const std::string& text, const std::function<void(Problem&, ForwardArgs&)>& bend,
+             bool dry = true) {
   Problem problem;
   ForwardArgs args = problem.finished();
   bend(problem, args);
@@ -152,103 +152,87 @@ void expect_rejected(const std::function<void(Problem&, ForwardArgs&)>& bend,
 }
 
 TEST(CompressorForward, Refuses) {
-  using Args = ForwardArgs;
   Tensor ints(DType::i32, {7, 16}), odd(DType::f32, {7, 20}), wide(DType::f32, {7, 2048});
   Tensor half(DType::f16, {7, 16}), short_gate(DType::f32, {6, 16}), tall(DType::f32, {129, 16});
   Tensor none(DType::i32, {0}), long_list(DType::i64, {3}), four(DType::i32, {4});
   Tensor rows16(DType::f32, {3, 16}), rows_half(DType::f16, {3, 8}), d24(DType::f32, {3, 24});
   Tensor kv48(DType::f32, {7, 48}), bias48(DType::f32, {2, 48}), three(DType::f32, {3});
   Tensor five(DType::f32, {6, 5});
-  expect_rejected([](Problem&, Args& a) { a.kv = {}; },
-                  "kv: want a tensor [tokens, columns], got none");
-  expect_rejected([&](Problem&, Args& a) { a.kv = ints; },
-                  "kv: want dtype f32 or f16 or bf16 or f64, got i32");
-  expect_rejected([&](Problem&, Args& a) { a.kv = odd; },
-                  "kv: want 2 * d columns, d a multiple of 8 up to 512, got 20");
-  expect_rejected([&](Problem&, Args& a) { a.kv = wide; },
-                  "kv: want 2 * d columns, d a multiple of 8 up to 512, got 2048");
-  expect_rejected(
-      [&](Problem&, Args& a) {
-        a.kv = odd;
-        a.overlap = false;
-      },
-      "kv: want d columns, d a multiple of 8 up to 512, got 20");
-  expect_rejected([&](Problem&, Args& a) { a.gate = short_gate; },
-                  "gate: want shape [tokens=7, columns=16], got [6, 16]");
-  expect_rejected([&](Problem&, Args& a) { a.gate = half; }, "gate: want dtype f32, got f16");
-  expect_rejected([&](Problem&, Args& a) { a.position_bias = tall; },
-                  "position_bias: want a ratio of 1 to 128 rows, got 129");
-  expect_rejected([&](Problem&, Args& a) { a.position_bias = half; },
-                  "position_bias: want dtype f32, got f16");
-  expect_rejected([&](Problem&, Args& a) { a.cu_seqlens = none; },
-                  "cu_seqlens: want a number more than sequences, got none");
-  expect_rejected([&](Problem&, Args& a) { a.cu_seqlens = long_list; },
-                  "cu_seqlens: want dtype i32, got i64");
-  expect_rejected([&](Problem&, Args& a) { a.cu_rows = four; },
-                  "cu_rows: want shape [n + 1=3], got [4]");
-  expect_rejected([&](Problem&, Args& a) { a.rows = rows16; },
-                  "rows: want d = 8 columns, half as many as kv, got 16");
-  expect_rejected([&](Problem&, Args& a) { a.rows = rows_half; }, "rows: want dtype f32, got f16");
-  expect_rejected([&](Problem&, Args& a) { a.norm_weight = three; },
-                  "norm_weight: want shape [d=8], got [3]");
-  expect_rejected([](Problem&, Args& a) { a.eps = -1; }, "eps: want at least 0, got -1.000000");
-  expect_rejected([](Problem&, Args& a) { a.eps = std::nan(""); },
-                  "eps: want a finite number, got nan");
-  expect_rejected(
-      [](Problem&, Args& a) {
-        a.norm_weight = {};
-        a.eps = 1e-6;
-      },
-      "eps: want none, where norm_weight is absent, got a number");
-  expect_rejected([](Problem&, Args& a) { a.sin = {}; }, "sin: want a tensor, as cos is, got none");
-  expect_rejected([](Problem&, Args& a) { a.cos = {}; },
-                  "sin: want none, where cos is absent, got a tensor");
-  expect_rejected(
-      [&](Problem&, Args& a) {
-        a.cos = five;
-        a.sin = five;
-      },
-      "cos: want up to d / 2 = 4 columns, got 5");
-  expect_rejected([&](Problem&, Args& a) { a.first_position = four; },
-                  "first_position: want shape [n=2], got [4]");
-  expect_rejected(
-      [&](Problem&, Args& a) {
-        a.kv = kv48;
-        a.gate = kv48;
-        a.position_bias = bias48;
-        a.rows = d24;
-        a.norm_weight = {};
-        a.hadamard = true;
-      },
-      "hadamard: want d a power of two, got d = 24");
+  refused("kv: want a tensor [tokens, columns], got none", [](auto&, auto& a) { a.kv = {}; });
+  refused("kv: want dtype f32 or f16 or bf16 or f64, got i32",
+          [&](auto&, auto& a) { a.kv = ints; });
+  refused("kv: want 2 * d columns, d a multiple of 8 up to 512, got 20",
+          [&](auto&, auto& a) { a.kv = odd; });
+  refused("kv: want 2 * d columns, d a multiple of 8 up to 512, got 2048",
+          [&](auto&, auto& a) { a.kv = wide; });
+  refused("kv: want d columns, d a multiple of 8 up to 512, got 20", [&](auto&, auto& a) {
+    a.kv = odd;
+    a.overlap = false;
+  });
+  refused("gate: want shape [tokens=7, columns=16], got [6, 16]",
+          [&](auto&, auto& a) { a.gate = short_gate; });
+  refused("gate: want dtype f32, got f16", [&](auto&, auto& a) { a.gate = half; });
+  refused("position_bias: want a ratio of 1 to 128 rows, got 129",
+          [&](auto&, auto& a) { a.position_bias = tall; });
+  refused("position_bias: want dtype f32, got f16",
+          [&](auto&, auto& a) { a.position_bias = half; });
+  refused("cu_seqlens: want a number more than sequences, got none",
+          [&](auto&, auto& a) { a.cu_seqlens = none; });
+  refused("cu_seqlens: want dtype i32, got i64", [&](auto&, auto& a) { a.cu_seqlens = long_list; });
+  refused("cu_rows: want shape [n + 1=3], got [4]", [&](auto&, auto& a) { a.cu_rows = four; });
+  refused("rows: want d = 8 columns, half as many as kv, got 16",
+          [&](auto&, auto& a) { a.rows = rows16; });
+  refused("rows: want dtype f32, got f16", [&](auto&, auto& a) { a.rows = rows_half; });
+  refused("norm_weight: want shape [d=8], got [3]", [&](auto&, auto& a) { a.norm_weight = three; });
+  refused("eps: want at least 0, got -1.000000", [](auto&, auto& a) { a.eps = -1; });
+  refused("eps: want a finite number, got nan", [](auto&, auto& a) { a.eps = std::nan(""); });
+  refused("eps: want none, where norm_weight is absent, got a number", [](auto&, auto& a) {
+    a.norm_weight = {};
+    a.eps = 1e-6;
+  });
+  refused("sin: want a tensor, as cos is, got none", [](auto&, auto& a) { a.sin = {}; });
+  refused("sin: want none, where cos is absent, got a tensor", [](auto&, auto& a) { a.cos = {}; });
+  refused("cos: want up to d / 2 = 4 columns, got 5", [&](auto&, auto& a) {
+    a.cos = five;
+    a.sin = five;
+  });
+  refused("first_position: want shape [n=2], got [4]",
+          [&](auto&, auto& a) { a.first_position = four; });
+  refused("hadamard: want d a power of two, got d = 24", [&](auto&, auto& a) {
+    a.kv = kv48;
+    a.gate = kv48;
+    a.position_bias = bias48;
+    a.rows = d24;
+    a.norm_weight = {};
+    a.hadamard = true;
+  });
 }
 
 TEST(CompressorForward, RefusesContentsAndOverlap) {
-  using Args = ForwardArgs;
-  const auto reject = [](const std::function<void(Problem&, Args&)>& bend,
-                         const std::string& text) { expect_rejected(bend, text, false); };
-  reject([](Problem& p, Args&) { Problem::set(p.cu_seqlens, {1, 5, 7}); },
-         "cu_seqlens: want 0 first, got 1");
-  reject([](Problem& p, Args&) { Problem::set(p.cu_seqlens, {0, 5, 4}); },
-         "cu_seqlens: want no number below the one before, got 4 after 5 at place 2");
-  reject(
-      [](Problem& p, Args&) {
-        Problem::set(p.cu_seqlens, {0, 5, 6});
-        Problem::set(p.cu_rows, {0, 2, 2});
-      },
-      "cu_seqlens: want 7 last, the tokens of kv, got 6");
-  reject([](Problem& p, Args&) { Problem::set(p.cu_rows, {1, 2, 3}); },
-         "cu_rows: want 0 at place 0, the rows of the sequences before, got 1");
-  reject([](Problem& p, Args&) { Problem::set(p.cu_rows, {0, 3, 4}); },
-         "cu_rows: want 2 at place 1, the rows of the sequences before, got 3");
-  reject([](Problem& p, Args& a) { a.rows = p.rows.view().slice(0, 0, 2); },
-         "rows: want 3 rows, the last of cu_rows, got 2");
-  reject([](Problem& p, Args&) { Problem::set(p.first_position, {0, -1}); },
-         "first_position: want positions of at least 0, got -1 for sequence 1");
-  reject([](Problem& p, Args&) { Problem::set(p.first_position, {4, 0}); },
-         "cos: want a row for position 6, where a window of sequence 0 begins, got 6 rows");
+  const auto reject = [](const std::string& text,
+                         const std::function<void(Problem&, ForwardArgs&)>& bend) {
+    refused(text, bend, false);
+  };
+  reject("cu_seqlens: want 0 first, got 1",
+         [](auto& p, auto&) { Problem::set(p.cu_seqlens, {1, 5, 7}); });
+  reject("cu_seqlens: want no number below the one before, got 4 after 5 at place 2",
+         [](auto& p, auto&) { Problem::set(p.cu_seqlens, {0, 5, 4}); });
+  reject("cu_seqlens: want 7 last, the tokens of kv, got 6", [](auto& p, auto&) {
+    Problem::set(p.cu_seqlens, {0, 5, 6});
+    Problem::set(p.cu_rows, {0, 2, 2});
+  });
+  reject("cu_rows: want 0 at place 0, the rows of the sequences before, got 1",
+         [](auto& p, auto&) { Problem::set(p.cu_rows, {1, 2, 3}); });
+  reject("cu_rows: want 2 at place 1, the rows of the sequences before, got 3",
+         [](auto& p, auto&) { Problem::set(p.cu_rows, {0, 3, 4}); });
+  reject("rows: want 3 rows, the last of cu_rows, got 2",
+         [](auto& p, auto& a) { a.rows = p.rows.view().slice(0, 0, 2); });
+  reject("first_position: want positions of at least 0, got -1 for sequence 1",
+         [](auto& p, auto&) { Problem::set(p.first_position, {0, -1}); });
+  reject("cos: want a row for position 6, where a window of sequence 0 begins, got 6 rows",
+         [](auto& p, auto&) { Problem::set(p.first_position, {4, 0}); });
   Problem p;
-  Args args = p.args();
+  ForwardArgs args = p.args();
   args.rows = TensorView(p.gate.data(), DType::f32, {3, 8});
   expect_error([&] { forward(args); }, ErrorCode::invalid_argument,
                "compressor::forward: rows: want memory apart from gate, got memory that both use");
