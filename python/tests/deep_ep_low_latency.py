@@ -237,6 +237,13 @@ def overlaps_its_experts(group):
             call = {**given, argument: wrong, "overlap": True, "return_recv_hook": True}
             text = refused(lambda call=call: buffer.low_latency_combine(**call))
             assert "low_latency_combine: " in text and f": {argument}: want [" in text, text
+    # In the hook, by the names of the method.
+    wide = {"topk_idx": idx.repeat(1, 2), "topk_weights": weights.repeat(1, 2)}
+    _, _, hook = buffer.low_latency_combine(
+        **{**given, **wide, "overlap": True, "return_recv_hook": True}
+    )
+    name = f"deep_ep.Buffer.low_latency_combine: rank 0: topk_idx: want 1 to {K} experts"
+    assert refused(hook).startswith(name)
     # What vLLM clears after a fault.
     memory = buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True)
     assert memory.zero_().shape == (0,) and memory.dtype == torch.int8

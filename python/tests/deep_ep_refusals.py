@@ -214,4 +214,13 @@ def of_no_values(group):
         (lambda: deep_ep.ElasticBuffer(group, hidden=-1 if mistaken else H), "hidden"),
     ):
         assert f"rank {world - 1}: {name}: want" in refused(make)
+    for make in (
+        deep_ep.Buffer,
+        lambda group, **options: deep_ep.ElasticBuffer(group, hidden=H, **options),
+        lambda group, **options: deep_ep.HybridEPBuffer(group, H, 16, E // world, **options),
+    ):
+        options = {"comp_signal": 1} if mistaken else {}
+        kind = TypeError if mistaken else InvalidArgument
+        text = refused(lambda make=make, options=options: make(group, **options), kind)
+        assert mistaken or f"rank {world - 1}: comp_signal: want no argument" in text, text
     dispatched(deep_ep.Buffer(group), given)

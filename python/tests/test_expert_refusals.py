@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from expert_problems import SMALL, payload
-from ranks import Ranks, run_each
+from ranks import Ranks, run_all, run_each
 
 import winnow
 from winnow import expert_parallel as ep
@@ -158,6 +158,66 @@ def test_a_keyword_that_there_is_not_is_an_error_on_all():
             assert isinstance(own, TypeError) and f"{call}() got an unexpected" in str(own), own
             assert isinstance(other, ValueError) and f"rank 1: {own}" in str(other), other
         ranks.run(lambda layer, rank: layer.dispatch(x, i))
+
+
+def test_all_ranks_hear_of_a_wrong_low_latency_call():
+    """And the one after it is the same call on all of them."""
+    world = ep.InProcessWorld(2)
+    sizes = {"max_tokens": 4, "hidden": 128, "topk": 1, "experts": 4, "timeout": 20}
+    layers = run_all(2, lambda r: ep.LowLatency(world.transport(r), world.store(), **sizes))
+    x, i = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0], [3]])
+    w = torch.ones(2, 1)
+    made = run_all(2, lambda r: layers[r].dispatch(x, i, format="bfloat16"))
+    dispatches = [
+        ((x, i), {"foo": 1}, TypeError, r"dispatch\(\) got an unexpected"),
+        ((x, i, "fp8"), {}, TypeError, r"dispatch\(\) takes 2 positional"),
+        ((x,), {}, ValueError, "expert_indices: want "),
+        ((x, i), {"format": "fp8", "out": made[1]}, ValueError, "format: want that of out, got"),
+        ((x, i), {"format": "fp8"}, ValueError, "format differs: bf16 on rank 0, fp8 on rank 1"),
+    ]
+    combines = [
+        ((None, i, w), {}, ValueError, "dispatched: want the result of dispatch"),
+        ((made[1], i), {}, ValueError, "weights: want "),
+        ((made[1], i + 6, w), {}, ValueError, "expert_indices: want -1 to 4, got 6 for token 0"),
+        ((made[1], torch.tensor([[1, 1]] * 2), w), {}, ValueError, "expert_indices: want "),
+    ]
+
+    def dispatch(rank, *arguments, **options):
+        return layers[rank].dispatch(*arguments, **{"format": "bfloat16", **options})
+
+    def combine(rank, *arguments, **options):
+        return layers[rank].combine(made[rank].output, *arguments, **options)
+
+    for call, good, cases in (
+        (dispatch, lambda rank: (x, i), dispatches),
+        (combine, lambda rank: (made[rank], i, w), combines),
+    ):
+        for arguments, options, error, text in cases:
+            other, own = run_each(
+                2, lambda r: call(r, *arguments, **options) if r else call(r, *good(r))
+            )
+            assert isinstance(own, error) and re.search(text, str(own)), own
+            assert isinstance(other, ValueError) and re.search(text, str(other)), other
+            run_all(2, lambda r: call(r, *good(r)))
+
+
+def test_a_low_latency_call_that_only_receives_can_be_made_again():
+    world = ep.InProcessWorld(1)
+    layer = ep.LowLatency(
+        world.transport(0), world.store(), max_tokens=4, hidden=128, topk=1, experts=2
+    )
+    x, i = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0], [1]])
+    sent = layer.dispatch(x, i, format="bfloat16", part="send")
+    for options, text in (({"out": 3}, "out: want "), ({"out": sent, "to": 1}, "unexpected")):
+        with pytest.raises((ValueError, TypeError), match=text):
+            layer.dispatch(part="receive", **options)
+    got = layer.dispatch(part="receive", out=sent)
+    sent = layer.combine(got.output, got, i, torch.ones(2, 1), part="send")
+    for indices, out, text in ((i, x, "out: want the result of the call"), (i + 8, sent, "-1 to")):
+        with pytest.raises(ValueError, match=text):
+            layer.combine(None, got, indices, torch.ones(2, 1), part="receive", out=out)
+    out = layer.combine(None, got, i, torch.ones(2, 1), part="receive", out=sent)
+    assert torch.equal(out, x)
 
 
 def test_a_barrier_of_which_an_option_is_wrong_lets_the_others_pass():

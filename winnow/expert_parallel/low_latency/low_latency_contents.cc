@@ -28,12 +28,10 @@ std::vector<std::int32_t> read_experts(const Check& check, const LowLatencyConfi
   return experts;
 }
 
-std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::int64_t token,
-                                          int experts, int per_rank) {
+std::vector<LowLatencyPair> pairs_by_rank(std::span<const std::int32_t> experts, int per_rank) {
   std::vector<LowLatencyPair> pairs;
-  for (std::int64_t k = 0; k < indices.size(1); ++k) {
-    const std::int64_t expert = index_at(indices, token, k);
-    if (expert >= 0 && expert < experts) pairs.push_back({expert / per_rank, k});
+  for (std::size_t k = 0; k < experts.size(); ++k) {
+    if (experts[k] >= 0) pairs.push_back({experts[k] / per_rank, static_cast<std::int64_t>(k)});
   }
   std::ranges::sort(pairs);
   return pairs;

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "winnow/core/check.h"
@@ -28,9 +29,8 @@ struct LowLatencyPair {
   std::int64_t home = 0, k = 0;
   auto operator<=>(const LowLatencyPair&) const = default;
 };
-// Those of a token, ranks in ascending order.
-std::vector<LowLatencyPair> pairs_by_rank(const ConstTensorView& indices, std::int64_t token,
-                                          int experts, int per_rank);
+// Those of a token, whose experts read_experts() has given, ranks in ascending order.
+std::vector<LowLatencyPair> pairs_by_rank(std::span<const std::int32_t> experts, int per_rank);
 
 // `pair_rows`, [W, M, K], read once. Throws Error (invalid_argument) for a row that is none of
 // `expert_output`. The shapes of both have been checked.

@@ -22,6 +22,13 @@ namespace {
 
 std::size_t size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 
+// Of a RowFormat that a rank has sent, which may be none.
+std::string name_of_format(std::int32_t format) {
+  static constexpr const char* kNames[] = {"bf16", "fp8", "fp8_power_of_two", "fp8_ue8m0"};
+  const bool known = format >= 0 && static_cast<std::size_t>(format) < std::size(kNames);
+  return known ? kNames[format] : std::to_string(format);
+}
+
 // A row as it travels: its elements, and the scales of fp8 behind them.
 void write_row(RowFormat format, const BFloat16* from, std::int64_t hidden, std::byte* to) {
   if (format == RowFormat::bf16) {
@@ -179,8 +186,8 @@ class CpuLowLatency : public LowLatencyBackend {
       }
       received.tokens[size(peer)] = message.tokens;
       if (message.format == format || differs) continue;
-      differs = "format differs: " + std::to_string(format) + " on rank " + std::to_string(rank()) +
-                ", " + std::to_string(message.format) + " on rank " + std::to_string(peer);
+      differs = "format differs: " + name_of_format(format) + " on rank " + std::to_string(rank()) +
+                ", " + name_of_format(message.format) + " on rank " + std::to_string(peer);
     }
     if (differs) {
       end(call);
@@ -400,14 +407,27 @@ LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
   };
   const auto check_args = [&] {
     check_combine(Check(name_), config_, world_, args);
+    if (args.expert_indices.present()) read_experts(Check(name_), config_, args.expert_indices);
     pair_rows = read_pair_rows(Check(name_), args);
   };
   return send_call(args.part, 0, 0, check_args, write);
 }
 
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall& call) {
-  if (args.part == CallPart::receive) check_combine(Check(name_), config_, world_, args);
+  const auto read = [&] { return read_experts(Check(name_), config_, args.expert_indices); };
+  if (args.part == CallPart::receive) {
+    check_combine(Check(name_), config_, world_, args);
+    read();  // what is refused here can be received once more
+  }
   const Received received = receive(call, 0);
+  std::vector<std::int32_t> experts;  // [n, k]
+  try {
+    experts = read();
+  } catch (const Error&) {  // they have changed since they were sent
+    end(call);
+    throw;
+  }
+  const std::size_t topk = size(args.expert_indices.size(1));
   static const auto sum_rows = cpu_kernels().expert_parallel_sum_rows;
   Addend addends[kMaxTopk];
   for (std::int64_t token = 0; token < args.out.size(0); ++token) {
@@ -415,7 +435,7 @@ void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall
     int count = 0;
     std::int64_t last = -1;  // the rank of the addend before
     for (const auto& [home, k] :
-         pairs_by_rank(args.expert_indices, token, config_.experts, layout_.per_rank)) {
+         pairs_by_rank({experts.data() + size(token) * topk, topk}, layout_.per_rank)) {
       if (mask_[size(home)] != 0) continue;
       if (count > 0) addends[count - 1].ends_rank = home != last;
       addends[count++] = {.row = own() + layout_.returned_row(call.epoch, token * config_.topk + k),

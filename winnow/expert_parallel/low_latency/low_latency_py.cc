@@ -13,6 +13,7 @@
 #include "winnow/expert_parallel/transport/transport.h"
 #include "winnow/python/bindings.h"
 #include "winnow/python/call.h"
+#include "winnow/python/signature.h"
 
 namespace winnow::python {
 namespace {
@@ -123,9 +124,30 @@ void take_results(Call& call, const BoundLowLatency& self, Arrived& result,
   args.ranges = call.output("ranges", result.ranges, DType::i64, {experts, world});
 }
 
+// As in run_collective(), but the other ranks do not wait in a call that only receives, which can
+// be made again.
+template <class Args, class Function>
+void run_part(const char* operation, ep::CallPart part, const std::exception_ptr& refused,
+              Args& args, const Function& run) {
+  if (refused && part == ep::CallPart::receive) std::rethrow_exception(refused);
+  run_collective(operation, refused, args, run);
+}
+
+constexpr const char* kDispatchSignature =
+    "def dispatch(self, input: T | None = None, expert_indices: T | None = None, *, "
+    "format: str | None = None, part: str = 'both', out: LowLatencyDispatched[T] | None = None, "
+    "expert_statistics: T | None = None, wait_statistics: T | None = None, "
+    "stream: Stream = None) -> LowLatencyDispatched[T]";
+constexpr const char* kCombineSignature =
+    "def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
+    "expert_indices: T, weights: T, *, part: str = 'both', "
+    "out: T | LowLatencyCombining[T] | None = None, "
+    "wait_statistics: T | None = None, stream: Stream = None) -> typing.Any";
+
 Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indices,
-                 nb::handle format, nb::handle part, nb::handle out, nb::handle expert_statistics,
-                 nb::handle wait_statistics, nb::handle stream) {
+                 const nb::args& extra, nb::handle format, nb::handle part, nb::handle out,
+                 nb::handle expert_statistics, nb::handle wait_statistics, nb::handle stream,
+                 const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kDispatch);
   Call call(kDispatch);
   call.on(self.layer.config().device);
@@ -134,10 +156,15 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
   ep::CallPart half = ep::CallPart::both;
   const std::exception_ptr refused = caught([&] {
     half = part_argument(kDispatch, part);
-    if (const auto* earlier = value_argument<Arrived*>(kDispatch, "out", out); earlier != nullptr) {
-      result = *earlier;
-    } else {
-      result.format = format_argument(format);
+    check_none(kDispatchSignature, 2, extra, unknown);
+    const auto* earlier = value_argument<Arrived*>(kDispatch, "out", out);
+    if (earlier != nullptr) result = *earlier;
+    if (!format.is_none()) {
+      const ep::RowFormat wanted = format_argument(format);
+      if (earlier != nullptr && wanted != result.format) {
+        refuse_argument(kDispatch, "format", "that of out", format);
+      }
+      result.format = wanted;
     }
     call.use_stream(stream);
     args.input = call.input("input", input);
@@ -146,7 +173,7 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
     args.expert_statistics = call.in_out("expert_statistics", expert_statistics);
     args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
   });
-  run_collective(kDispatch, refused, args, [&] {
+  run_part(kDispatch, half, refused, args, [&] {
     args.part = half;
     args.format = result.format;
     args.sent = result.sent;
@@ -158,9 +185,10 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
   return result;
 }
 
-nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dispatched,
-                   nb::handle expert_indices, nb::handle weights, nb::handle part, nb::object out,
-                   nb::handle wait_statistics, nb::handle stream) {
+nb::object combine(BoundLowLatency& self, nb::handle expert_output, nb::handle dispatched,
+                   nb::handle expert_indices, nb::handle weights, const nb::args& extra,
+                   nb::handle part, nb::object out, nb::handle wait_statistics, nb::handle stream,
+                   const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kCombine);
   Call call(kCombine);
   call.on(self.layer.config().device);
@@ -169,6 +197,11 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
   ep::LowLatencySent sent = ep::LowLatencySent::none;
   const std::exception_ptr refused = caught([&] {
     half = part_argument(kCombine, part);
+    check_none(kCombineSignature, 4, extra, unknown);
+    const auto* arrived = value_argument<Arrived*>(kCombine, "dispatched", dispatched);
+    if (arrived == nullptr) {
+      refuse_argument(kCombine, "dispatched", "the result of dispatch()", dispatched);
+    }
     if (half == ep::CallPart::receive) {
       const auto* first = value_argument<Combining*>(kCombine, "out", out);
       if (first == nullptr) {
@@ -179,14 +212,14 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, Arrived& dis
     }
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
-    args.pair_rows = call.input("pair_rows", dispatched.pair_rows);
+    args.pair_rows = call.input("pair_rows", arrived->pair_rows);
     args.expert_indices = call.input("expert_indices", expert_indices);
     args.weights = call.input("weights", weights);
     args.out = call.output("out", out, DType::bf16,
                            {size_of_dim(args.expert_indices, 0), self.layer.config().hidden});
     args.wait_statistics = call.in_out("wait_statistics", wait_statistics);
   });
-  run_collective(kCombine, refused, args, [&] {
+  run_part(kCombine, half, refused, args, [&] {
     args.part = half;
     args.sent = sent;
     call.run([&](const RunOptions& options) {
@@ -237,7 +270,8 @@ Args:
     input: [n, H], bfloat16, n from 0 to M; expert_indices: [n, k], int32 or int64, k from 1 to K,
         -1 or E for none. None with part "receive".
     format: of the rows: "bfloat16"; "fp8", float8_e4m3fn with a float32 scale for each 128 columns;
-        "fp8_power_of_two"; "fp8_ue8m0", whose scales are exponents, four in an int32.
+        "fp8_power_of_two"; "fp8_ue8m0", whose scales are exponents, four in an int32. None: that
+        of `out`, or "fp8".
     part: "both", or "send" and later "receive" with the result of the first as `out`. At most two
         calls may be sent and not yet received.
     out: the result of an earlier call, to write into; with part "receive" that of the call to
@@ -255,8 +289,9 @@ Returns:
     source rank are contiguous.
 
 Raises:
-    ValueError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any rank when
-    it receives, on a GPU in a later call.)";
+    ValueError, TypeError, winnow.Error: as AllToAll.dispatch(). Every rank raises the error of any
+    rank when it receives, on a GPU in a later call. What is wrong in a call that only receives
+    stays on its rank, which can make it again.)";
 
 constexpr const char* kCombineDoc =
     R"(Sums the experts' rows of each token, multiplied by weights. Collective.
@@ -308,24 +343,15 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
                  "max_tokens: int, hidden: int, topk: int, experts: int, "
                  "enable_shrink: bool = False, sm_count: int = 0, timeout: float | None = None, "
                  "device: typing.Any = 'cpu') -> None"));
-  define(type, "dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(),
-         nb::kw_only(), "format"_a.none() = "fp8", "part"_a.none() = "both", "out"_a = nb::none(),
-         "expert_statistics"_a = nb::none(), "wait_statistics"_a = nb::none(),
-         "stream"_a = nb::none(), kDispatchDoc,
-         nb::sig("def dispatch(self, input: T | None = None, expert_indices: T | None = None, *, "
-                 "format: str = 'fp8', part: str = 'both', "
-                 "out: LowLatencyDispatched[T] | None = None, "
-                 "expert_statistics: T | None = None, wait_statistics: T | None = None, "
-                 "stream: Stream = None) -> LowLatencyDispatched[T]"));
-  define(type, "combine", combine, "expert_output"_a.none(), "dispatched"_a,
-         "expert_indices"_a.none(), "weights"_a.none(), nb::kw_only(), "part"_a.none() = "both",
-         "out"_a = nb::none(), "wait_statistics"_a = nb::none(), "stream"_a = nb::none(),
-         kCombineDoc,
-         nb::sig("def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
-                 "expert_indices: T, weights: T, *, part: str = 'both', "
-                 "out: T | LowLatencyCombining[T] | None = None, "
-                 "wait_statistics: T | None = None, stream: Stream = None) -> typing.Any"));
-  type.def("_refuse_dispatch", refuse_dispatch, "text"_a)
+  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(), "extra"_a,
+           nb::kw_only(), "format"_a = nb::none(), "part"_a.none() = "both", "out"_a = nb::none(),
+           "expert_statistics"_a = nb::none(), "wait_statistics"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
+      .def("combine", combine, "expert_output"_a = nb::none(), "dispatched"_a = nb::none(),
+           "expert_indices"_a = nb::none(), "weights"_a = nb::none(), "extra"_a, nb::kw_only(),
+           "part"_a.none() = "both", "out"_a = nb::none(), "wait_statistics"_a = nb::none(),
+           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature))
+      .def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("_refuse_combine", refuse_combine, "text"_a)
       .def(
           "mask",

@@ -78,21 +78,31 @@ std::optional<LaunchEnvironment> launch_environment() {
       number(rank, needed(rank, "the rank of this process", set), 0, environment.world_size - 1,
              "in [0, " + std::to_string(environment.world_size) + ")");
   environment.local_world_size = environment.world_size;
+  // One that says nothing of the nodes, as srun's PMI does, may have another behind it that numbers
+  // the ranks alike.
+  const auto says_node = [&](const Names& other) {
+    return variable(other.local_world_size) && variable(other.rank) == variable(rank) &&
+           variable(other.world_size) == variable(size);
+  };
+  const auto* const behind = std::find_if(launcher, std::end(kLaunchers), says_node);
+  const Names& node = own || behind == std::end(kLaunchers) ? names : *behind;
   const std::string local =
-      variable(kOwn.local_world_size) ? kOwn.local_world_size : names.local_world_size;
+      variable(kOwn.local_world_size) ? kOwn.local_world_size : node.local_world_size;
   if (const std::optional<std::string> text = variable(local)) {
     const std::string wanted =
         "a divisor of " + size + " " + std::to_string(environment.world_size);
     // srun writes "4(x2)" for two nodes, and has a comma where nodes have different numbers.
-    const std::size_t end = text->find(',') == text->npos ? text->find("(x") : text->npos;
+    const std::size_t end = std::min(text->find("(x"), text->size());
     environment.local_world_size =
         number(local, text->substr(0, end), 1, environment.world_size, wanted);
-    if (environment.world_size % environment.local_world_size != 0) {
+    const int nodes = environment.world_size / environment.local_world_size;
+    if (environment.world_size % environment.local_world_size != 0 ||
+        (end < text->size() && text->substr(end) != "(x" + std::to_string(nodes) + ")")) {
       throw Error(ErrorCode::invalid_argument, kOperation, local, wanted, "\"" + *text + "\"");
     }
   }
   environment.local_rank = environment.rank % environment.local_world_size;
-  const std::string place = variable(kOwn.local_rank) ? kOwn.local_rank : names.local_rank;
+  const std::string place = variable(kOwn.local_rank) ? kOwn.local_rank : node.local_rank;
   if (const std::optional<std::string> text = variable(place)) {
     environment.local_rank = number(place, *text, 0, kMost, "a whole number of 0 or more");
   }

@@ -126,9 +126,25 @@ TEST_F(LaunchEnvironmentTest, NodesOfSrunHaveEquallyManyRanks) {
   variables["SLURM_STEP_TASKS_PER_NODE"] = "4";
   set(variables);
   EXPECT_EQ(launch_environment()->local_world_size, 4);
-  variables["SLURM_STEP_TASKS_PER_NODE"] = "1(x2),2";
-  expect_refused(variables,
-                 "SLURM_STEP_TASKS_PER_NODE: want a divisor of SLURM_NTASKS 4, got \"1(x2),2\"");
+  for (const std::string text : {"1(x2),2", "2(x9)", "2(x2)x", "2(x", "3"}) {
+    variables["SLURM_STEP_TASKS_PER_NODE"] = text;
+    expect_refused(
+        variables,
+        "SLURM_STEP_TASKS_PER_NODE: want a divisor of SLURM_NTASKS 4, got \"" + text + "\"");
+  }
+}
+
+// The PMI that srun has by default in many places says nothing of nodes.
+TEST_F(LaunchEnvironmentTest, AnotherLauncherThatNumbersTheRanksAlikeSaysTheNode) {
+  auto variables = kSrun;
+  variables.insert({{"WINNOW_RENDEZVOUS", "/tmp/here"}, {"PMI_RANK", "3"}, {"PMI_SIZE", "4"}});
+  set(variables);
+  EXPECT_EQ(launch_environment()->local_world_size, 2);
+  EXPECT_EQ(launch_environment()->local_rank, 1);
+  variables["SLURM_PROCID"] = "1";  // of the tasks that began mpirun
+  set(variables);
+  EXPECT_EQ(launch_environment()->local_world_size, 4);
+  EXPECT_EQ(launch_environment()->local_rank, 3);
 }
 
 TEST_F(LaunchEnvironmentTest, AJobHasOneName) {

@@ -149,7 +149,8 @@ _Bounds = Callable[[Any, int], bool]
 
 
 def _text(value: Any, world: int) -> bool:
-    return isinstance(value, str)
+    # JSON may hold halves of characters, which no text outside of Python has.
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 def _count(value: Any, world: int) -> bool:
@@ -179,7 +180,7 @@ def _list_of(*bounds: _Bounds) -> _Bounds:
 
 
 def _seconds(value: Any, world: int) -> bool:
-    return type(value) in (int, float)
+    return type(value) in (int, float) and 0 <= value < 2**31
 
 
 def _size(value: Any, world: int) -> bool:

@@ -67,12 +67,6 @@ def wrong_flag(name: str, value: Any) -> Wrong:
     return (name, "True or False", type(value).__name__) if hasattr(value, "shape") else None
 
 
-def wrong_group(group: Any) -> Wrong:
-    if callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None)):
-        return None
-    return "group", "a process group of torch", type(group).__name__
-
-
 def wrong_flags(**given: Any) -> Wrong:
     """wrong_flag() of several, by name."""
     for name, value in given.items():

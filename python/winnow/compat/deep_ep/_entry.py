@@ -13,7 +13,10 @@ Method = TypeVar("Method", bound=Callable)
 # What is wrong with a call: (argument, wanted, got).
 Why = Tuple[str, str, Any]
 
-_called: ContextVar[str] = ContextVar("called", default="deep_ep")
+# The method that is being called, and what its errors call the layers' arguments.
+_called: ContextVar[Tuple[str, Optional[Dict[str, str]]]] = ContextVar(
+    "called", default=("deep_ep", None)
+)
 
 
 def text_of(why: Why) -> str:
@@ -23,17 +26,32 @@ def text_of(why: Why) -> str:
 
 def called() -> str:
     """The method that is being called, "deep_ep.Buffer.dispatch"."""
-    return _called.get()
+    return _called.get()[0]
 
 
 @contextlib.contextmanager
-def calling(name: str) -> Iterator[None]:
-    """Within it called() is `name`."""
-    before = _called.set(name)
+def calling(name: str, names: Optional[Dict[str, str]] = None) -> Iterator[None]:
+    """Within it called() is `name`. Errors that leave it get the caller's names, if any."""
+    before = _called.set((name, names))
     try:
         yield
+    except Error as error:
+        if names:
+            _translate(error, names)
+        raise
     finally:
         _called.reset(before)
+
+
+def later(function: Callable[[], Any]) -> Callable[[], Any]:
+    """`function`, to be called when the method has returned: its errors are the method's."""
+    method = _called.get()
+
+    def call() -> Any:
+        with calling(*method):
+            return function()
+
+    return call
 
 
 def entry(
@@ -44,7 +62,8 @@ def entry(
     `names` maps the layers' names of arguments to the caller's, "x", or to a part of one of the
     caller's, "x, scales"; those of the object's `_names` hold, too. All ranks make the same call,
     so each can translate what another one reports. refuse(layers, why), if all ranks make the call:
-    takes part in it when this rank's arguments do not fit the signature.
+    takes part in it when this rank's arguments do not fit the signature. A constructor gives it the
+    group in place of the layers.
     """
 
     def decorate(method: Method) -> Method:
@@ -53,16 +72,18 @@ def entry(
 
         @functools.wraps(method)
         def call(self: Any, *given: Any, **options: Any) -> Any:
-            name = "" if method.__name__ == "__init__" else f".{method.__name__}"
-            layers = None if refuse is None else getattr(self, "_layers", None)
-            if layers is not None and not getattr(self, "enable_shrink", False):
+            new = method.__name__ == "__init__"
+            layers = getattr(self, "_layers", None)
+            if refuse is None:
+                layers = None
+            elif new:
+                layers = given[0] if given else options.get("group")
+            elif layers is not None and not getattr(self, "enable_shrink", False):
                 layers.count_call()  # which masked ranks do not make
-            with calling(self._name + name):
+            name = self._name if new else f"{self._name}.{method.__name__}"
+            with calling(name, {**own, **self._names, **names}):
                 try:
                     return method(self, *given, **options)
-                except Error as error:
-                    _translate(error, {**own, **self._names, **names})
-                    raise
                 except TypeError:
                     if layers is not None and (why := _unfit(signature, self, given, options)):
                         with contextlib.suppress(Error):  # which the other ranks raise

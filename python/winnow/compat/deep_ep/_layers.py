@@ -75,8 +75,18 @@ def _gpu() -> Optional[str]:
 _of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
 
 
+def wrong_group(group: Any) -> Optional[Why]:
+    if not (callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None))):
+        return "group", "a process group of torch", type(group).__name__
+    if not torch.distributed.is_initialized():
+        return "group", "a process group that exists", "one of a time before init_process_group()"
+    return None
+
+
 def refuse_new(group: Any, why: Why) -> NoReturn:
     """Takes part in the making of a buffer, so that all ranks refuse it."""
+    if (wrong := wrong_group(group)) is not None:
+        refuse(called(), *wrong)
     count_call(group)
     agree(group, {}, {"refusal": text_of(why)})
     raise AssertionError("a refusal did not raise")

@@ -18,7 +18,7 @@ from winnow.compat.deep_ep._checks import (
     wrong_number,
     wrong_weights,
 )
-from winnow.compat.deep_ep._entry import entry
+from winnow.compat.deep_ep._entry import entry, later
 from winnow.compat.deep_ep._layers import Layers
 from winnow.compat.deep_ep._route import dense
 from winnow.compat.deep_ep._streams import CommStream
@@ -353,7 +353,7 @@ def _wrong_overlapped(
 
 def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:
     """The hook of a call, which receives the results of that call, once."""
-    received = False
+    receive, received = later(receive), False
 
     def hook() -> None:
         nonlocal received

@@ -12,7 +12,6 @@ from winnow.compat.deep_ep._checks import (
     wrong_counts,
     wrong_dispatch,
     wrong_events,
-    wrong_group,
     wrong_handle,
     wrong_indices,
     wrong_number,
@@ -20,7 +19,7 @@ from winnow.compat.deep_ep._checks import (
 )
 from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._handle import Handle
-from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
 from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense, int32_indices, report_later
 from winnow.compat.deep_ep._streams import CommStream
@@ -66,7 +65,7 @@ class Buffer(LowLatencyBuffer):
         "worst_case_rows": "num_worst_tokens",
     }
 
-    @entry()
+    @entry(refuse_new)
     def __init__(
         self,
         group: Any,

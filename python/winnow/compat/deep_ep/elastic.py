@@ -9,7 +9,6 @@ from torch import Tensor
 from winnow.compat._refusal import refuse, refuse_call
 from winnow.compat.deep_ep._checks import (
     wrong_bias,
-    wrong_group,
     wrong_handle,
     wrong_number,
     wrong_sums,
@@ -21,7 +20,7 @@ from winnow.compat.deep_ep._elastic_checks import (
     wrong_way,
 )
 from winnow.compat.deep_ep._entry import called, entry
-from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
 from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense
 from winnow.compat.deep_ep._streams import CommStream, event_of
 from winnow.compat.deep_ep.buffer import Buffer
@@ -108,7 +107,7 @@ class ElasticBuffer:
         "worst_case_rows": "num_max_tokens_per_rank",
     }
 
-    @entry(hidden="hidden")
+    @entry(refuse_new, hidden="hidden")
     def __init__(
         self,
         group: Any,

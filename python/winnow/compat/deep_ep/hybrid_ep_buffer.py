@@ -14,7 +14,6 @@ from winnow.compat.deep_ep._checks import (
     plain_number,
     usable,
     wrong_flag,
-    wrong_group,
     wrong_handle,
     wrong_indices,
     wrong_number,
@@ -22,7 +21,7 @@ from winnow.compat.deep_ep._checks import (
     wrong_sums,
 )
 from winnow.compat.deep_ep._entry import called, entry
-from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new
+from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
 from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, report_later
 
 __all__ = ["HybridEPBuffer", "indices_to_map"]
@@ -106,7 +105,7 @@ class HybridEPBuffer:
     _name = _NAME
     _names = _BY_MAP
 
-    @entry()
+    @entry(refuse_new)
     def __init__(
         self,
         group: Any,
