@@ -218,7 +218,7 @@ def told(group):
         text = refused(lambda: without_last(buffer, group), Error)
         assert f"rank {rank} was masked by ranks 0" in text, text
     else:
-        number = rendezvous._begun[group.group_name, "winnow/deep_ep"] + 1
+        number = rendezvous._begun[group]["winnow/deep_ep"] + 1
         rendezvous._store_of(group).wait([f"winnow/deep_ep/{number}/{world - 1}"])  # it has called
         buffer.low_latency_update_mask_buffer(world - 1, True)
         without_last(buffer, group)

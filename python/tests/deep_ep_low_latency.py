@@ -248,7 +248,7 @@ def overlaps_its_experts(group):
     memory = buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True)
     assert memory.zero_().shape == (0,) and memory.dtype == torch.int8
     name = "deep_ep.Buffer.get_local_buffer_tensor"
-    for wrong in (torch.Size([-1]), [-1, 0], 5, "x"):
+    for wrong in (torch.Size([-1]), [-1, 0], 5, "x", (2**70,), (2**40, 2**40)):
         text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(torch.int8, wrong))
         assert text.startswith(f"{name}: size: want "), text
     for wrong in ("f32", None):
@@ -259,8 +259,9 @@ def overlaps_its_experts(group):
     assert (
         text.startswith(f"{name}: size: want None in memory without elements") and "[2, 3]" in text
     )
-    text = refused(lambda: buffer.get_local_buffer_tensor(torch.int8, None, 16))
-    assert text.startswith(f"{name}: offset: want 0 in memory without elements")
+    for wrong in (16, torch.zeros(2), "x"):
+        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(torch.int8, None, wrong))
+        assert text.startswith(f"{name}: offset: want 0 in memory without elements"), text
 
 
 def mistakes(group):

@@ -445,3 +445,75 @@ print(flash_mla.flash_mla_sparse_fwd.__module__, *found)
 def test_a_folder_of_no_library_is_refused():
     with pytest.raises(ValueError, match="compat.path: name: want deep_ep or .*, got torch"):
         compat.path("deep_ep", "torch")
+
+
+CALL = "from deep_gemm import fp8_mqa_logits as run\n"
+
+
+def test_a_function_of_the_name_of_a_module_hides_nothing(tmp_path):
+    found = checked(
+        tmp_path,
+        {
+            "pkg/__init__.py": "# deep_gemm\ndef ops():\n    return 1\n",
+            "pkg/ops.py": CALL,
+            "pkg/ops/__init__.py": CALL,
+            "pkg/use.py": "from pkg.ops import run  # deep_gemm\nrun(1)\n",
+        },
+    )
+    assert statuses(found) == {"pkg/use.py:2 fp8_mqa_logits": "not taken"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import deep_gemm\nx = deep_gemm" + ".a()" * 900,
+        'import deep_gemm\ndef f(x: "' + "(" * 3000 + '"):\n    return x\n',
+        'import deep_gemm\ndef f(x: "deep_gemm' + ".a" * 900 + '"):\n    return x\n',
+    ],
+    ids=["chain", "annotation", "long-annotation"],
+)
+def test_sources_that_are_too_deep(text, tmp_path):
+    files = {"a.py": text, "b.py": "import deep_gemm\ndeep_gemm.fp8_mqa_logits(x=1)\n"}
+    found = checked(tmp_path, files)
+    assert found["b.py:2 fp8_mqa_logits"][0] == "not taken"
+    assert all(status == "not judged" or where[0] == "b" or status == "passed on"
+               for where, (status, _) in found.items())  # fmt: skip
+
+
+def test_names_that_no_terminal_shows(tmp_path, capsys):
+    name = os.fsdecode(b"bad\xff.py")
+    (tmp_path / name).write_text('import flash_mla\nflash_mla.get_mla_metadata(**{"\\ud800": 1})\n')
+    assert main(["check", str(tmp_path)]) == 0
+    assert "get_mla_metadata: taken" in capsys.readouterr().out
+
+
+def test_constants_that_dense_decode_refuses(tmp_path):
+    call = "import flash_mla\nflash_mla.flash_mla_with_kvcache(q, k, {}, 512, md)\n"
+    found = checked(
+        tmp_path,
+        {
+            "a.py": call.format("None, lens"),
+            "b.py": call.format("table, None"),
+            "c.py": call.format("table, lens").replace("md)", 'md, kv_format="X")'),
+            "d.py": call.format("table, lens"),
+        },
+    )
+    reasons = {where[0]: reason for where, (_, reason) in found.items()}
+    assert statuses(found)["d.py:2 flash_mla_with_kvcache"] == "taken"
+    assert reasons["a"] == "block_table: want a tensor without indices, got None"
+    assert reasons["b"] == "cache_seqlens: want a tensor without indices, got None"
+    assert reasons["c"] == "kv_format: want None or V32 or V4, got X"
+
+
+def test_imports_that_run_are_not_guarded(tmp_path):
+    found = checked(
+        tmp_path,
+        {
+            "a.py": "if TYPE_CHECKING:\n    pass\nelse:\n    from deep_ep import nosuch\n",
+            "b.py": "try:\n    import x\nexcept ImportError:\n    from deep_ep import nosuch\n",
+            "c.py": "try:\n    from deep_ep import nosuch\nexcept ImportError:\n    pass\n",
+        },
+    )
+    assert statuses(found) == {
+        "a.py:4 nosuch": "not taken", "b.py:4 nosuch": "not taken",
+    }  # fmt: skip

@@ -107,6 +107,31 @@ def test_all_rows_of_a_sequence(of_queries, format, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_lengths_have_any_strides(device):
+    """One for all queries of a sequence by a stride of 0, and with gaps: as dense copies."""
+    q, cache, indices, _ = problem("bf16", device=device)
+    lens = torch.tensor([17, 3, 40], dtype=torch.int32, device=device)
+    tables = torch.tensor([[4, 0, 2], [1, 1, -1], [3, 5, 0]], dtype=torch.int32, device=device)
+    apart = torch.stack((lens, lens + 9), 1)
+    layouts = {
+        "for all queries": lens[:, None].expand(3, 2),
+        "of sequences, apart": apart[:, 0],
+        "of queries, apart": torch.stack((apart, apart), 2)[..., 0],
+        "by query": apart.T.contiguous().T,
+    }
+    for kind, lengths in layouts.items():
+        assert lengths.stride(-1) != 1
+        for given, name in (
+            ({"block_tables": tables}, "context_lens"),
+            ({"indices": indices}, "topk_length"),
+        ):
+            for call in (sparse_mla.decode, ops.sparse_mla_decode):
+                got = call(q, cache, format="bf16", **given, **{name: lengths})
+                want = call(q, cache, format="bf16", **given, **{name: lengths.contiguous()})
+                assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]), (kind, name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_decode_against_a_formula(format, device):
     q, cache, indices, rows = problem(format, device=device)

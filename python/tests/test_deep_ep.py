@@ -10,6 +10,7 @@ import pytest
 import torch
 from winnow.compat import deep_ep
 from winnow.compat.deep_ep import _agreement
+from winnow.compat.deep_ep._checks import wrong_dispatch
 from winnow.compat.deep_ep._entry import calling
 
 from winnow import Error, compat
@@ -176,6 +177,21 @@ def test_config_is_for_any_number_of_ranks():
         assert config.get_nvl_buffer_size_hint(14336, ranks) > 0
         hint = deep_ep.Buffer.get_combine_config(ranks).get_rdma_buffer_size_hint(14336, ranks)
         assert (hint > 0) == (ranks > 8)
+
+
+def test_counts_beyond_32_bits_are_no_counts():
+    rows, in_rank = torch.zeros(2, 16), torch.zeros(2, 1, dtype=torch.bool)
+    counts = torch.tensor([1, 2**32 + 1])
+    wrong = wrong_dispatch(1, None, rows, None, in_rank, counts, None, None)
+    assert wrong == ("num_tokens_per_expert", "numbers of 32 bits", 2**32 + 1)
+    assert wrong_dispatch(1, None, rows, None, in_rank, counts % 2, None, None) is None
+
+
+@pytest.mark.parametrize("wrong", ["x", float("nan"), -1, None, 2.5])
+def test_config_takes_whole_numbers(wrong):
+    text = "^deep_ep.Config: num_sms: want a whole number, 0 or more, got "
+    with pytest.raises(ValueError, match=text):
+        deep_ep.Config(wrong)
 
 
 def test_the_folder_has_a_real_package():

@@ -484,6 +484,29 @@ def test_numbers_of_multiprocessors_are_refused(monkeypatch, wrong):
         deep_gemm.get_paged_mqa_logits_metadata(lens, 64, wrong)
 
 
+def test_flags_are_no_widths():
+    """A flag in a tensor or of numpy is one, and a number at its place is given once."""
+    (q, k, scale, weights, start, end), want = logits_problem("cpu")
+    given = (q, (k, scale), weights, start, end)
+    for flag in (torch.tensor(True), np.bool_(True), torch.tensor([True])):
+        near(deep_gemm.fp8_fp4_mqa_logits(*given, clean_logits=flag), want)
+    text = "max_seqlen_k: want None beside a number at the position of clean_logits, got 3"
+    with pytest.raises(ValueError, match=text):
+        deep_gemm.fp8_fp4_mqa_logits(*given, 5, 3)
+    for width in (True, np.bool_(True), torch.tensor(True)):
+        with pytest.raises(ValueError, match="max_seqlen_k: want 0 or a number of columns, got "):
+            deep_gemm.fp8_mqa_logits(*given, max_seqlen_k=width)
+
+
+def test_logits_with_a_width_name_what_is_wrong():
+    (q, k, scale, weights, start, end), _ = logits_problem("cpu")
+    with pytest.raises(ValueError, match="q: want 3 dimensions .s_q, h, d., got shape .7, 128."):
+        deep_gemm.fp8_mqa_logits(q[:, 0], (k, scale), weights, start, end, max_seqlen_k=3)
+    nothing = (q[:0], (k.float(), scale), weights[:0], start[:0], end[:0])
+    with pytest.raises(ValueError, match="kv: want dtype f8_e4m3, got f32"):
+        deep_gemm.fp8_mqa_logits(*nothing, max_seqlen_k=3)
+
+
 @pytest.mark.parametrize("wrong", [None, 3, [1, 2]])
 def test_lengths_of_a_plan_are_a_tensor(wrong):
     text = "^get_paged_mqa_logits_metadata: context_lens: want a tensor of torch, got "

@@ -7,9 +7,10 @@ import every_operation
 import numpy as np
 import pytest
 import torch
+import winnow.torch as ops
 
 import winnow
-from winnow import _winnow, expert_parallel, sparse_mla
+from winnow import _winnow, expert_parallel, indexer, sparse_mla
 
 _TENSORS = every_operation.ALL["sparse_mla::forward"].tensors
 INPUTS = [_TENSORS[name] for name in ("q", "kv", "indices")]
@@ -216,6 +217,59 @@ def test_missing_and_mistyped_arguments_are_named():
             call()
         assert str(caught.value) == text
     sparse_mla.forward(q, kv, indices, scale=1)  # an integer is a number
+
+
+def test_integers_out_of_range_are_named_with_their_value():
+    """They are of the right type: a ValueError with the number, of very long ones its length."""
+    q, kv, indices = INPUTS
+    scores = [torch.zeros(1, 2, 128), torch.zeros(3, 128), torch.zeros(1, 2)]
+    of_32, of_64 = "want an integer of 32 bits, got", "want an integer of 64 bits, got"
+    cases = [
+        (lambda: winnow.set_num_threads(2**40), f"set_num_threads: count: {of_32} {2**40}"),
+        (lambda: winnow.set_num_threads(-(2**80)), f"set_num_threads: count: {of_32} {-(2**80)}"),
+        (lambda: indexer.topk(*scores, 2**63), f"topk: topk: {of_64} {2**63}"),
+        (lambda: ops.indexer_topk(*scores, 2**63), f"indexer_topk: topk: {of_64} {2**63}"),
+        (
+            lambda: ops.indexer_topk(*scores, topk=10**5000),
+            f"indexer_topk: topk: {of_64} one of 16610 bits",
+        ),
+        (
+            lambda: sparse_mla.forward(q, kv, indices, scale=10**400),
+            "forward: scale: want a number or None, got one of 1329 bits",
+        ),
+        (
+            lambda: ops.sparse_mla_attention(
+                *(torch.from_numpy(x) for x in (q, kv, indices)), scale=10**400
+            ),
+            "sparse_mla_attention: scale: want a number, got one of 1329 bits",
+        ),
+        (
+            lambda: expert_parallel.InProcessWorld(2**40),
+            f"InProcessWorld: world_size: {of_32} {2**40}",
+        ),
+    ]
+    for call, text in cases:
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == text
+        assert text.endswith(caught.value.got) and caught.value.argument in text
+    reason = winnow.supports("indexer.topk", topk=10**5000).reason
+    assert reason == f"supports: topk: {of_64} one of 16610 bits"
+
+
+def test_supports_names_sizes_that_no_tensor_has():
+    for op, size in (
+        ("indexer.topk", "topk"),
+        ("sparse_mla.forward", "s_q"),
+        ("paged_xl.attention", "num_seqs"),
+        ("expert_parallel.dispatch", "topk"),
+    ):
+        reason = winnow.supports(op, **{size: -1}).reason
+        assert reason == f"supports: {size}: want 0 or more, got -1"
+    reason = winnow.supports("sparse_mla.forward", s_q=2**62).reason
+    assert reason == (f"supports: q: want a byte count that fits 63 bits, got [{2**62}, 64, 576]")
+    reason = winnow.supports("expert_parallel.notify", channels=2**31).reason
+    assert "channels: want at most 2^31 - 1, got 2147483648" in reason
 
 
 def test_what_numpy_cannot_have_and_which_backend_serves_gpus():

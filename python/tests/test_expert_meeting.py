@@ -15,6 +15,7 @@ from ranks import run_all
 
 import winnow
 from winnow import expert_parallel as ep
+from winnow.expert_parallel import rendezvous
 
 
 class _Dictionary:
@@ -288,3 +289,15 @@ def test_launch_environment(monkeypatch):
     monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "soon")
     with pytest.raises(ValueError, match="WINNOW_TIMEOUT_SECONDS"):
         ep.default_timeout()
+
+
+def test_worlds_are_counted_by_group_and_not_by_its_name():
+    """torch calls every default group "0": a process that had one before meets a new process."""
+
+    class Group:
+        group_name = "0"
+
+    first, second = Group(), Group()
+    assert [rendezvous.next_prefix(first) for _ in range(2)] == ["winnow/1", "winnow/2"]
+    assert rendezvous.next_prefix(first, "room") == "room/1"
+    assert rendezvous.next_prefix(second) == "winnow/1"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from expert_problems import SMALL, payload
 from ranks import Ranks, run_all, run_each
+from winnow.compat.deep_ep._route import int32_indices
 
 import winnow
 from winnow import expert_parallel as ep
@@ -369,3 +370,43 @@ def test_an_out_that_is_too_small_is_an_error_on_all():
             assert all(isinstance(outcome, ValueError) for outcome in outcomes)
             assert re.search(text, str(outcomes[1]))
         ranks.run(body)
+
+
+@pytest.mark.parametrize("value", [2**32, 2**31, -(2**40), -(2**63)])
+def test_an_index_beyond_32_bits_is_named_as_it_was_given(value):
+    world = ep.InProcessWorld(1)
+    sizes = {"max_tokens": 2, "hidden": 16, "topk": 1, "experts": 4, "dtype": "float32"}
+    indices = np.array([[1], [value]])
+    with ep.AllToAll(world.transport(0), world.store(), **sizes) as layer:
+        text = f"expert_indices: want -1 to 4, got {value} for token 1$"
+        with pytest.raises(ValueError, match=text):
+            layer.dispatch(np.zeros((2, 16), np.float32), indices)
+    text = f"topk_idx: want -1 to 4 .*, got {value} for token 1, k 0$"
+    with pytest.raises(ValueError, match=text):
+        int32_indices(torch.from_numpy(indices), 4)
+    below = torch.tensor([[-100]])
+    assert int32_indices(below, 4).item() == -100  # which layout() names
+
+
+def test_timeouts_of_no_time_end_at_once(monkeypatch):
+    monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "60")
+    begin = time.monotonic()
+    with pytest.raises(winnow.Error, match="rank 1"):
+        ep.create_shared_memory(ep.MemoryStore(), 0, 2, timeout=0)
+    assert time.monotonic() - begin < 20
+
+
+def test_the_sums_of_combine_share_no_memory_with_weights():
+    world = ep.InProcessWorld(1)
+    sizes = {"max_tokens": 2, "hidden": 16, "topk": 1, "experts": 4, "dtype": "float32"}
+    with ep.AllToAll(world.transport(0), world.store(), **sizes) as layer:
+        got = layer.dispatch(np.ones((2, 16), np.float32), np.array([[1], [2]]))
+        out = np.zeros((2, 16), np.float32)
+        weights = out.reshape(-1)[:2].reshape(2, 1)
+        with pytest.raises(ValueError, match="out: want memory apart from weights"):
+            layer.combine(got.output, got.descriptor, weights=weights, out=out)
+
+
+def test_a_prefix_that_is_too_long_is_named():
+    with pytest.raises(ValueError, match="prefix: want at most 64 bytes, got 300 bytes"):
+        ep.create_shared_memory(ep.MemoryStore(), 0, 1, prefix="x" * 300)

@@ -11,6 +11,8 @@ from layouts import GAP, LAYOUTS, lay_out
 from ranks import Ranks
 
 DENSE = {"key_cache": 3, "value_cache": 2}  # inner dimensions without gaps; of others one
+# Read one by one: of any strides.
+NUMBERS = {("sparse_mla::decode", name) for name in ("topk_length", "extra_topk_length")}
 # What the table makes a tensor of torch of, which has no negative strides.
 IN_TORCH = {("sparse_mla::decode", "q"), ("sparse_mla::decode", "out"),
             ("sparse_mla::store", "rows"), ("indexer::topk_paged", "q"),
@@ -73,7 +75,7 @@ def test_tensors_of_any_layout_give_the_same_bits(kind, layout, name):
 def test_gaps_in_the_last_dimension_are_refused_by_name(kind, name):
     operation = every_operation.ALL[name]
     for argument, array in operation.tensors.items():
-        if array.shape[-1] == 1:
+        if array.shape[-1] == 1 or (name, argument) in NUMBERS:
             continue
         gaps = np.repeat(array, 2, axis=-1)[..., ::2]
         with pytest.raises(ValueError, match=f"{argument}: want stride 1 in the last dimension"):

@@ -35,6 +35,7 @@ class FlashMLASchedMeta:
 
 flash_mla_with_kvcache = flash_mla_sparse_fwd = get_mla_metadata = _absent
 flash_attn_varlen_func = flash_attn_varlen_kvpacked_func = _absent
+flash_mla_with_kvcache_fp8 = get_mla_metadata_dense_fp8 = _absent
 flash_attn_varlen_qkvpacked_func = _absent
 
 
@@ -84,6 +85,24 @@ assert flashmla.flash_attn_varlen_func is flashmla._absent  # stays vLLM's
 assert isinstance(flashmla.get_mla_metadata()[0], flashmla.FlashMLASchedMeta)
 assert backend.is_flashmla_sparse_supported() == (True, None)
 assert flashmla.is_flashmla_dense_supported() == (True, None)
+
+# Dense decode in 8 bits, as vLLM's attention of plain MLA calls it.
+lens, table = torch.tensor([40, 9]).int(), torch.tensor([[3, 0, 1], [2, 5, 5]]).int()
+plan, splits = flashmla.get_mla_metadata_dense_fp8(lens, 8, 1)
+assert plan.shape == (1, 8) and splits.shape == (3,)
+q = torch.randn(2, 2, 4, 576).to(torch.float8_e4m3fn)
+cache = torch.randn(6, 16, 1, 576).to(torch.float8_e4m3fn)
+scales = torch.full((1,), 0.5), torch.full((1,), 2.0)
+out, lse = flashmla.flash_mla_with_kvcache_fp8(
+    q=q, k_cache=cache, block_table=table, cache_seqlens=lens, head_dim_v=512,
+    tile_scheduler_metadata=plan, num_splits=splits, softmax_scale=0.1, causal=True,
+    descale_q=scales[0], descale_k=scales[1],
+)
+want = winnow.sparse_mla.decode(
+    q.bfloat16(), cache, format="fp8_576", scale=0.1, block_tables=table, context_lens=lens,
+    q_scale=scales[0], kv_scale=scales[1],
+)
+assert torch.equal(out, want[0]) and torch.equal(lse, want[1].mT)
 current_platform.family = 100
 assert "Hopper" in backend.is_flashmla_sparse_supported()[1]
 """
@@ -156,6 +175,11 @@ def is_flashmla_dense_supported():
     return True, None
 
 
+def flash_mla_with_kvcache_fp8():
+    raise RuntimeError("no extension")
+
+
+get_mla_metadata_dense_fp8 = flash_mla_with_kvcache_fp8
 is_flashmla_sparse_supported = is_flashmla_dense_supported
 """
 USE_OF_COPY = """

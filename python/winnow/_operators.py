@@ -25,6 +25,7 @@ from winnow import _torch_private as _private
 from winnow._refusal import refuse
 from winnow._signatures import Parameter, Signature
 from winnow._winnow import OF_A_CALL, by_position
+from winnow.errors import InvalidArgument
 
 _library = torch.library.Library("winnow", "FRAGMENT")
 
@@ -142,6 +143,22 @@ def _refuse_unknown(signature: Signature, name: str, given: Mapping[str, Any]) -
             raise TypeError(text) from None
 
 
+def _refuse_beyond(
+    signature: Signature, name: str, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> None:
+    """ValueError for an integer that is too large or too small for its parameter."""
+    given = dict(zip((p.name for p in signature.parameters), arguments, strict=False))
+    for word, value in {**given, **options}.items():
+        kind = next(p.annotation for p in signature.parameters if p.name == word).split(" ")[0]
+        if type(value) is not int or kind not in ("int", "size", "float"):
+            continue
+        if kind == "float" and abs(value) < 2**1023 or -(2**63) <= value < 2**63:
+            continue
+        bits = value.bit_length()
+        shown = value if bits <= 256 else f"one of {bits} bits"
+        refuse(name, word, "a number" if kind == "float" else "an integer of 64 bits", shown)
+
+
 def calling(
     operator, signature: Signature, before: Before = None, after: After = None
 ) -> Callable[[Function], Function]:
@@ -166,8 +183,12 @@ def calling(
             kept = options if before is None else before(options)
             try:
                 results = operator(*arguments, **options)
-            except RuntimeError:  # of some unknown keywords torch's message only has the number
-                _refuse_unknown(signature, name, options)
+            except (RuntimeError, ValueError) as error:
+                if not isinstance(error, InvalidArgument):
+                    # Of unknown keywords torch's message only has the number, of integers that it
+                    # does not take that they are integers; of very long ones none can be made.
+                    _refuse_unknown(signature, name, options)
+                    _refuse_beyond(signature, name, arguments, options)
                 raise
             return results if after is None else after(results, kept)
 

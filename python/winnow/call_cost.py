@@ -126,6 +126,11 @@ def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
         lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan, causal=True),
         lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=lens),
     )
+    yield (
+        "the same, two that see all rows",
+        lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan),
+        lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=lens),
+    )
 
 
 def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:

@@ -28,10 +28,13 @@ void split_out(const char* operation, nb::handle out, std::span<nb::object> memb
 
 void refuse_argument(const char* operation, const char* argument, const std::string& wanted,
                      nb::handle got) {
-  const bool shown = got.is_none() || PyLong_Check(got.ptr()) || PyFloat_Check(got.ptr()) ||
+  const bool number = PyLong_Check(got.ptr()) && !PyBool_Check(got.ptr());
+  const bool shown = got.is_none() || PyBool_Check(got.ptr()) || PyFloat_Check(got.ptr()) ||
                      PyUnicode_Check(got.ptr());
   throw Error(ErrorCode::invalid_argument, operation, argument, wanted,
-              shown ? repr_of(got) : text_of(got.type().attr("__name__")));
+              number  ? number_text(got)
+              : shown ? repr_of(got)
+                      : text_of(got.type().attr("__name__")));
 }
 
 DType dtype_argument(const char* operation, const char* argument, nb::handle dtype) {

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "winnow/core/error.h"
+
 namespace winnow::python {
 namespace {
 
@@ -15,7 +17,11 @@ std::int64_t usual_size(std::string_view text, Shape& shape) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc()) return shape.size(text);
   if (end == text.data() + text.size()) return number;
-  return number * shape.size(text.substr(static_cast<std::size_t>(end - text.data()) + 1));
+  const std::string_view name = text.substr(static_cast<std::size_t>(end - text.data()) + 1);
+  const std::int64_t size = shape.size(name);
+  if (!__builtin_mul_overflow(number, size, &number)) return number;
+  throw Error(ErrorCode::invalid_argument, "supports", std::string(name), "less than 2^63 / 8",
+              std::to_string(size));
 }
 
 std::int64_t named_size(std::string_view name, Shape& shape) {
@@ -47,7 +53,12 @@ TensorView described(const contract::Spec& spec, std::span<const contract::Spec>
       spec.follows < 0
           ? of(spec.dtypes)
           : spec.dtypes.follows[0](of(specs[static_cast<std::size_t>(spec.follows)].dtypes));
-  return without_memory(dtype, sizes, shape.device);
+  try {
+    return without_memory(dtype, sizes, shape.device);
+  } catch (const Error& error) {  // of a view, which does not know its name
+    throw Error(error.code(), "supports", std::string(spec.name), error.details().wanted,
+                error.details().got);
+  }
 }
 
 }  // namespace winnow::python

@@ -165,7 +165,9 @@ T Shape::take(const char* name, std::type_identity_t<T> otherwise) {
   if (!sizes_.contains(name)) return otherwise;
   const nb::object size = sizes_[name];
   PyDict_DelItemString(sizes_.ptr(), name);
-  return value_argument<T>("supports", name, size);
+  const auto value = value_argument<T>("supports", name, size);
+  if (value < 0) refuse_argument("supports", name, "0 or more", size);
+  return value;
 }
 template std::int64_t Shape::take<std::int64_t>(const char* name, std::int64_t otherwise);
 template int Shape::take<int>(const char* name, int otherwise);

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "winnow/core/error.h"
 #include "winnow/python/text.h"
 
 namespace winnow::python {
@@ -63,6 +64,11 @@ void Signature::refuse_missing(std::size_t place) const {
 }
 
 void Signature::refuse(std::size_t place, const std::string& wanted, nb::handle got) const {
+  const bool number = wanted.starts_with("an integer") || wanted.starts_with("a number");
+  if (number && PyLong_Check(got.ptr()) && !PyBool_Check(got.ptr())) {  // too large, or too small
+    throw Error(ErrorCode::invalid_argument, function_, parameters_[place], wanted,
+                number_text(got));
+  }
   const std::string given = nb::type_name(got.type()).c_str();
   const std::string text =
       function_ + "(): " + parameters_[place] + ": want " + wanted + ", got " + given;

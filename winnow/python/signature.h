@@ -64,7 +64,8 @@ class Signature {
     if (unknown.size() != 0) [[unlikely]]
       refuse_unknown(unknown);
   }
-  // Throws TypeError: a parameter, by its place, got nothing, or not what it takes.
+  // Throws TypeError: a parameter, by its place, got nothing, or not what it takes; Error where
+  // that is an integer out of the range of the numbers that it takes.
   [[noreturn]] void refuse_missing(std::size_t place) const;
   [[noreturn]] void refuse(std::size_t place, const std::string& wanted, nb::handle got) const;
 

@@ -19,6 +19,11 @@ std::string utf8(PyObject* text) {
 std::string text_of(nb::handle object) { return utf8(PyObject_Str(object.ptr())); }
 std::string repr_of(nb::handle object) { return utf8(PyObject_Repr(object.ptr())); }
 
+std::string number_text(nb::handle number) {
+  const auto bits = nb::cast<std::size_t>(number.attr("bit_length")());
+  return bits <= 256 ? repr_of(number) : "one of " + std::to_string(bits) + " bits";
+}
+
 std::string first_line(const nb::python_error& error) {
   const std::string text = text_of(error.value());
   return text.substr(0, text.find('\n'));

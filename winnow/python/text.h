@@ -12,6 +12,8 @@ namespace nb = nanobind;
 // str(object) and repr(object) in UTF-8; what Unicode cannot encode becomes an escape.
 std::string text_of(nb::handle object);
 std::string repr_of(nb::handle object);
+// An int of Python; of one that is longer than a line how long it is.
+std::string number_text(nb::handle number);
 
 // The first line of an exception's text; torch adds a C++ backtrace below it.
 std::string first_line(const nb::python_error& error);

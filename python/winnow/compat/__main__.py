@@ -6,6 +6,7 @@ calls of a package they take.
 """
 
 import argparse
+import contextlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -35,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(findings: Sequence[_check.Finding]) -> None:
+    with contextlib.suppress(AttributeError):  # of a stream without an encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     for found in findings:
         print(found)
     statuses = _check.STATUSES

@@ -18,6 +18,7 @@ from winnow.compat._values import (
     dotted,
     keys_of,
     library_name,
+    parsed,
 )
 
 TAKEN, PASSED_ON, REFUSED = "taken", "passed on", "refused by name"
@@ -104,9 +105,11 @@ def check(folder: Path, libraries: Sequence[str] = LIBRARIES) -> List[Finding]:
 def _read(folder: Path) -> Tuple[Package, List[Finding]]:
     """The modules that mention a library, or import such a module by name."""
     root = folder.resolve()
-    while (root / "__init__.py").exists():
+    while root != root.parent and (root / "__init__.py").exists():
         root = root.parent
-    modules, unread = [], []
+    modules: List[Module] = []
+    unread: List[Finding] = []
+    names: Set[str] = set()
 
     def not_judged(path: Path, libraries: Sequence[str], line: int, reason: str) -> None:
         where = str(path.relative_to(folder))
@@ -126,12 +129,15 @@ def _read(folder: Path) -> Tuple[Package, List[Finding]]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if library_name(name) is not None:
             continue  # the library itself, or a copy of it
-        try:
-            modules.append(Module(name, path, ast.parse(text)))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            mentioned = [library for library in LIBRARIES if library.encode() in text]
-            line = getattr(error, "lineno", None) or 1
-            not_judged(path, mentioned, line, f"no Python: {error}")
+        while name in names:  # a.py beside a/__init__.py, which is the one that Python imports
+            name += "'"
+        names.add(name)
+        mentioned = [library for library in LIBRARIES if library.encode() in text]
+        tree, line, error = parsed(text)
+        if tree is None:
+            not_judged(path, mentioned, line, error)
+        else:
+            modules.append(Module(name, path, tree))
     return Package(modules), unread
 
 
@@ -193,10 +199,12 @@ def _imports_deep_ep(package: Package, scope: Scope) -> bool:
 def _guarded(scope: Scope, node: ast.AST) -> bool:
     """Whether the program goes on without that import, or needs it for types alone."""
     for around in ast.walk(scope.node):
-        is_guard = isinstance(around, ast.Try) and bool(around.handlers)
-        if isinstance(around, ast.If):
-            is_guard = dotted(around.test).endswith("TYPE_CHECKING")
-        if is_guard and any(inner is node for inner in ast.walk(around)):
+        guarded: List[ast.stmt] = []
+        if isinstance(around, ast.Try) and around.handlers:
+            guarded = around.body
+        elif isinstance(around, ast.If) and dotted(around.test).endswith("TYPE_CHECKING"):
+            guarded = around.body
+        if any(inner is node for statement in guarded for inner in ast.walk(statement)):
             return True
     return False
 
@@ -290,8 +298,11 @@ def _refused(name: str, arguments: Dict[str, Any]) -> str:
     """The value that is refused, as far as constants tell."""
     name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
     dense = name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None
+    for argument in ("block_table", "cache_seqlens") if dense else ():
+        if arguments[argument] is None:
+            return f"{argument}: want a tensor without indices, got None"
     for argument, taken in _CONSTANTS.get(name, {}).items():
-        if dense and argument != "head_dim_v":
+        if dense and argument not in ("head_dim_v", "kv_format"):
             continue
         value = arguments[argument]
         if value is not _UNKNOWN and value not in taken:

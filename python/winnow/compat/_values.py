@@ -46,6 +46,24 @@ _NONE: Values = frozenset()
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
+_DEEPEST = 300  # levels of a syntax tree, each of which takes up to two calls here
+
+
+def parsed(text: Union[str, bytes]) -> Tuple[Optional[ast.Module], int, str]:
+    """The syntax tree of a source; None for what is none, with the line and the reason."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return None, getattr(error, "lineno", None) or 1, f"no Python: {error}"
+    waiting: List[Tuple[ast.AST, int]] = [(tree, 0)]
+    while waiting:
+        node, level = waiting.pop()
+        if level > _DEEPEST:
+            return None, getattr(node, "lineno", 1), f"more than {_DEEPEST} levels of syntax"
+        waiting += [(inner, level + 1) for inner in ast.iter_child_nodes(node)]
+    return tree, 1, ""
+
+
 # The nodes that say what a name or an attribute holds, or a function returns, and calls.
 _READ = (
     ast.AnnAssign, ast.Assign, ast.AsyncFunctionDef, ast.Call, ast.ClassDef, ast.FunctionDef,
@@ -137,7 +155,7 @@ class Package:
         scope.nodes = [inner for inner in statements(node) if isinstance(inner, _READ)]
         for inner in scope.nodes:
             if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                self._open(f"{name}.{inner.name}", module, scope, inner)
+                self._open(f"{name}:{inner.name}", module, scope, inner)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self._parameters(scope, node)
         return scope
@@ -164,7 +182,7 @@ class Package:
             scope.returns |= values
             self._changed = True
             if any(value.library for value in values):
-                self._telling.add(scope.name.rpartition(".")[2].rstrip("'"))
+                self._telling.add(scope.name.rpartition(":")[2].rstrip("'"))
 
     # ---- Statements
 
@@ -281,10 +299,10 @@ class Package:
         if node is None:
             return _NONE
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                node = ast.parse(node.value, mode="eval").body
-            except SyntaxError:
+            tree, _, _ = parsed(node.value)
+            if tree is None:
                 return _NONE
+            node = tree
         found: Set[Value] = set()
         for inner in ast.walk(node):
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str):

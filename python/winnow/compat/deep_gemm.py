@@ -140,9 +140,14 @@ def _first(name: str, argument: str, tensor: Any) -> int:
     return shape[0]
 
 
+def _is_flag(value: Any) -> bool:
+    """A bool, also one of numpy or in a tensor, which Python takes for a number."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 def _columns(name: str, argument: str, value: Any) -> int:
     try:
-        columns = operator.index(value)
+        columns = -1 if _is_flag(value) else operator.index(value)
     except (RuntimeError, TypeError, ValueError):
         columns = -1
     if not 0 <= columns < 2**31:
@@ -167,6 +172,8 @@ def _mqa_logits(
         refuse(name, "kv", "a pair (keys, scales)", type(kv).__name__)
     keys, scales = kv
     queries, s_k = _first(name, "q", q), _first(name, "kv", keys)
+    if q.ndim != 3:
+        refuse(name, "q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
 
     def scores(q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Tensor) -> Tensor:
         try:
@@ -190,7 +197,8 @@ def _mqa_logits(
         if tensor.layout is not torch.strided:
             refuse(name, argument, "a strided tensor", tensor.layout)
     result = _rows(queries, width, q)
-    if result.numel() == 0:
+    if result.numel() == 0:  # its arguments are checked all the same
+        scores(q[:1], weights[:1], start[:1], end[:1], _rows(min(queries, 1), s_k, q))
         return result
     # A step scores all keys for some queries, so that its scores take about as much memory as the
     # result. The last column, of -inf, stands for whatever is in front of the first key or behind
@@ -266,10 +274,14 @@ def fp8_fp4_mqa_logits(
     """
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
-    if isinstance(clean_logits, bool):
+    if _is_flag(clean_logits):
+        clean = flag(name, "clean_logits", clean_logits)
         given = 0 if max_seqlen_k is None else max_seqlen_k
-        clean, width = clean_logits, _columns(name, "max_seqlen_k", given) or None
+        width = _columns(name, "max_seqlen_k", given) or None
     else:
+        if max_seqlen_k is not None:
+            wanted = "None beside a number at the position of clean_logits"
+            refuse(name, "max_seqlen_k", wanted, max_seqlen_k)
         clean, width = True, _columns(name, "max_seqlen_k", clean_logits)
     return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width, clean)
 

@@ -56,7 +56,7 @@ _NAMES_OF_DECODE = {
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
-_INFINITY = math.inf
+_INFINITY, _NAN = math.inf, math.nan
 
 # Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
@@ -104,18 +104,17 @@ def get_mla_decoding_metadata(
 
 def _lse(lse: Any) -> Any:
     """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    return lse.mT if _nothing_is_plus_inf(lse) else lse.swapaxes(1, 2)
+    if hasattr(lse, "nan_to_num_"):
+        return lse.nan_to_num_(_NAN, _INFINITY, _INFINITY).mT  # one kernel
+    return _nothing_is_plus_inf(lse).swapaxes(1, 2)
 
 
-def _nothing_is_plus_inf(lse: Any) -> bool:
-    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it. Whether it is a
-    tensor of torch."""
-    replace = getattr(lse, "nan_to_num_", None)
-    if replace is None:
-        lse[lse == -_INFINITY] = _INFINITY
-        return False
-    replace(math.nan, _INFINITY, _INFINITY)  # one kernel
-    return True
+def _nothing_is_plus_inf(lse: Any) -> Any:
+    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
+    if hasattr(lse, "nan_to_num_"):
+        return lse.nan_to_num_(_NAN, _INFINITY, _INFINITY)
+    lse[lse == -_INFINITY] = _INFINITY
+    return lse
 
 
 _dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
@@ -124,24 +123,25 @@ _dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
 def _bytes(cache: Any) -> Any:
     """FlashMLA takes caches of int8, too."""
     dtype = getattr(cache, "dtype", None)
-    if dtype not in _dtype_of_bytes:
+    try:
+        bytes_ = _dtype_of_bytes[dtype]
+    except KeyError:
         is_int8 = str(dtype) == "torch.int8"
-        _dtype_of_bytes[dtype] = sys.modules["torch"].uint8 if is_int8 else None
-    bytes_ = _dtype_of_bytes[dtype]
+        bytes_ = _dtype_of_bytes[dtype] = sys.modules["torch"].uint8 if is_int8 else None
     return cache if bytes_ is None else cache.view(bytes_)
 
 
 def _seen_by_all(q: Any, lens: Any) -> Any:
-    """The lengths for each query, all of which see all rows: [b, s_q] of several."""
+    """The lengths for each query, all of which see all rows: a view [b, s_q] of several."""
     try:
         s_q = q.shape[1]
+        if s_q < 2 or lens.ndim != 1:
+            return lens
+        if hasattr(lens, "as_strided"):  # half the cost of expand()
+            return lens.as_strided((lens.shape[0], s_q), (lens.stride(0), 0))
+        return lens[:, None].repeat(s_q, 1)
     except (AttributeError, IndexError, RuntimeError, TypeError):  # which decode refuses
         return lens
-    if s_q < 2 or getattr(lens, "ndim", 0) != 1:
-        return lens
-    if hasattr(lens, "expand"):
-        return sys.modules["torch"].stack((lens,) * s_q, 1)
-    return lens[:, None].repeat(s_q, 1)
 
 
 def _is_plain(cache: Any) -> bool:

@@ -2,7 +2,7 @@
 
 With WINNOW_VLLM=1 in the environment it makes vLLM call winnow.compat.flash_mla in the place of its
 copy of flash_mla, before a model is loaded; otherwise it does nothing. What Winnow does not have
-stays vLLM's: attention of packed sequences, and its operators.
+stays vLLM's: attention of packed sequences, and its fused operators.
 """
 
 import logging
@@ -38,6 +38,35 @@ def _is_supported() -> Tuple[bool, Optional[str]]:
     return False, "Winnow stands behind FlashMLA (WINNOW_VLLM=1) and is for Hopper devices."
 
 
+def _flash_mla_with_kvcache_fp8(
+    q: Any,
+    k_cache: Any,
+    block_table: Any,
+    cache_seqlens: Any,
+    head_dim_v: int,
+    tile_scheduler_metadata: Any,
+    num_splits: Any,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    descale_q: Optional[Any] = None,
+    descale_k: Optional[Any] = None,
+) -> Tuple[Any, Any]:
+    """vLLM's function of this name: dense decode over rows of 576 values in 8 bits."""
+    return flash_mla.flash_mla_with_kvcache(
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        tile_scheduler_metadata,
+        num_splits,
+        softmax_scale,
+        causal,
+        descale_q=descale_q,
+        descale_k=descale_k,
+    )
+
+
 def register() -> None:
     """What vLLM calls.
 
@@ -53,6 +82,8 @@ def register() -> None:
     door = import_module(_DOOR)
     sys.modules.setdefault(_COPY, flash_mla)  # without its operators the door has not imported it
     ours: Dict[str, Any] = {name: getattr(flash_mla, name) for name in _NAMES}
+    ours["flash_mla_with_kvcache_fp8"] = _flash_mla_with_kvcache_fp8
+    ours["get_mla_metadata_dense_fp8"] = flash_mla.get_mla_decoding_metadata
     ours["is_flashmla_sparse_supported"] = _is_supported
     ours["is_flashmla_dense_supported"] = _is_supported
     theirs = {name: getattr(door, name, None) for name in ours}

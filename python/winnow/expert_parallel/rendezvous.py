@@ -4,6 +4,7 @@ import os
 import warnings
 from collections import Counter
 from typing import Any, Optional, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,9 @@ from winnow._winnow.expert_parallel import (
 )
 
 # Worlds that this process has begun to make, by group and room: every rank begins the same ones in
-# the same order.
-_begun: Counter = Counter()
+# the same order. Not by the group's name: torch gives it to a later default group again, in which
+# there may be processes that knew none of the groups before.
+_begun: "WeakKeyDictionary[Any, Counter]" = WeakKeyDictionary()
 
 
 def next_prefix(group: Any, room: str = "winnow") -> str:
@@ -31,9 +33,11 @@ def next_prefix(group: Any, room: str = "winnow") -> str:
     Taken before anything can fail on this rank alone: the other ranks count that world too.
     """
     group = dist.group.WORLD if group is None else group
-    name = getattr(group, "group_name", "")
-    _begun[name, room] += 1
-    return f"{room}/{_begun[name, room]}"
+    if group is None:  # of one rank, which meets nobody
+        return f"{room}/1"
+    worlds = _begun.setdefault(group, Counter())
+    worlds[room] += 1
+    return f"{room}/{worlds[room]}"
 
 
 def gpu_for_each_rank() -> bool:

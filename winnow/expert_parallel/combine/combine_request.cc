@@ -28,6 +28,12 @@ void check_pair_values(const Check& check, const Config& config, const CombineAr
   }
   check.output("pair_values_out", args.pair_values_out, {{"n", routing.tokens}, pair},
                {config.weight_dtype}, config.device);
+  check.apart({{"pair_values_out", args.pair_values_out}}, {{"pair_values", args.pair_values},
+                                                            {"expert_output", args.expert_output},
+                                                            {"bias", args.bias},
+                                                            {"second_bias", args.second_bias},
+                                                            {"weights", args.weights},
+                                                            {"out", args.out}});
 }
 
 }  // namespace
@@ -101,6 +107,8 @@ void check_combine(const Config& config, const std::shared_ptr<const char>& laye
     };
     apart("bias", args.bias);
     apart("second_bias", args.second_bias);
+    check.apart({{"out", args.out}},
+                {{"weights", args.weights}, {"pair_values", args.pair_values}});
   }
   const bool expert_major = state.routing->order == RowOrder::expert_major;
   if (args.weights.present()) {

@@ -57,10 +57,10 @@ __device__ __forceinline__ int count_key(std::int32_t* counters, int key, int la
   return before;
 }
 
-__device__ __forceinline__ std::int32_t given_index(const CountParams& p, std::int64_t token,
+__device__ __forceinline__ std::int64_t given_index(const CountParams& p, std::int64_t token,
                                                     int k) {
   const std::int64_t at = token * p.index_stride + k;
-  return p.wide ? narrow_index(static_cast<const std::int64_t*>(p.indices)[at])
+  return p.wide ? static_cast<const std::int64_t*>(p.indices)[at]
                 : static_cast<const std::int32_t*>(p.indices)[at];
 }
 
@@ -111,7 +111,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
   for (std::int64_t first = begin; first < end; first += kTogether * mine.tokens) {
     std::int32_t loaded[kTogether];
     load(first, loaded,
-         [&](std::int64_t step) { return given_index(p, step + mine.slot, mine.k); });
+         [&](std::int64_t step) { return narrow_index(given_index(p, step + mine.slot, mine.k)); });
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const std::int64_t step = first + i * mine.tokens;
@@ -191,8 +191,7 @@ __global__ __launch_bounds__(kThreads, 1) void count(const __grid_constant__ Cou
     if (bad != kNone) {
       findings.bad = 1;
       findings.token = static_cast<std::int32_t>(bad / topk);
-      findings.k = static_cast<std::int32_t>(bad % topk);
-      findings.value = given_index(p, findings.token, findings.k);
+      findings.set_value(given_index(p, findings.token, static_cast<int>(bad % topk)));
     }
     *reinterpret_cast<Findings*>(p.counts + entries) = findings;
     *p.placed = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "winnow/core/interrupt.h"
+#include "winnow/core/read_once.h"
 #include "winnow/expert_parallel/dispatch/dispatch_impl.h"
 #include "winnow/expert_parallel/dispatch/dispatch_rows.h"
 #include "winnow/expert_parallel/dispatch/dispatch_scatter.h"
@@ -115,9 +116,13 @@ void Dispatch::count(Header& header, PairCounts& counts) const {
   counts = count_pairs(layer_.map, indices);
   const std::optional<BadIndex> bad = find_bad_index(layout_params(layer_.map, indices));
   if (!bad) return;
+  const ConstTensorView& given = args_.expert_indices;  // in 64 bits it may be another number
+  const std::int64_t value = given.dtype() == DType::i64
+                                 ? read_once(&given.at<std::int64_t>(bad->token, bad->k))
+                                 : bad->value;
   header.refuse(Error(ErrorCode::invalid_argument, std::string(kDispatch), "expert_indices",
                       "-1 to " + std::to_string(layer_.map.experts),
-                      std::to_string(bad->value) + " for token " + std::to_string(bad->token)));
+                      std::to_string(value) + " for token " + std::to_string(bad->token)));
   header.deferred = request_.worst_case_rows > 0;
 }
 

@@ -40,7 +40,7 @@ constexpr std::array kOptions = {
     Option{"dtype of input", &Options::input, dtype_name},
     Option{"weights", &Options::weights, given_or_absent},
     Option{"scatter_indices", &Options::scatter_indices, given_or_absent},
-    Option{"copy_out", &Options::copy_out, true_or_false},
+    Option{"out or copy_out", &Options::copy_out, true_or_false},
     Option{"weighted", &Options::weighted, true_or_false},
     Option{"cached", &Options::cached, dispatch_number},
     Option{"descriptor", &Options::descriptor, dispatch_number},

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "winnow/core/host_device.h"
 #include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/exchange/exchange.h"
 
@@ -11,8 +12,14 @@ namespace winnow::expert_parallel {
 
 // What the kernels of this rank found wrong in its indices; sent after the counts.
 struct Findings {
-  std::int32_t bad = 0;                      // 1: an index is out of range
-  std::int32_t token = 0, k = 0, value = 0;  // of the first one
+  std::int32_t bad = 0;    // 1: an index is out of range
+  std::int32_t token = 0;  // of the first one, and its value as it was given, in two halves
+  std::uint32_t low = 0, high = 0;
+  WINNOW_HOST_DEVICE void set_value(std::int64_t value) {
+    low = static_cast<std::uint32_t>(value);
+    high = static_cast<std::uint32_t>(value >> 32);
+  }
+  std::int64_t value() const { return static_cast<std::int64_t>(std::uint64_t{high} << 32 | low); }
 };
 
 // One block. Posts header, counts and table, receives from all ranks, decides. See

@@ -83,9 +83,10 @@ std::vector<Header> Handshake::refusals(const ReportView& received, bool deferre
     Header& header = headers[rank];
     if (found.bad == 0 || header.refusal != 0) continue;
     if ((header.options.worst_case_rows > 0) != deferred) continue;
-    header.refuse(Error(ErrorCode::invalid_argument, calls_.operation(), "expert_indices",
-                        "-1 to " + std::to_string(place_.map.experts),
-                        std::to_string(found.value) + " for token " + std::to_string(found.token)));
+    header.refuse(
+        Error(ErrorCode::invalid_argument, calls_.operation(), "expert_indices",
+              "-1 to " + std::to_string(place_.map.experts),
+              std::to_string(found.value()) + " for token " + std::to_string(found.token)));
   }
   return headers;
 }

@@ -127,7 +127,10 @@ struct LowLatencyCombineArgs {
 // receives, for example "expert_parallel::low_latency_dispatch: rank 1: input: want ..."; the
 // results are unspecified and the next call works. On the CPU indices that another thread rewrites
 // during a call make the result wrong, never an access outside of a tensor. On a GPU a call is
-// queued on `stream`, and errors of other ranks or of kernels are thrown by a later call.
+// queued on `stream`, and errors of other ranks or of kernels are thrown by a later call, which is
+// not a `send`: by the next one before anything is queued if the object is broken, otherwise after
+// that call has been queued as well. So the tensors of a call that throws stay in use, as those of
+// one that returns, until the stream has completed its work.
 class WINNOW_EXPORT LowLatency {
  public:
   // Joins the other ranks through `store` and allocates the memory. Errors: as AllToAll;

@@ -195,11 +195,13 @@ LowLatencySent CudaLowLatency::run(LowLatencyCall call, const Args& args,
     if (receives(args.part) && !refusal) receive(call, params, pending);
     calls_.end();
     if (refusal) throw *refusal;
-    const LowLatencySent sent = receives(args.part) ? LowLatencySent::none : pending.sent;
-    if (calls_.capturing()) return sent;
-    calls_.throw_fault();
-    throw_deferred();
-    return sent;
+    // Whoever sends gets the number without which nobody could receive the call, so the half that
+    // receives throws what an earlier call has found. It is enqueued first: the other ranks, which
+    // learn of that in other calls, take part in this one. What has broken all calls the next one
+    // throws before it enqueues anything.
+    if (!receives(args.part)) return pending.sent;
+    if (!calls_.capturing()) throw_deferred();
+    return LowLatencySent::none;
   });
 }
 

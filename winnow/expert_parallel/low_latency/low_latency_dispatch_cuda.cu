@@ -89,7 +89,7 @@ __device__ void find_places(const LowLatencyDispatchParams& p, std::uint64_t epo
   const auto found = [&](LowLatencyNote::Found what) {
     find(view, mistaken, what, [&](LowLatencyNote& note) {
       note.token = std::int32_t(token);
-      note.value = std::int32_t(max(std::int64_t(INT32_MIN), min(expert, std::int64_t(INT32_MAX))));
+      note.value = expert;
     });
   };
   if (expert < -1 || expert > experts) found(LowLatencyNote::kNoExpert);

@@ -9,12 +9,13 @@ namespace winnow::expert_parallel {
 
 // What a rank tells every other rank about a call, before its signal.
 struct LowLatencyNote {
-  static constexpr int kTextBytes = 616;
+  static constexpr int kTextBytes = 612;
   std::uint32_t refusal = 0;  // ErrorCode + 1; 0: none
   std::int32_t format = 0;    // of a dispatch
   // The error that a kernel has found; the host that receives it makes the text.
   enum Found : std::int32_t { kNothing, kNoExpert, kExpertTwice, kNoRow };
-  std::int32_t found = kNothing, token = 0, value = 0;
+  std::int32_t found = kNothing, token = 0;
+  std::int64_t value = 0;
   std::int32_t tokens = 0;  // n, of a dispatch
   char text[kTextBytes] = {};
 };

@@ -35,10 +35,11 @@ void NotifierBackend::forget_totals() {
 void NotifierBackend::check_args(const NotifyArgs& args) const {
   if (args.refusal != nullptr) throw *args.refusal;
   const Check check(kNotifyOperation);
-  check.that(args.channels >= 1 && args.channels <= kMostCounts, "channels", "at least 1",
-             std::to_string(args.channels));
-  check.that(args.expert_alignment >= 1 && args.expert_alignment <= kMostCounts, "expert_alignment",
-             "at least 1", std::to_string(args.expert_alignment));
+  for (const auto& [name, value] : {std::pair("channels", args.channels),
+                                    std::pair("expert_alignment", args.expert_alignment)}) {
+    check.that(value >= 1, name, "at least 1", std::to_string(value));
+    check.that(value <= kMostCounts, name, "at most 2^31 - 1", std::to_string(value));
+  }
   check.that(args.worst_case_rows >= 0, "worst_case_rows", "at least 0",
              std::to_string(args.worst_case_rows));
   check_tensors(check, args);

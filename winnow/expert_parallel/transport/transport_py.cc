@@ -132,11 +132,21 @@ ep::Deadline deadline_argument(const char* operation, nb::handle seconds) {
   return ep::Deadline(timeout_argument(operation, seconds));
 }
 
+// Short enough that with what stands behind it every key is the name of a file.
+void check_prefix(const char* operation, const std::string& prefix) {
+  constexpr std::size_t kMost = 64;
+  if (prefix.size() <= kMost) return;
+  throw Error(ErrorCode::invalid_argument, operation, "prefix",
+              "at most " + std::to_string(kMost) + " bytes",
+              std::to_string(prefix.size()) + " bytes");
+}
+
 std::shared_ptr<ep::Transport> create_shared_memory(nb::handle store, int rank, int world_size,
                                                     nb::handle timeout, const std::string& prefix) {
   constexpr const char* operation = "expert_parallel::shared_memory";
   const std::shared_ptr<ep::Store> shared_store = store_argument(operation, store);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
+  check_prefix(operation, prefix);
   const Unlocked unlocked;
   return ep::create_shared_memory(*shared_store, rank, world_size, deadline, prefix);
 }
@@ -173,6 +183,7 @@ std::shared_ptr<ep::Transport> create_nvshmem(nb::handle store, int rank, int wo
   std::shared_ptr<ep::Store> shared_store = store_argument(operation, store);
   const Device gpu = device_argument(operation, device);
   const ep::Deadline deadline = deadline_argument(operation, timeout);
+  check_prefix(operation, prefix);
   look_for_nvshmem();
   const Unlocked unlocked;
   return ep::create_nvshmem(std::move(shared_store), rank, world_size, gpu, deadline, prefix);
@@ -212,7 +223,8 @@ Args:
         ranks share is torch.distributed.group.WORLD.get_group_store().
     rank, world_size: this process's rank and the number of ranks, up to 65,536.
     timeout: seconds; None: WINNOW_TIMEOUT_SECONDS, else 30.
-    prefix: of the keys; worlds of different ranks that share a store must use different prefixes.
+    prefix: of the keys, up to 64 bytes; worlds of different ranks that share a store must use
+        different prefixes.
 
 Raises:
     winnow.Error: a timeout that names the ranks that did not arrive; a rank is on another machine,
@@ -262,8 +274,8 @@ std::chrono::nanoseconds timeout_argument(const char* operation, nb::handle seco
   if (!read || !(value >= 0 && value <= kLongest)) {
     refuse_argument(operation, "timeout", "0 seconds to a year", seconds);
   }
-  // Not 0, which would be the default.
-  return nanoseconds(static_cast<nanoseconds::rep>(std::ceil(value * 1e9)));
+  if (seconds.is_none()) return nanoseconds(0);  // the default
+  return nanoseconds(static_cast<nanoseconds::rep>(std::max(std::ceil(value * 1e9), 1.0)));
 }
 
 void bind_expert_parallel_transport(nb::module_& m) {

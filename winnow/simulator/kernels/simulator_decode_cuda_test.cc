@@ -26,6 +26,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_584-parts-length-zero", {"late"}},
     {"fp8_656-paged-sq3", {"random:2"}},
     {"bf16_576-paged-scattered", {"late"}},
+    {"fp8_656-paged-length-for-all-queries", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = all_cases(decode_operation(), {});
 

@@ -46,6 +46,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-paged-sq3", {"late", "random:2"}},
     {"bf16_576-paged-scattered", {"random:3"}},
     {"fp8_656-paged-length-out-of-range", {"random:4"}},
+    {"bf16_576-paged-length-for-all-queries", {"random:3"}},
     {"bf16_576-paged-h128-batch", {"random:5"}},
     {"bf16_576-paged-no-block", {"eager"}},
     {"bf16_576-paged-block3", {"random:6"}},

@@ -1,5 +1,7 @@
 // The low-latency calls of the all-to-all in the simulator.
+#include <exception>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
@@ -81,9 +83,48 @@ testing::CaseOutcome run_wrong_experts(const testing::Target& target) {
   return outcome_of_refusals(thrown, "rank 0: expert_indices: want -1 to 6, got 99 for token ");
 }
 
+// Rank 0 gives an expert that does not exist. A call is sent while the ranks know of it and
+// received after it: the half that receives throws, and the calls that follow have their places.
+testing::CaseOutcome run_wrong_experts_in_halves(const testing::Target& target) {
+  const LowLatencyProblem problem{.name = "halves", .world = 2, .full = true, .rounds = 2};
+  LowLatencyConfig config = problem.config();
+  config.device = testing::device_of(target);
+  const std::vector<LowLatencyRound> rounds = make_rounds(problem);
+  std::vector<LowLatencyRound> wrong = make_rounds(problem);
+  wrong[0].indices[0].view().at<std::int32_t>(0, 0) = 99;
+  const auto error_of = [](const auto& call) -> std::exception_ptr {
+    try {
+      call();
+    } catch (const Error&) {
+      return std::current_exception();
+    }
+    return nullptr;
+  };
+  RankTeam team(problem.world);
+  const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    LowLatency layer(transport, team.world().store(), config);
+    const Place place(config.device);
+    const LowLatencyTensors first(place, problem, wrong[0], rank);
+    LowLatencyTensors second(place, problem, rounds[0], rank);
+    layer.dispatch(first.dispatch_args(CallPart::both));
+    place.wait();
+    const auto of_send = error_of([&] { second.dispatch(layer, CallPart::send); });
+    const auto of_receive = error_of([&] { second.dispatch(layer, CallPart::receive); });
+    place.wait();  // for kernels that use these tensors
+    if (of_send) throw std::runtime_error("the half that sends has thrown");
+    const Comparisons later = run_rank(layer, problem, rounds);
+    for (const auto& comparison : later.list()) {
+      if (!comparison.passed) throw std::runtime_error("later calls: " + comparison.detail);
+    }
+    if (of_receive) std::rethrow_exception(of_receive);
+  });
+  return outcome_of_refusals(thrown, "rank 0: expert_indices: want -1 to 6, got 99 for token 0");
+}
+
 testing::Operation simulated_operation() {
   testing::Operation operation = with_room(low_latency_operation());
   operation.cases.push_back({"wrong-experts", "", run_wrong_experts});
+  operation.cases.push_back({"wrong-experts-halves", "", run_wrong_experts_in_halves});
   operation.cases.push_back({"overlapping", "", run_overlapping});
   return operation;
 }
@@ -99,7 +140,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1-ranks", {"eager"}),
                                               on_ranks("4-ranks-bf16-halves", {"random:2"}),
                                               on_ranks("newest-first-shrink", {"random:3"}),
                                               on_ranks("overlapping", {"random:5"}),
-                                              on_ranks("wrong-experts", {"random:6"})};
+                                              on_ranks("wrong-experts", {"random:6"}),
+                                              on_ranks("wrong-experts-halves", {"random:4"})};
 const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves", {"random:4"}),
                                                  on_ranks("3-ranks", {"random:4"}),
                                                  on_ranks("3-ranks-bf16-halves", {"random:4"}),

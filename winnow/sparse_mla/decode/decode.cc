@@ -26,14 +26,13 @@ struct ChosenNames {
 
 Rows<const std::int32_t*> check_lengths(const Check& check, const DecodeArgs& args,
                                         std::string_view name, const ConstTensorView& lengths) {
-  const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)};
+  const Dim sizes[] = {{"b", args.q.size(0)}, {"s_q", args.q.size(1)}};
   const bool of_queries = lengths.rank() == 2;
-  if (of_queries) {
-    check.input(name, lengths, {b, s_q}, {DType::i32}, args.q.device());
-  } else {
-    check.rank(name, lengths, 1, "[b], or 2 dimensions [b, s_q]");
-    check.input(name, lengths, {b}, {DType::i32}, args.q.device());
-  }
+  if (!of_queries) check.rank(name, lengths, 1, "[b], or 2 dimensions [b, s_q]");
+  check.shape(name, lengths, std::span(sizes, of_queries ? 2 : 1));
+  check.dtype(name, lengths, {DType::i32});
+  check.device(name, lengths, args.q.device());
+  check.aligned(name, lengths, size_of(DType::i32));  // of any strides: read one by one
   return rows_of<const std::int32_t*>(lengths, 0, of_queries ? 1 : -1);
 }
 

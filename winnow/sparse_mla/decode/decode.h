@@ -79,7 +79,8 @@ struct DecodeArgs {
 //
 // Sizes: any b, s_q, h_q, topk, blocks and block_size, including 0; fewer than 2^31 slots in a
 // cache and n * block_size below 2^31. Sums are in f32. Strides: the innermost dimension is
-// contiguous, the others are arbitrary (also 0 or negative; not 0 for outputs). The cache of
+// contiguous, but for lengths; the others are arbitrary (also 0 or negative; not 0 for outputs), as
+// are all of lengths: [b, s_q] with stride 0 over s_q is one length for all queries. The cache of
 // fp8_584 has rows 584 elements apart, as its nominal shape says, and where there are several
 // blocks, these are at least block_size * 584 bytes rounded up to a multiple of 576 apart.
 //

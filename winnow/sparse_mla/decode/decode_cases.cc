@@ -74,6 +74,12 @@ std::vector<DecodeCase> make_cases() {
             .s_q = 4,
             .lengths = Lengths::ragged,
             .length_per_query = true});
+  add_case({.name = "length-query-gaps",
+            .b = 3,
+            .s_q = 2,
+            .lengths = Lengths::ragged,
+            .length_per_query = true,
+            .length_stride = 2});
   add_case({.name = "length-out-of-range", .b = 4, .lengths = Lengths::out_of_range});
   // The second cache.
   add_case({.name = "extra", .h_q = 16, .extra_topk = 40});
@@ -249,6 +255,17 @@ std::vector<DecodeCase> make_cases() {
              .s_q = 3,
              .lengths = Lengths::ragged,
              .length_per_query = true});
+  add_paged({.name = "paged-length-for-all-queries",
+             .b = 3,
+             .s_q = 3,
+             .lengths = Lengths::ragged,
+             .length_per_query = true,
+             .length_stride = 0});
+  add_paged({.name = "paged-length-gaps",
+             .b = 3,
+             .s_q = 2,
+             .lengths = Lengths::ragged,
+             .length_stride = 3});
   add_paged({.name = "paged-length-zero", .s_q = 2, .lengths = Lengths::zero});
   add_paged({.name = "paged-length-one", .s_q = 2, .lengths = Lengths::one});
   add_paged(

@@ -127,9 +127,15 @@ std::int32_t length_of(const DecodeCase& shape, std::int64_t topk, std::int64_t 
 // [b], or [b, s_q], of 0 to `most` and beyond.
 StridedTensor make_lengths(const DecodeCase& shape, std::int64_t most, Random& random) {
   const std::int64_t s_q = shape.length_per_query ? shape.s_q : 1;
-  StridedTensor lengths = shape.length_per_query
-                              ? testing::make_tensor(DType::i32, {shape.b, shape.s_q}, shape.layout)
-                              : testing::make_tensor(DType::i32, {shape.b}, Layout::dense);
+  std::vector<std::int64_t> sizes = {shape.b}, room;
+  if (shape.length_per_query) sizes.push_back(shape.s_q);
+  room = sizes;
+  room.back() *= std::max<std::int64_t>(shape.length_stride, 1);
+  StridedTensor lengths =
+      testing::make_tensor(DType::i32, room, shape.length_per_query ? shape.layout : Layout::dense);
+  std::vector<std::int64_t> strides(lengths.view.strides().begin(), lengths.view.strides().end());
+  strides.back() = shape.length_stride;
+  lengths.view = TensorView(lengths.view.data(), DType::i32, sizes, strides);
   for (std::int64_t i = 0; i < shape.b; ++i) {
     for (std::int64_t s = 0; s < s_q; ++s) {
       const std::int32_t length = length_of(shape, most, i * s_q + s, random);

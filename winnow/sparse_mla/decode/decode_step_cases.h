@@ -21,6 +21,7 @@ struct DecodeCase {
   Choice choice = Choice::distinct;  // distinct, repeated, scattered, some_nothing or nothing
   Lengths lengths = Lengths::absent;
   bool length_per_query = false;
+  std::int64_t length_stride = 1;  // of the lengths over their last dimension
   // Block tables in place of indices, with that many blocks each; -1: none. `choice` and `lengths`
   // are those of their entries and of the contexts.
   std::int64_t table = -1;

@@ -209,6 +209,9 @@ def wrong_dispatch(
     right = usable(per_expert) and per_expert.dim() == 1
     if not right or per_expert.dtype not in (torch.int32, torch.int64):
         return "num_tokens_per_expert", "[E], int32, without a handle", described(per_expert)
+    # On a GPU the host would wait for it.
+    if per_expert.device.type == "cpu" and not torch.equal(per_expert.to(torch.int32), per_expert):
+        return "num_tokens_per_expert", "numbers of 32 bits", int(per_expert.abs().max())
     if topk_idx is None:
         return None if topk_weights is None else ("topk_weights", "none without topk_idx", "one")
     return wrong_choice(x, topk_idx, topk_weights)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from winnow._winnow.expert_parallel import AllToAll, Descriptor
-from winnow.compat.deep_ep._entry import Why
+from winnow.compat._refusal import refuse
+from winnow.compat.deep_ep._entry import Why, called
 from winnow.compat.deep_ep._layers import Layers, Sizes, named, widened
 from winnow.errors import InvalidArgument
 from winnow.expert_parallel import gradients, layout
@@ -41,8 +42,20 @@ class Arrived(NamedTuple):
 
 
 def int32_indices(topk_idx: Tensor, experts: int) -> Tensor:
-    """Indices as layout() takes them. An int64 that names no expert is clamped, not truncated."""
-    return dense(topk_idx).clamp(min=-2, max=experts + 1).to(torch.int32)
+    """Indices as layout() takes them. An int64 beyond 32 bits is clamped, not truncated: to one
+    that names no expert either. On the CPU, where layout() refuses these, it is refused here with
+    its own value."""
+    given = dense(topk_idx)
+    indices = given.clamp(min=-(2**31), max=2**31 - 1).to(torch.int32)
+    if (
+        given.device.type == "cpu"
+        and given.dtype == torch.int64
+        and not torch.equal(indices, given)
+    ):
+        token, k = (indices != given).nonzero()[0].tolist()
+        wanted = f"-1 to {experts} (-1 and {experts} name no expert)"
+        refuse(called(), "topk_idx", wanted, f"{given[token, k].item()} for token {token}, k {k}")
+    return indices
 
 
 def report_later(indices: Tensor, wrong: Tensor, experts: int) -> None:

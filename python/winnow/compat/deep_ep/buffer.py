@@ -158,11 +158,11 @@ class Buffer(LowLatencyBuffer):
             refuse(name, "dtype", "a dtype of torch", dtype)
         try:
             sizes = torch.Size((0,) if size is None else size)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, ValueError):
             refuse(name, "size", "numbers, or None", size)
-        if sizes.numel() != 0 or any(number < 0 for number in sizes):
+        if 0 not in sizes or any(number < 0 for number in sizes):
             refuse(name, "size", wanted.format("None"), list(sizes))
-        if offset != 0:
+        if wrong_number("offset", offset, 0) or offset != 0:
             refuse(name, "offset", wanted.format("0"), offset)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return torch.empty(sizes, dtype=dtype, device=device)

@@ -1,5 +1,7 @@
 """deep_ep.Config: sizes of chunks, which nothing here needs."""
 
+import operator
+
 from winnow.compat._refusal import refuse
 
 __all__ = ["Config"]
@@ -18,8 +20,12 @@ class Config:
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
         for name, value in list(locals().items()):
-            if name != "self" and value < 0:
-                refuse("deep_ep.Config", name, "0 or more", value)
+            try:
+                right = name == "self" or operator.index(value) >= 0
+            except (RuntimeError, TypeError, ValueError):
+                right = False
+            if not right:
+                refuse("deep_ep.Config", name, "a whole number, 0 or more", value)
         self.num_sms = num_sms
         self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
         self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
