@@ -3,8 +3,11 @@
 // them (instructions/).
 #include "winnow/simulator/engine_faults.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -39,6 +42,28 @@ TEST_P(EngineFaults, AreReportedByName) {
     launch_faultless(words);
     EXPECT_EQ(words[0], 0u);
     EXPECT_EQ(words[1], 1u);
+  }
+}
+
+// Of the running thread, and of one that came before.
+TEST(EngineReports, NameTheKernels) {
+  const std::vector<Fault> all = faults();
+  const auto fault = std::find_if(all.begin(), all.end(), [](const Fault& one) {
+    return one.name == "EarlyKernelThatLoadsBeforeItsWait";
+  });
+  ASSERT_NE(fault, all.end());
+  const std::unique_ptr<void, void (*)(void*)> words(
+      simulator::allocate(kFaultWords * sizeof(std::uint32_t)), simulator::free);
+  simulator::settings().schedule = {};
+  try {
+    fault->launch(static_cast<std::uint32_t*>(words.get()));
+    FAIL() << "there was no report";
+  } catch (const simulator::Failure& failure) {
+    EXPECT_THAT(failure.what(),
+                ::testing::ContainsRegex("by thread 1 .* in launch [0-9]+ \\(kernel_before\\)"));
+    EXPECT_THAT(failure.what(),
+                ::testing::ContainsRegex(
+                    "in block 0 of launch [0-9]+ \\(faulty_kernel\\), schedule eager"));
   }
 }
 

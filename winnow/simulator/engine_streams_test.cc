@@ -5,8 +5,10 @@
 
 #include <gmock/gmock.h>
 
+#include "winnow/core/error.h"
 #include "winnow/simulator/engine_faults.h"
 #include "winnow/simulator/launch.h"
+#include "winnow/simulator/testing/simulate.h"
 
 namespace winnow::engine_faults {
 namespace {
@@ -92,6 +94,21 @@ TEST_P(EngineStreams, AReleaseOfTheGpuDoesNotReachAnotherRank) {
       EXPECT_EQ(failure.check(), "race");
     }
   });
+}
+
+// What a case has queued when it throws is no fault of the case behind it.
+TEST(EngineCases, EndWithWhatTheyHaveQueued) {
+  const auto run = [](const testing::Target&) -> testing::CaseOutcome {
+    const std::unique_ptr<void, void (*)(void*)> words(simulator::allocate(4 * kFaultWords),
+                                                       simulator::free);
+    std::memset(words.get(), 0, 4 * kFaultWords);
+    queue_meeting(static_cast<std::uint32_t*>(words.get()),
+                  simulator::settings().resident_clusters + 1);
+    throw Error(ErrorCode::timeout, "a case", "its kernels are queued");
+  };
+  const testing::Operation operation{"cases", "", {{"throws", "", run, true}}, {}};
+  EXPECT_EQ(simulator::simulate(operation, "throws", {}).failed, "error");
+  EXPECT_NO_THROW(simulator::synchronize_all());
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EngineStreams,

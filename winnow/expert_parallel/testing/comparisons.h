@@ -34,6 +34,8 @@ class Comparisons {
   std::optional<Backend> backend() const { return backend_; }
   const std::vector<testing::Comparison>& list() const { return list_; }
   bool passed() const;
+  // Where no call has run, the comparisons say why.
+  testing::CaseOutcome outcome() const { return {backend_.value_or(Backend::cpu), list_}; }
 
  private:
   std::vector<testing::Comparison> list_;

@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/grid.h"
 
 extern "C" {
 extern char __executable_start;  // of the linker
@@ -65,7 +66,14 @@ int clusters_at_a_time(unsigned blocks, std::size_t threads, std::size_t shared_
   return static_cast<int>(static_cast<std::size_t>(settings().multiprocessors) * of_each / blocks);
 }
 
+namespace {
+thread_local const void* noted = nullptr;
+}
+
+const void* noted_kernel() { return noted; }
+
 void note_kernel(const void* kernel) {
+  noted = kernel;
   static const char* const file = std::getenv("WINNOW_SIMULATOR_KERNELS");
   static std::set<const void*> known;
   if (file == nullptr || !known.insert(kernel).second) return;

@@ -172,8 +172,8 @@ std::string name_of(Event event) {
   const unsigned thread = event.actor() % its.threads, rank = event.actor() / its.threads;
   return "thread " + std::to_string(thread) + " (warp " + std::to_string(thread / 32) +
          ") of block [" + std::to_string(its.first_block[0] + rank) + ", " +
-         std::to_string(its.first_block[1]) + ", " + std::to_string(its.first_block[2]) +
-         "] in launch " + std::to_string(its.launch);
+         std::to_string(its.first_block[1]) + ", " + std::to_string(its.first_block[2]) + "] in " +
+         name_of_launch(its.launch);
 }
 
 struct Made {

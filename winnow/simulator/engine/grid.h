@@ -24,6 +24,7 @@ struct LetGo {
 struct GridRun {
   Grid grid;
   void (*kernel)(const void* parameters);
+  const void* function = nullptr;  // of the program, which that calls
   std::unique_ptr<std::byte, decltype(&std::free)> parameters{nullptr, std::free};
   std::size_t parameter_bytes;
   int device;
@@ -44,6 +45,8 @@ struct GridRun {
   unsigned left;       // clusters that have not ended
   unsigned held_back;  // blocks that have neither ended nor let the next kernel come
 };
+// The function that the calling thread has noted for its next launch.
+const void* noted_kernel();
 // Whether all before it in its stream has ended.
 bool knows_before(const GridRun& run);
 

@@ -374,7 +374,7 @@ void report_deadlock() {
       if (resident.size() > 1 || cluster->ranks() > 1) {
         where = " of block " + std::to_string(each->index[0]);
       }
-      if (launches) where += " in launch " + std::to_string(cluster->run->number);
+      if (launches) where += " in " + name_of_launch(cluster->run->number);
       for (const Thread& thread : each->all) {
         if (!thread.done) waits[thread.waiting.describe()][where].insert(thread.number / 32);
       }
@@ -451,8 +451,8 @@ void fail(const char* check, const std::string& text, const Where& where) {
               ")";
   }
   if (block != nullptr) {
-    report += "\n  in block " + std::to_string(block->index[0]) + " of launch " +
-              std::to_string(cluster->run->number);
+    report += "\n  in block " + std::to_string(block->index[0]) + " of " +
+              name_of_launch(cluster->run->number);
   }
   report += ", schedule " + to_string(settings().schedule);
   auto found = std::make_unique<Failure>(check, report);

@@ -20,6 +20,7 @@
 #include "winnow/simulator/engine/block.h"
 #include "winnow/simulator/engine/device_memory.h"
 #include "winnow/simulator/engine/grid.h"
+#include "winnow/simulator/engine/report.h"
 
 namespace winnow::simulator {
 namespace {
@@ -327,6 +328,8 @@ Ticket launch(const void* stream, const Grid& grid, void (*kernel)(const void* p
   run->parameter_bytes = parameter_bytes;
   run->device = device_of_thread;
   run->number = statistics().launches;
+  run->function = noted_kernel();
+  note_launch(run->number, run->function);
   run->gpu = static_cast<unsigned>(device_of_thread) +
              (own == nullptr ? 0u : 1u << 16 | static_cast<unsigned>(own->number));
   run->random.seed(settings().schedule.seed);

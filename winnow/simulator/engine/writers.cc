@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/grid.h"
 #include "winnow/simulator/engine/report.h"
 
 namespace winnow::simulator {
@@ -61,9 +62,9 @@ bool notes_writers() { return notes().on; }
 void note_write(const void* address, std::size_t bytes, const Where& where) {
   Notes& all = notes();
   if (!all.on || current == nullptr) return;
-  const Writer writer{statistics().launches, {block->index[0], block->index[1], block->index[2]},
-                      current->number,       current->last_role,
-                      current->last_what,    where};
+  const Writer writer{cluster->run->number, {block->index[0], block->index[1], block->index[2]},
+                      current->number,      current->last_role,
+                      current->last_what,   where};
   const auto [place, is_new] =
       all.numbers.try_emplace(writer.key(), static_cast<std::uint32_t>(all.writers.size()));
   if (is_new) all.writers.push_back(writer);
@@ -98,8 +99,8 @@ std::string describe_writer(const void* address) {
   std::string text = "was last written by thread " + std::to_string(writer.thread) + " (warp " +
                      std::to_string(writer.thread / 32) + ") of block [" +
                      std::to_string(writer.block[0]) + ", " + std::to_string(writer.block[1]) +
-                     ", " + std::to_string(writer.block[2]) + "] in launch " +
-                     std::to_string(writer.launch) + ", at " + line_of(writer.where);
+                     ", " + std::to_string(writer.block[2]) + "] in " +
+                     name_of_launch(writer.launch) + ", at " + line_of(writer.where);
   if (writer.role != nullptr) {
     text += ", whose last wait was as \"" + std::string(writer.role) + "\" " +
             std::to_string(writer.what);

@@ -17,8 +17,9 @@ void note_write(const void* address, std::size_t bytes, const Where& where);
 void forget_writers(const void* begin, std::size_t bytes);
 void note_copy(const void* to, const void* from, std::size_t bytes);
 
-// "was last written by thread 3 (warp 0) of block [1, 0, 0] in launch 2, at forward_sm90.cuh:312",
-// and what the thread had waited for last: "as "consume" 5". Of an address in either memory.
+// "was last written by thread 3 (warp 0) of block [1, 0, 0] in launch 2 (forward_kernel),
+// at forward_sm90.cuh:312", and what the thread had waited for last: "as "consume" 5". Of an
+// address in either memory.
 std::string describe_writer(const void* address);
 
 }  // namespace winnow::simulator

@@ -181,7 +181,8 @@ inline unsigned cluster_of(const cudaLaunchConfig_t& config) {
   }
   return 1;
 }
-// `make simulate` wants to know which kernels have run.
+// The kernel of the thread's next launch(): reports have its name, and `make simulate` wants to know
+// which have run.
 void note_kernel(const void* kernel);
 }  // namespace winnow::simulator
 

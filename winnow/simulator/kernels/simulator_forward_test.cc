@@ -171,10 +171,11 @@ TEST(SimulatorForwardReport, SaysWhoWroteTheElement) {
                           planted->multiprocessors, true);
   simulator::unplant();
   EXPECT_THAT(simulated.report,
-              ::testing::MatchesRegex("result: out(.|\n)*\n  the element was last written by "
-                                      "thread [0-9]+ \\(warp [0-9]+\\) of block .* in launch "
-                                      "[0-9]+, at [a-z_0-9]+.cuh:[0-9]+, whose last wait was as "
-                                      "\"[a-z ]+\" [0-9]+"));
+              ::testing::MatchesRegex(
+                  "result: out(.|\n)*\n  the element was last written by "
+                  "thread [0-9]+ \\(warp [0-9]+\\) of block .* in launch "
+                  "[0-9]+ \\(forward_kernel\\), at [a-z_0-9]+.cuh:[0-9]+, whose last wait was as "
+                  "\"[a-z ]+\" [0-9]+"));
 }
 
 // On five multiprocessors the last of eleven items has three parts, one of them in the middle. On
