@@ -172,18 +172,18 @@ __device__ void send_weights(const LowLatencyCombineParams& p, std::uint64_t epo
 }
 
 // The weight of a pair whose row is here, when it has come. Not of a rank whose `send` was given
-// none; and nobody waits long for one that is late: the rows say as much as their sum. `start`:
-// since when the block waits.
-__device__ void receive_weight(const LowLatencyView& view, std::uint64_t epoch,
+// none; and nobody waits longer than p.patience_ns for one that is late: the rows say as much as
+// their sum. `start`: since when the block waits.
+__device__ void receive_weight(const LowLatencyCombineParams& p, std::uint64_t epoch,
                                const SentPair& pair, std::uint64_t start, Tokens& tokens) {
-  constexpr std::uint64_t kPatience = 10'000;  // ns, half of what the rows take longer
+  const LowLatencyView& view = p.view;
   if (tokens.rows[threadIdx.x] == nullptr) return;
   const std::int64_t at = view.layout.weight(
       epoch, pair.token.source, std::int64_t(pair.token.token) * view.layout.topk + pair.k);
   SentWeight seen;
   do {
     seen.word = *const_cast<const volatile std::uint64_t*>(word(own(view), at));
-  } while (!seen.is_of(epoch) && device::globaltimer() - start < kPatience);
+  } while (!seen.is_of(epoch) && device::globaltimer() - start < p.patience_ns);
   tokens.weights[threadIdx.x] = seen.weight();
   if (!seen.is_of(epoch) || !seen.given()) tokens.unweighted[pair.number] = 1;
 }
@@ -474,7 +474,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnSm)
     if (first == 0) check_rows(p, pair, mistaken);
     __syncthreads();
     if (first == 0 && threadIdx.x == kThreads - 1) say_note(view, epoch, mistaken);
-    if (sums) receive_weight(view, epoch, pair, start, tokens);
+    if (sums) receive_weight(p, epoch, pair, start, tokens);
     __syncthreads();
     // Half of the warps begin with the tokens of other ranks, whose link they share, and half with
     // this rank's own.

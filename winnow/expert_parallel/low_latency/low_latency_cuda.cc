@@ -274,6 +274,12 @@ LowLatencyCombineParams CudaLowLatency::params_of(const LowLatencyCombineArgs& a
     params.weights = static_cast<const float*>(args.weights.data());
     params.weights_stride = stride(args.weights, 0);
   }
+  // A call that also receives cannot end before the ranks that are late have begun, and their
+  // weights come then: it is patient. Rows sent without their sums in vain would make this rank the
+  // first again in the next call. The limit is for calls of several objects that ranks make in
+  // different orders, and where ranks share a GPU, on which their blocks may not all fit.
+  const bool patient = receives(args.part) && !calls_.shares_gpu();
+  params.patience_ns = patient ? 100'000 : 10'000;
   if (!receives(args.part) || !args.out.present()) return params;
   params.out = static_cast<std::byte*>(args.out.data());
   params.out_stride = stride(args.out, 0) * 2;

@@ -112,6 +112,7 @@ struct LowLatencyCombineParams : ReceivedCall {
   std::int64_t expert_stride = 0, row_stride = 0;  // bytes
   const std::int32_t* pair_rows = nullptr;
   std::int64_t pair_rows_strides[2] = {};
+  std::uint64_t patience_ns = 0;  // with which a rank waits for weights in order to send sums
   // Receiving; out null: as above.
   bool behind_send = false;
   ExpertIndices indices;

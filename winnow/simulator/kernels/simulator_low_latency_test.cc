@@ -306,7 +306,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
             "rank)),",
             add, 1),
     combine("CombinePairsTooEarly", "if (first == 0) check_rows(p, pair, mistaken);", drop, 0, 1),
-    combine("CombineWeightsTooEarly", "if (sums) receive_weight(view, epoch, pair, start, tokens);",
+    combine("CombineWeightsTooEarly", "if (sums) receive_weight(p, epoch, pair, start, tokens);",
             drop, 0, 1),
     combine("CombinePiecesSkipped",
             "const int i = atomicAdd(&next[own_tokens], 1) + (own_tokens ? ends[0] : 0);", add, 1),
