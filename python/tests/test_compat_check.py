@@ -469,8 +469,9 @@ def test_a_function_of_the_name_of_a_module_hides_nothing(tmp_path):
         "import deep_gemm\nx = deep_gemm" + ".a()" * 900,
         'import deep_gemm\ndef f(x: "' + "(" * 3000 + '"):\n    return x\n',
         'import deep_gemm\ndef f(x: "deep_gemm' + ".a" * 900 + '"):\n    return x\n',
+        "import deep_gemm\nm = deep_gemm\n" + "".join(f"m = m.a{i}\n" for i in range(25)),
     ],
-    ids=["chain", "annotation", "long-annotation"],
+    ids=["chain", "annotation", "long-annotation", "product"],
 )
 def test_sources_that_are_too_deep(text, tmp_path):
     files = {"a.py": text, "b.py": "import deep_gemm\ndeep_gemm.fp8_mqa_logits(x=1)\n"}

@@ -42,6 +42,8 @@ class Value:
 
 
 Values = FrozenSet[Value]
+# Of a name: x = x.a; x = x.b; ... has the product of all of them.
+_MOST_VALUES = 100
 _NONE: Values = frozenset()
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -170,7 +172,7 @@ class Package:
 
     def _add(self, names: Dict[str, Set[Value]], name: str, values: Values) -> None:
         known = names.setdefault(name, set())
-        if not values <= known:
+        if not values <= known and len(known) < _MOST_VALUES:
             known |= values
             self._changed = True
             if any(value.library for value in values):
