@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/compare.h"
 
 namespace winnow::expert_parallel {
@@ -109,6 +110,18 @@ void Comparisons::ran_on(Backend backend) {
 
 bool Comparisons::passed() const {
   return !list_.empty() && std::ranges::all_of(list_, [](const auto& one) { return one.passed; });
+}
+
+// Not beside the rest of RankTeam, which programs without comparisons link as well.
+Comparisons RankTeam::compare(
+    const std::function<Comparisons(int, const std::shared_ptr<Transport>&)>& body) {
+  std::vector<Comparisons> of_ranks(transports_.size());
+  run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    of_ranks[std::size_t(rank)] = body(rank, transport);
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  return all;
 }
 
 }  // namespace winnow::expert_parallel

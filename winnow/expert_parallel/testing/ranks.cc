@@ -48,15 +48,4 @@ void RankTeam::run(const RankBody& body) {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
-Comparisons RankTeam::compare(
-    const std::function<Comparisons(int, const std::shared_ptr<Transport>&)>& body) {
-  std::vector<Comparisons> of_ranks(transports_.size());
-  run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    of_ranks[std::size_t(rank)] = body(rank, transport);
-  });
-  Comparisons all;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
-  return all;
-}
-
 }  // namespace winnow::expert_parallel
