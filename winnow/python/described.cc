@@ -19,9 +19,10 @@ std::int64_t usual_size(std::string_view text, Shape& shape) {
   if (end == text.data() + text.size()) return number;
   const std::string_view name = text.substr(static_cast<std::size_t>(end - text.data()) + 1);
   const std::int64_t size = shape.size(name);
-  if (!__builtin_mul_overflow(number, size, &number)) return number;
-  throw Error(ErrorCode::invalid_argument, "supports", std::string(name), "less than 2^63 / 8",
-              std::to_string(size));
+  std::int64_t product = 0;
+  if (!__builtin_mul_overflow(number, size, &product)) return product;
+  throw Error(ErrorCode::invalid_argument, "supports", std::string(name),
+              "below 2^63 / " + std::to_string(number), std::to_string(size));
 }
 
 std::int64_t named_size(std::string_view name, Shape& shape) {

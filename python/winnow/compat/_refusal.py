@@ -1,5 +1,6 @@
 """How the functions of this package refuse."""
 
+import contextlib
 from typing import Any, Dict, NoReturn, Tuple, Type, TypeVar
 
 from winnow._refusal import refuse
@@ -41,24 +42,22 @@ def flag(operation: str, argument: str, value: Any) -> bool:
     """True or False, also as a number or a tensor with one element; anything else is refused."""
     if value is True or value is False:
         return value
-    for known in (True, False):
-        if _is(value, known):
-            return known
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # of several elements
+        for known in (True, False):
+            if value == known:
+                return known
     shown = type(value).__name__ if hasattr(type(value), "shape") else repr(value)
     refuse(operation, argument, "True or False", shown)
 
 
 def check_value(operation: str, argument: str, wanted: Any, got: Any, note: str = "") -> None:
     """Refuses every value but one. The note says in the error why it is that one."""
-    if not _is(got, wanted):
-        refuse(operation, argument, f"{wanted}{note}", got)
-
-
-def _is(value: Any, wanted: Any) -> bool:
     try:
-        return bool(value == wanted)
+        if got == wanted:
+            return
     except (RuntimeError, TypeError, ValueError):  # of several elements
-        return False
+        pass
+    refuse(operation, argument, f"{wanted}{note}", got)
 
 
 REFUSALS = (InvalidArgument, TypeError)

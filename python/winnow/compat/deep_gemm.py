@@ -146,6 +146,8 @@ def _is_flag(value: Any) -> bool:
 
 
 def _columns(name: str, argument: str, value: Any) -> int:
+    if type(value) is int and 0 <= value < 2**31:
+        return value
     try:
         columns = -1 if _is_flag(value) else operator.index(value)
     except (RuntimeError, TypeError, ValueError):
@@ -158,7 +160,7 @@ def _columns(name: str, argument: str, value: Any) -> int:
 def _rows(rows: int, columns: int, like: Tensor) -> Tensor:
     """A new result [rows, columns] whose rows begin at aligned addresses."""
     stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
-    result = like.new_empty((rows, stride), dtype=torch.float32)
+    result = torch.empty(rows, stride, dtype=torch.float32, device=like.device)
     return result if stride == columns else result[:, :columns]
 
 
@@ -302,11 +304,13 @@ def _paged(
     max_context_len: int, clean_logits: Any, logits_dtype: Optional[torch.dtype], indices: None,
 ) -> Tensor:  # fmt: skip
     q = _values(name, q)
-    _check_dtype(name, logits_dtype)
+    if logits_dtype is not None:
+        _check_dtype(name, logits_dtype)
     if indices is not None:
         refuse(name, "indices", "None", type(indices).__name__)
     columns = _columns(name, "max_context_len", max_context_len)
-    clean = flag(name, "clean_logits", clean_logits)
+    if clean_logits is not False:
+        clean_logits = flag(name, "clean_logits", clean_logits)
     try:
         b, next_n, _, _ = q.shape
         blocks, page_rows, one, row = kv_cache.shape
@@ -330,7 +334,7 @@ def _paged(
     try:
         indexer.scores_paged(
             q, pages, weights, block_table, context_lens, columns,
-            clean=clean, out=logits.view(b, next_n, columns),
+            clean=clean_logits, out=logits.view(b, next_n, columns),
         )  # fmt: skip
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_PAGED, error) from None

@@ -104,15 +104,15 @@ def get_mla_decoding_metadata(
 
 def _lse(lse: Any) -> Any:
     """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    if hasattr(lse, "nan_to_num_"):
-        return lse.nan_to_num_(_NAN, _INFINITY, _INFINITY).mT  # one kernel
-    return _nothing_is_plus_inf(lse).swapaxes(1, 2)
+    lse = _nothing_is_plus_inf(lse)
+    return lse.mT if hasattr(lse, "mT") else lse.swapaxes(1, 2)
 
 
 def _nothing_is_plus_inf(lse: Any) -> Any:
     """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    if hasattr(lse, "nan_to_num_"):
-        return lse.nan_to_num_(_NAN, _INFINITY, _INFINITY)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(lse, torch.Tensor):
+        return torch.nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)  # one kernel
     lse[lse == -_INFINITY] = _INFINITY
     return lse
 
@@ -241,9 +241,12 @@ def flash_mla_with_kvcache(
     if descale_q is not None or descale_k is not None:
         descale_q = _scale(name, "descale_q", descale_q, plain)
         descale_k = _scale(name, "descale_k", descale_k, plain)
-    invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
-    causal = flag(name, "causal", causal)
-    is_fp8_kvcache = flag(name, "is_fp8_kvcache", is_fp8_kvcache)
+    if enable_batch_invariant is not False:
+        enable_batch_invariant = flag(name, "enable_batch_invariant", enable_batch_invariant)
+    if causal is not False:
+        causal = flag(name, "causal", causal)
+    if is_fp8_kvcache is not True:
+        is_fp8_kvcache = flag(name, "is_fp8_kvcache", is_fp8_kvcache)
     if indices is None:
         if block_table is None or cache_seqlens is None:
             argument = "block_table" if block_table is None else "cache_seqlens"
@@ -271,7 +274,7 @@ def flash_mla_with_kvcache(
                 scale=softmax_scale,
                 block_tables=block_table,
                 context_lens=cache_seqlens,
-                batch_invariant=invariant,
+                batch_invariant=enable_batch_invariant,
                 out=out,
                 q_scale=descale_q,
                 kv_scale=descale_k,
@@ -302,7 +305,7 @@ def flash_mla_with_kvcache(
             extra_cache=extra_k_cache,
             extra_indices=extra_indices_in_kvcache,
             extra_topk_length=extra_topk_length,
-            batch_invariant=invariant,
+            batch_invariant=enable_batch_invariant,
             out=out,
         )
     except REFUSALS as error:
@@ -357,21 +360,29 @@ def flash_mla_sparse_fwd(
         refuse(name, "indexer_topk", "0 or a number of entries", indexer_topk)
     log2 = return_log2_lse is not None and flag(name, "return_log2_lse", return_log2_lse)
 
-    def forward(chosen: Any, **options: Any) -> Tuple[Any, Any, Any]:
-        try:
-            out, max_logits, lse = sparse_mla.forward(
-                q, kv, chosen, scale=sm_scale, topk_length=topk_length, **options
-            )
-        except REFUSALS as error:
-            raise renamed(name, _NAMES_OF_FORWARD, error) from None
-        _nothing_is_plus_inf(lse)
-        if log2:
-            max_logits *= math.log2(math.e)
-            lse *= math.log2(math.e)
-        return out, max_logits, lse
+    results = _forward(name, log2, q, kv, indices, sm_scale, topk_length, attn_sink, out)
+    if not first:
+        return results
+    of_indexer = _forward(name, log2, q, kv, indices[..., :first], sm_scale, topk_length)
+    return (*results, of_indexer[2])
 
-    results = forward(indices, attn_sink=attn_sink, out=out)
-    return (*results, forward(indices[..., :first])[2]) if first else results
+
+def _forward(
+    name: str, log2: bool, q: Any, kv: Any, indices: Any, scale: float, topk_length: Any,
+    attn_sink: Any = None, out: Any = None,
+) -> Tuple[Any, Any, Any]:  # fmt: skip
+    try:
+        results = sparse_mla.forward(
+            q, kv, indices, scale=scale, topk_length=topk_length, attn_sink=attn_sink, out=out
+        )
+    except REFUSALS as error:
+        raise renamed(name, _NAMES_OF_FORWARD, error) from None
+    _, max_logits, lse = results
+    _nothing_is_plus_inf(lse)
+    if log2:
+        max_logits *= math.log2(math.e)
+        lse *= math.log2(math.e)
+    return results
 
 
 def __getattr__(name: str) -> Any:

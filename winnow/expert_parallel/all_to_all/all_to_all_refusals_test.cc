@@ -147,7 +147,7 @@ TEST_P(Refusals, AnOutThatIsTooSmall) {
     if (rank == 2) given.args.copy_out = true;
     if (rank != 2) give(rank, given);
   }));
-  expect_refused_with("copy_out differs", [&](int rank, Given& given) {
+  expect_refused_with("out or copy_out differs: ", [&](int rank, Given& given) {
     if (rank != 2) give(rank, given);
   });
 }
