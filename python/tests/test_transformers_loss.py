@@ -227,6 +227,21 @@ def test_the_loss_in_pieces(model, dense, monkeypatch):
         torch.testing.assert_close(got[2][name], gradient, rtol=0, atol=limit, msg=name)
 
 
+def test_layers_that_are_frozen_later_leave_the_loss():
+    """What they kept of an earlier forward pass goes with the next one."""
+    first, second = tokens(1, 12), tokens(1, 12).flip(1)
+
+    def loss_of_second(before):
+        model = make("deepseek_v32", "winnow").train()
+        if before is not None:
+            model(input_ids=before, use_cache=False)
+        model.model.layers[0].self_attn.indexer.requires_grad_(False)
+        model(input_ids=second, use_cache=False)
+        return indexer_loss(model)
+
+    assert torch.equal(loss_of_second(first), loss_of_second(None))
+
+
 def test_nothing_is_kept_where_nothing_is_to_be_learned():
     ids = tokens(1, 12)
     for prepare in (

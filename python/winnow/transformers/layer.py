@@ -260,10 +260,12 @@ def _without_padding(ranges: Tensor, rows: int, placed: Optional[Placed] = None)
 
 def recording(attention: nn.Module, indexer: nn.Module) -> bool:
     """Whether to keep a Record: in training of an indexer that is not frozen, but neither in a
-    compiled forward pass nor in one that checkpointing repeats during the backward pass."""
-    if not attention.training or torch.compiler.is_compiling():
+    compiled forward pass nor in one that checkpointing repeats during the backward pass. In
+    training that of an earlier pass goes, also where the indexer has been frozen since."""
+    if not attention.training or torch.compiler.is_compiling() or in_backward():
         return False
-    return not in_backward() and any(p.requires_grad for p in _parameters(indexer))
+    attention._winnow_record = None
+    return any(p.requires_grad for p in _parameters(indexer))
 
 
 def _parameters(module: nn.Module) -> Iterator[Tensor]:
