@@ -98,11 +98,10 @@ testing::CaseOutcome run_case(const Problem& problem, const testing::Target& tar
     AllToAll layer(transport, store, config);
     return run_rank(layer, problem, make_rounds(problem));
   };
-  const Comparisons comparisons = launch_environment().has_value()
-                                      ? run_launched(target.device, part)
-                                      : run_in_process(problem, testing::device_of(target), forced);
-  // Where no call has run, the comparisons say why.
-  return {comparisons.backend().value_or(Backend::cpu), comparisons.list()};
+  return (launch_environment().has_value()
+              ? run_launched(target.device, part)
+              : run_in_process(problem, testing::device_of(target), forced))
+      .outcome();
 }
 
 }  // namespace

@@ -98,19 +98,13 @@ testing::CaseOutcome run_case(const LowLatencyProblem& problem, const testing::T
     LowLatency layer(transport, store, config);
     return run_rank(layer, problem, rounds);
   };
-  Comparisons all;
-  if (launch_environment().has_value()) {
-    all = run_launched(target.device, part);
-  } else {
-    std::vector<Comparisons> of_ranks(std::size_t(problem.world));
-    RankTeam team(problem.world);
-    team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-      LowLatency layer(transport, team.world().store(), config);
-      of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
-    });
-    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
-  }
-  return {all.backend().value_or(Backend::cpu), all.list()};
+  if (launch_environment().has_value()) return run_launched(target.device, part).outcome();
+  RankTeam team(problem.world);
+  return compare_on_ranks(team,
+                          [&](int, const std::shared_ptr<Transport>& transport) {
+                            return part(transport, team.world().store(), config.device);
+                          })
+      .outcome();
 }
 
 }  // namespace

@@ -323,19 +323,15 @@ Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<
 
 Comparisons run_in_process(const Problem& problem, Device device, std::optional<Backend> backend) {
   const std::vector<Round> rounds = make_rounds(problem);
-  std::vector<Comparisons> of_ranks(rounds.front().ranks.size());
   Config config = problem.config();
   config.device = device;
   config.backend = backend;
   if (device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
   RankTeam team(problem.world_size());
-  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+  return compare_on_ranks(team, [&](int, const std::shared_ptr<Transport>& transport) {
     AllToAll layer(transport, team.world().store(), config);
-    of_ranks[std::size_t(rank)] = run_rank(layer, problem, rounds);
+    return run_rank(layer, problem, rounds);
   });
-  Comparisons all;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
-  return all;
 }
 
 }  // namespace winnow::expert_parallel

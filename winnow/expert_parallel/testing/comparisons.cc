@@ -111,4 +111,16 @@ bool Comparisons::passed() const {
   return !list_.empty() && std::ranges::all_of(list_, [](const auto& one) { return one.passed; });
 }
 
+Comparisons compare_on_ranks(
+    RankTeam& team,
+    const std::function<Comparisons(int, const std::shared_ptr<Transport>&)>& body) {
+  std::vector<Comparisons> of_ranks(std::size_t(team.world().world_size()));
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    of_ranks[std::size_t(rank)] = body(rank, transport);
+  });
+  Comparisons all;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
+  return all;
+}
+
 }  // namespace winnow::expert_parallel

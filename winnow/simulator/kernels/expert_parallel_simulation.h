@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "winnow/core/error.h"
+#include "winnow/core/tensor.h"
 #include "winnow/simulator/testing/simulate.h"
 
 namespace winnow::expert_parallel {
@@ -29,6 +31,27 @@ inline testing::Operation with_room(testing::Operation operation) {
 }
 inline PassingCase on_ranks(std::string name, std::vector<std::string> schedules) {
   return {std::move(name), std::move(schedules), kRanksMultiprocessors};
+}
+
+// All cases that GPUs take, but for those whose names hold one of `large`; one schedule each.
+inline std::vector<PassingCase> all_on_ranks(const testing::Operation& operation,
+                                             std::initializer_list<const char*> large) {
+  std::vector<PassingCase> list;
+  for (const PassingCase& one : simulator::all_cases(operation, large)) {
+    list.push_back(on_ranks(one.name, {"random:" + std::to_string(list.size() % 7 + 1)}));
+  }
+  return list;
+}
+
+// A tensor of i32, of which element i is of(i).
+template <class Of>
+Tensor numbers(std::initializer_list<std::int64_t> shape, const Of& of) {
+  Tensor tensor(DType::i32, shape);
+  int next = 0;
+  for (std::int32_t& number : tensor.values<std::int32_t>()) {
+    number = static_cast<std::int32_t>(of(next++));
+  }
+  return tensor;
 }
 
 // Of a case whose ranks all refuse a call with this text; `thrown` is what RankTeam::try_run()

@@ -90,16 +90,11 @@ class AllToAllPlayer : public Player {
                             .worst_case_rows = call_ == Call::worst_case ? 30 : 0,
                             .stream = place_.stream()});
   }
-  static Tensor experts() {
-    Tensor indices(DType::i32, {4, 2});
-    std::int32_t next = 0;
-    for (std::int32_t& index : indices.values<std::int32_t>()) index = next++;
-    return indices;
-  }
 
   Call call_;
   Place place_{kDevice};
-  Tensor input_ = place_.copy(Tensor(DType::f32, {4, 16})), indices_ = place_.copy(experts());
+  Tensor input_ = place_.copy(Tensor(DType::f32, {4, 16})),
+         indices_ = place_.copy(numbers({4, 2}, [](int i) { return i; }));
   AllToAll layer_;
   Dispatched got_;
 };

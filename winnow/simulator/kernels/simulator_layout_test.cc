@@ -13,23 +13,7 @@ using enum simulator::Plant::Action;
 const std::vector<PassingCase> kQuickCases = {on_ranks("dropped", {"eager", "late", "random:1"}),
                                               on_ranks("nodes-of-3", {"random:2"}),
                                               on_ranks("wide", {"random:3"})};
-const std::vector<PassingCase> kThoroughCases = {
-    on_ranks("distinct", {"random:4"}),
-    on_ranks("duplicates", {"random:4"}),
-    on_ranks("one-expert", {"random:4"}),
-    on_ranks("none", {"random:4"}),
-    on_ranks("one-rank", {"random:4"}),
-    on_ranks("one-node", {"random:4"}),
-    on_ranks("nodes-of-one", {"random:4"}),
-    on_ranks("expert-per-rank", {"random:4"}),
-    on_ranks("no-token", {"random:4"}),
-    on_ranks("one-token", {"random:4"}),
-    on_ranks("k1", {"random:4"}),
-    on_ranks("k32", {"random:4"}),
-    on_ranks("reversed", {"random:4"}),
-    on_ranks("broadcast", {"random:4"}),
-    on_ranks("example", {"random:4"}),
-    on_ranks("more-experts-than-shared-memory-holds", {"random:4"})};
+const std::vector<PassingCase> kThoroughCases = all_on_ranks(layout_operation(), {});
 const RankBugs layout{"layout_cuda.cu", "dropped"};
 const std::vector<PlantedBug> kQuickBugs = {
     layout("LayoutCountsBeforeTheyAreCleared",

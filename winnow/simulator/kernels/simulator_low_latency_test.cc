@@ -24,10 +24,9 @@ testing::CaseOutcome run_overlapping(const testing::Target& target) {
   LowLatencyConfig config = problem.config();
   config.device = testing::device_of(target);
   const std::vector<LowLatencyRound> rounds = make_rounds(problem);
-  std::vector<Comparisons> of_ranks(static_cast<std::size_t>(problem.world));
   RankTeam team(problem.world);
-  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    Comparisons& comparisons = of_ranks[static_cast<std::size_t>(rank)];
+  const auto of_rank = [&](int rank, const std::shared_ptr<Transport>& transport) {
+    Comparisons comparisons;
     LowLatency layer(transport, team.world().store(), config);
     const Place place(config.device);
     std::vector<std::unique_ptr<LowLatencyTensors>> calls;
@@ -48,10 +47,9 @@ testing::CaseOutcome run_overlapping(const testing::Target& target) {
     for (const auto& one : calls) one->make_expert_output();
     overlap(&LowLatencyTensors::combine);
     for (const auto& one : calls) one->check_combined(comparisons);
-  });
-  Comparisons all;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) all.add(of_ranks[rank], int(rank));
-  return {all.backend().value_or(Backend::cpu), all.list()};
+    return comparisons;
+  };
+  return compare_on_ranks(team, of_rank).outcome();
 }
 
 // Rank 0 gives two tokens, which two blocks send, an expert that does not exist: the ranks learn of
@@ -100,22 +98,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1-ranks", {"eager"}),
                                               on_ranks("newest-first-shrink", {"random:3"}),
                                               on_ranks("overlapping", {"random:5"}),
                                               on_ranks("wrong-experts", {"random:6"})};
-const std::vector<PassingCase> kThoroughCases = {on_ranks("2-ranks-bf16-halves", {"random:4"}),
-                                                 on_ranks("3-ranks", {"random:4"}),
-                                                 on_ranks("3-ranks-bf16-halves", {"random:4"}),
-                                                 on_ranks("4-ranks", {"random:4"}),
-                                                 on_ranks("4-ranks-bf16-halves", {"random:4"}),
-                                                 on_ranks("power-of-two-by-column", {"random:4"}),
-                                                 on_ranks("ue8m0", {"random:4"}),
-                                                 on_ranks("fewer-columns", {"random:4"}),
-                                                 on_ranks("no-experts", {"random:4"}),
-                                                 on_ranks("all-to-all-experts", {"random:4"}),
-                                                 on_ranks("wide-fp8", {"random:4"}),
-                                                 on_ranks("wide-bf16", {"random:4"}),
-                                                 on_ranks("wide-halves", {"random:4"}),
-                                                 on_ranks("parts-halves", {"random:4"}),
-                                                 on_ranks("newest-first", {"random:4"}),
-                                                 on_ranks("many-experts", {"random:4"})};
+const std::vector<PassingCase> kThoroughCases =
+    all_on_ranks(low_latency_operation(), {"6-ranks", "8-ranks"});
 const RankBugs dispatch{"low_latency_dispatch_cuda.cu", "3-ranks"},
     combine{"low_latency_combine_cuda.cu", "3-ranks"},
     wide{"low_latency_combine_cuda.cu", "wide-halves"}, both{"low_latency_cuda.cuh", "3-ranks"},

@@ -50,14 +50,7 @@ testing::Operation simulated_operation() {
 const std::vector<PassingCase> kQuickCases = {
     on_ranks("1x1", {"eager"}), on_ranks("1x4", {"late"}), on_ranks("2x2", {"random:1"}),
     on_ranks("4x1", {"random:2"}), on_ranks("contradicting-counts", {"random:3"})};
-const std::vector<PassingCase> kThoroughCases = {
-    on_ranks("1x4", {"random:3"}),         on_ranks("2x2", {"random:3"}),
-    on_ranks("4x1", {"random:3"}),         on_ranks("no-token", {"random:3"}),
-    on_ranks("one-token", {"random:3"}),   on_ranks("more-channels-than-tokens", {"random:3"}),
-    on_ranks("one-channel", {"random:3"}), on_ranks("aligned", {"random:3"}),
-    on_ranks("duplicates", {"random:3"}),  on_ranks("one-expert", {"random:3"}),
-    on_ranks("none", {"random:3"}),        on_ranks("wide", {"random:3"}),
-    on_ranks("reversed", {"random:3"})};
+const std::vector<PassingCase> kThoroughCases = all_on_ranks(notify_operation(), {"3x3", "1x1"});
 const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cuh", "2x2"},
     base{"exchange_base_cuda.cuh", "2x2"}, scan{"block_scan.cuh", "2x2"},
     fabric{"fabric.cuh", "2x2"}, wrong{"count_exchange_cuda.cuh", "contradicting-counts"};
