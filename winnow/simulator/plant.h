@@ -56,6 +56,11 @@ struct Plant {
              // atomic operation is a plain load and store
     undo,    // a plain store, through a pointer: what was there before comes back
     move,    // such a store takes place `addend` bytes further on
+    // Of the kernel whose name stands in the text before a parenthesis: its threads find `addend`
+    // more in threadIdx.x, blockIdx.x or gridDim.x.
+    shift_thread,
+    shift_block,
+    shift_grid,
   };
   std::string file;  // the end of the path
   std::string text;  // occurs in exactly one line of it
@@ -84,6 +89,8 @@ bool is_planted(const Where& where, Plant::Action action, unsigned rank = ~0u);
 // Whether the running thread's plain store by this code is to be undone or moved.
 bool is_planted_store(const void* code);
 std::int64_t planted_addend();
+// What the running thread finds too much in an index that the action alters.
+unsigned planted_shift(const void* kernel, Plant::Action action);
 }  // namespace detail
 
 // For host halves: whether the call at this line is to be left out, or to be made later. `rank`: of

@@ -100,10 +100,10 @@ testing::CaseOutcome run_case(const LowLatencyProblem& problem, const testing::T
   };
   if (launch_environment().has_value()) return run_launched(target.device, part).outcome();
   RankTeam team(problem.world);
-  return team
-      .compare([&](int, const std::shared_ptr<Transport>& transport) {
-        return part(transport, team.world().store(), config.device);
-      })
+  return compare_on_ranks(team,
+                          [&](int, const std::shared_ptr<Transport>& transport) {
+                            return part(transport, team.world().store(), config.device);
+                          })
       .outcome();
 }
 

@@ -328,7 +328,7 @@ Comparisons run_in_process(const Problem& problem, Device device, std::optional<
   config.backend = backend;
   if (device.type == DeviceType::cuda) config.timeout = std::chrono::seconds(10);
   RankTeam team(problem.world_size());
-  return team.compare([&](int, const std::shared_ptr<Transport>& transport) {
+  return compare_on_ranks(team, [&](int, const std::shared_ptr<Transport>& transport) {
     AllToAll layer(transport, team.world().store(), config);
     return run_rank(layer, problem, rounds);
   });

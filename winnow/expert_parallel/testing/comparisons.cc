@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/compare.h"
 
 namespace winnow::expert_parallel {
@@ -112,11 +111,11 @@ bool Comparisons::passed() const {
   return !list_.empty() && std::ranges::all_of(list_, [](const auto& one) { return one.passed; });
 }
 
-// Not beside the rest of RankTeam, which programs without comparisons link as well.
-Comparisons RankTeam::compare(
+Comparisons compare_on_ranks(
+    RankTeam& team,
     const std::function<Comparisons(int, const std::shared_ptr<Transport>&)>& body) {
-  std::vector<Comparisons> of_ranks(transports_.size());
-  run([&](int rank, const std::shared_ptr<Transport>& transport) {
+  std::vector<Comparisons> of_ranks(std::size_t(team.world().world_size()));
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
     of_ranks[std::size_t(rank)] = body(rank, transport);
   });
   Comparisons all;

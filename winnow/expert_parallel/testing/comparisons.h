@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
+#include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/operation.h"
 
 namespace winnow::expert_parallel {
@@ -41,5 +44,10 @@ class Comparisons {
   std::vector<testing::Comparison> list_;
   std::optional<Backend> backend_;
 };
+
+// Those of all ranks of the team, on which the body runs as RankTeam::run() does it.
+Comparisons compare_on_ranks(
+    RankTeam& team,
+    const std::function<Comparisons(int rank, const std::shared_ptr<Transport>& transport)>& body);
 
 }  // namespace winnow::expert_parallel

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "winnow/expert_parallel/testing/comparisons.h"
 #include "winnow/expert_parallel/testing/rank_threads.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
 
@@ -27,10 +26,6 @@ class RankTeam {
   // The same, and throws what the lowest rank threw. Timeouts are thrown only if there is nothing
   // else: ranks with other errors know the reason.
   void run(const RankBody& body);
-  // The same: the comparisons of all ranks.
-  Comparisons compare(
-      const std::function<Comparisons(int rank, const std::shared_ptr<Transport>& transport)>&
-          body);
 
  private:
   InProcessWorld world_;

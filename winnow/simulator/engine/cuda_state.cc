@@ -29,6 +29,10 @@ void set_indices(const Block& of, unsigned thread) {
   blockIdx = {of.index[0], of.index[1], of.index[2]};
   blockDim = dim3(size[0], size[1], size[2]);
   gridDim = dim3(of.grid.grid[0], of.grid.grid[1], of.grid.grid[2]);
+  if (!detail::any_planted) return;
+  threadIdx.x += detail::planted_shift(cluster->run->function, Plant::Action::shift_thread);
+  blockIdx.x += detail::planted_shift(cluster->run->function, Plant::Action::shift_block);
+  gridDim.x += detail::planted_shift(cluster->run->function, Plant::Action::shift_grid);
 }
 
 namespace {

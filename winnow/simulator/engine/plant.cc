@@ -95,6 +95,14 @@ bool is_planted_store(const void* code) {
 
 std::int64_t planted_addend() { return planted.addend; }
 
+unsigned planted_shift(const void* kernel, Plant::Action action) {
+  if (planted.action != action) return 0;
+  const std::string& text = planted.text;
+  const std::size_t end = text.find('('), begin = text.find_last_of(" *&", end) + 1;
+  if (name_of_kernel(kernel) != text.substr(begin, end - begin)) return 0;
+  return is_of_planted_thread() ? static_cast<unsigned>(planted.addend) : 0;
+}
+
 }  // namespace detail
 
 void plant(Plant bug, const std::string& root) {

@@ -47,7 +47,7 @@ class Ranks {
   // What body(rank, place, layer) compares, or throws.
   template <class Body>
   testing::CaseOutcome compare(const Body& body) {
-    return team_.compare(of_rank(body)).outcome();
+    return compare_on_ranks(team_, of_rank(body)).outcome();
   }
   template <class Body>
   std::vector<std::exception_ptr> try_run(const Body& body) {
@@ -119,6 +119,31 @@ testing::CaseOutcome run_overwritten(const testing::Target& target) {
   });
 }
 
+// One row stands for all of expert_output, so that each token gets it as often as it has experts.
+testing::CaseOutcome run_one_row(const testing::Target& target) {
+  constexpr std::int64_t kTokens = 6, kTopk = 2, kHidden = 16;
+  const Tensor chosen = numbers({kTokens, kTopk}, [](int i) { return i % 8; });
+  Tensor row(DType::f32, {1, kHidden}), sums(DType::f32, {kTokens, kHidden});
+  int next = 0;
+  for (float& value : row.values<float>()) value = static_cast<float>(next++);
+  for (float& sum : sums.values<float>()) sum = static_cast<float>(next++ % kHidden * kTopk);
+  Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = kHidden, .topk = kTopk, .experts = 8});
+  return ranks.compare([&](int, const Place& place, AllToAll& layer) {
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
+                 experts = place.copy(chosen), once = place.copy(row);
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
+    const ConstTensorView all(once.data(), DType::f32, {got.output.size(0), kHidden}, {0, 1},
+                              place.device());
+    Tensor out = place.make(DType::f32, std::array{kTokens, kHidden});
+    layer.combine({.expert_output = all, .out = out, .stream = place.stream()}, *got.descriptor);
+    Comparisons comparisons;
+    comparisons.ran_on(got.backend);
+    comparisons.add(compare_bits("sums", place.to_host(out), sums));
+    return comparisons;
+  });
+}
+
 // Rank 0 gives two rows of its scatter table anew, and all ranks refuse the first that is wrong.
 testing::CaseOutcome run_wrong_rows(const testing::Target& target,
                                     std::array<std::int32_t, 2> wrong, const std::string& refusal) {
@@ -146,6 +171,7 @@ testing::Operation simulated_operation() {
          [nodes](const testing::Target& target) { return run_barrier(target, nodes); }, true});
   }
   operation.cases.push_back({"overwritten-rows", "", run_overwritten, true});
+  operation.cases.push_back({"one-row", "", run_one_row, true});
   const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
                                   const char* refusal) {
     operation.cases.push_back(
@@ -174,7 +200,8 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
 std::vector<PassingCase> thorough_cases() {
   std::vector<PassingCase> list = all_on_ranks(
       all_to_all_operation(), {"1x1-", "1x2-", "2x1-", "4x1-", "2x3-", "2x2-large", "chunk"});
-  for (const char* const name : {"1x1-plain", "4x1-plain", "2x3-plain", "barrier-of-nodes-1"}) {
+  for (const char* const name :
+       {"1x1-plain", "4x1-plain", "2x3-plain", "barrier-of-nodes-1", "one-row"}) {
     list.push_back(on_ranks(name, {"random:4"}));
   }
   return list;
@@ -204,6 +231,14 @@ const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", 
     weights{"combine_values_cuda.cu", "2x2-combine-weights-bf16-aligned"},
     segment{"layer_kernels_cuda.cu", "1x4-growth"},
     columns{"layer_kernels_cuda.cu", "1x4-scales-i32-by-column"};
+const RankBugs one_row{"layer_kernels_cuda.cu", "one-row"}, words_of_row{"fabric.cuh", "one-row"};
+// Of kernels that are few lines, also in their indices.
+constexpr const char* kTranslate = "translate(const __grid_constant__";
+constexpr const char* kClaim = "claim(const __grid_constant__";
+constexpr const char* kWeights = "weights_kernel(const __grid_constant__";
+constexpr const char* kSegment = "set_segment_kernel(std::byte** row";
+constexpr const char* kColumns = "copy_columns_kernel(std::byte* to";
+constexpr const char* kRows = "copy_rows_kernel(std::byte* to";
 
 const std::vector<PlantedBug> kQuickBugs = {
     count("CountWordsOfWarpsTooEarly", "for (int i = lane; i < entries; i += 32) counters[i] = 0;",
@@ -470,6 +505,57 @@ const std::vector<PlantedBug> kThoroughBugs = {
     pushes("PushesNothingStored",
            "device::bulk_store(shared_.to[stage][i], stage_address(stage), bytes, policy);", drop),
     pushes("PushesNothingCommitted", "device::bulk_commit();  // an empty group for a mark", drop),
+    outside("TranslateMistakeBeforeItIsCleared", "if (threadIdx.x == 0) first_bad = kNone;", drop,
+            0, 1),
+    outside("TranslateMistakesUnseen",
+            "atomicMin(&first_bad, static_cast<unsigned long long>(pair));", drop),
+    outside("TranslateMistakeOfTheNextPair",
+            "atomicMin(&first_bad, static_cast<unsigned long long>(pair));", add, 1),
+    outside("TranslateMistakesTooEarly", "if (threadIdx.x != 0) return;", drop, 0, -1),
+    table("TranslateDroppedOfTheNextPair", "p.rows[pair] = -1;", move, 4),
+    table("GivenRowsOfThePairBefore", "p.rows[pair] = static_cast<std::int32_t>(row);", move, -4),
+    table("TranslateThreadsOneFurther", kTranslate, shift_thread, 1),
+    scatter("ClaimMistakeBeforeItIsCleared", "*finding_of(p.view) = ScatterFinding{};", drop, 0, 2),
+    scatter("ClaimMistakesTooEarly", "if (worst != kNone) atomicMin(&first_bad, worst);", drop, 0,
+            1),
+    table("ClaimThreadsOneFurther", kClaim, shift_thread, 1),
+    weights("WeightsOfThePairBefore", "params.pairs[i] = to_float(params.dtype, bits);", move, -4),
+    of_threads(0, 1,
+               weights("WeightOfTheFirstPairNotStored",
+                       "params.pairs[i] = to_float(params.dtype, bits);", undo)),
+    of_threads(32, 64,
+               weights("WeightsOfOneWarpNotStored",
+                       "params.pairs[i] = to_float(params.dtype, bits);", undo)),
+    weights("WeightsThreadsOneFurther", kWeights, shift_thread, 1),
+    weights("WeightsBlocksOneFurther", kWeights, shift_block, 1),
+    segment("SegmentOfTheRankBefore", "i += blockDim.x) row[i] = pointers.data[i];", move, -8),
+    of_threads(0, 1,
+               segment("SegmentOfTheFirstRankNotSet", "i += blockDim.x) row[i] = pointers.data[i];",
+                       undo)),
+    of_threads(
+        3, 4,
+        segment("SegmentOfTheLastRankNotSet", "i += blockDim.x) row[i] = pointers.data[i];", undo)),
+    segment("SegmentThreadsOneFurther", kSegment, shift_thread, 1),
+    columns("ColumnsOneBefore", "to[i * element_bytes + byte] = element[byte];", move, -1),
+    columns("ColumnsOfTheNextElement", "to[i * element_bytes + byte] = element[byte];", move, 4),
+    of_threads(0, 1,
+               columns("ColumnOfTheFirstThreadNotCopied",
+                       "to[i * element_bytes + byte] = element[byte];", undo)),
+    of_threads(16, 32,
+               columns("ColumnsOfHalfAWarpNotCopied",
+                       "to[i * element_bytes + byte] = element[byte];", undo)),
+    columns("ColumnsThreadsOneFurther", kColumns, shift_thread, 1),
+    columns("ColumnsBlocksOneFurther", kColumns, shift_block, 1),
+    words_of_row("RowsNotCopied", "destination[first + i * step] = word[i];", undo),
+    words_of_row("RowsOneWordFurther", "destination[first + i * step] = word[i];", move, 16),
+    of_threads(0, 1,
+               words_of_row("RowsWithoutTheirFirstWord", "destination[first + i * step] = word[i];",
+                            undo)),
+    of_threads(
+        3, 4,
+        words_of_row("RowsWithoutTheirLastWord", "destination[first + i * step] = word[i];", undo)),
+    one_row("RowsThreadsOneFurther", kRows, shift_thread, 1),
+    one_row("RowsBlocksOneFurther", kRows, shift_block, 1),
     finish("FinishNobodyWaits",
            "if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);", drop),
 };

@@ -46,6 +46,7 @@ constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
 constexpr const char* kSumsOfWarp = "&sums[warp][lane * kColumns]) = sum;";
 constexpr const char* kOfNorm = "params.d_norm_weight[result - biases] = total;";
 constexpr const char* kOfBias = "(p.series - 1) * p.d) + column] = total;";
+constexpr const char* kAddParts = "add_parts(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
             drop),
@@ -90,6 +91,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     block.move("NormGradientsOfTheNextColumn", kOfNorm, 4),
     block.undo("BiasGradientsNotStored", kOfBias),
     block.move("BiasGradientsOfTheNextColumn", kOfBias, 4),
+    block("PartsOfTheNextBlock", kAddParts, shift_block, 1),
+    block("PartsOfTheNextThread", kAddParts, shift_thread, 1),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorBackward, backward_operation(), kQuickCases,
                        kThoroughCases, kQuickBugs, kThoroughBugs);

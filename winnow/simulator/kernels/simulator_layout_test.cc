@@ -7,6 +7,7 @@ testing::Operation layout_operation();
 
 namespace {
 
+using simulator::of_threads;
 using simulator::PlantedBug;
 using enum simulator::Plant::Action;
 
@@ -14,7 +15,9 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("dropped", {"eager", "lat
                                               on_ranks("nodes-of-3", {"random:2"}),
                                               on_ranks("wide", {"random:3"})};
 const std::vector<PassingCase> kThoroughCases = all_on_ranks(layout_operation(), {});
-const RankBugs layout{"layout_cuda.cu", "dropped"};
+const RankBugs layout{"layout_cuda.cu", "dropped"},
+    blocks{"layout_cuda.cu", "more-experts-than-shared-memory-holds"};
+constexpr const char* kClear = "clear_kernel(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     layout("LayoutCountsBeforeTheyAreCleared",
            "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;", drop, 0, 1),
@@ -32,6 +35,14 @@ const std::vector<PlantedBug> kThoroughBugs = {
     layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", drop, 0, 1),
     layout("LayoutCountsNotCleared", "array[i] = 0;", undo),
     layout("LayoutCountsClearedOneFurther", "array[i] = 0;", move, 4),
+    layout("LayoutCountsClearedOneBefore", "array[i] = 0;", move, -4),
+    of_threads(0, 1, layout("LayoutFirstCountsNotCleared", "array[i] = 0;", undo)),
+    of_threads(1, 32, layout("LayoutOtherCountsNotCleared", "array[i] = 0;", undo)),
+    of_threads(255, 256, blocks("LayoutLastCountsOfBlocksNotCleared", "array[i] = 0;", undo)),
+    layout("ClearThreadsOneFurther", kClear, shift_thread, 1),
+    layout("ClearBlocksOneFurther", kClear, shift_block, 1),
+    blocks("ClearLastBlockOneFurther", kClear, shift_block, 1),
+    blocks("ClearStridesTooLong", kClear, shift_grid, 1),
     layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", undo),
     layout("LayoutInRankNotCleared", "r += p.lanes) in_rank[r] = 0;", undo),
     layout("LayoutInRankNotSet", "if (first_of_rank) in_rank[rank] = 1;", undo),

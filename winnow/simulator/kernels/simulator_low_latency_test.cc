@@ -51,7 +51,7 @@ testing::CaseOutcome run_overlapping(const testing::Target& target) {
     for (const auto& one : calls) one->check_combined(comparisons);
     return comparisons;
   };
-  return team.compare(of_rank).outcome();
+  return compare_on_ranks(team, of_rank).outcome();
 }
 
 // Rank 0 gives two tokens, which two blocks send, an expert that does not exist: the ranks learn of

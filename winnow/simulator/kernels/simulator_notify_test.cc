@@ -15,6 +15,7 @@ testing::Operation notify_operation();
 
 namespace {
 
+using simulator::of_threads;
 using simulator::PlantedBug;
 using enum simulator::Plant::Action;
 
@@ -54,6 +55,8 @@ const std::vector<PassingCase> kThoroughCases = all_on_ranks(notify_operation(),
 const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cuh", "2x2"},
     base{"exchange_base_cuda.cuh", "2x2"}, scan{"block_scan.cuh", "2x2"},
     fabric{"fabric.cuh", "2x2"}, wrong{"count_exchange_cuda.cuh", "contradicting-counts"};
+constexpr const char* kSum = "sum_kernel(const __grid_constant__";
+constexpr const char* kPrefix = "prefix_kernel(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", drop, 0, 1),
     base("BaseNobodyTold", "device::st_release_sys(", drop),
@@ -84,6 +87,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
            0, 1),
     tokens("TokensChannelsBeforeTheyAreCounted", "if (threadIdx.x % 32 == 0) out[channel] = count;",
            drop, 0, 2),
+    tokens("SumThreadsOneFurther", kSum, shift_thread, 1),
+    tokens("SumRowsOneFurther", kSum, shift_block, 1),
+    of_threads(32, 64,
+               tokens("TokensOfOneWarpNotStored",
+                      "if (threadIdx.x % 32 == 0) out[channel] = count;", undo)),
+    tokens("PrefixThreadsOneFurther", kPrefix, shift_thread, 1),
+    tokens("PrefixRowsOneFurther", kPrefix, shift_block, 1),
     exchange("ExchangeFindingBeforeItIsCleared",
              "take(counts + all + world, params_.per_node, nodes);", drop, 0, 2),
     exchange("ExchangeReportNotComplete", "device::st_release_sys(&to.report->call, params_.call);",
