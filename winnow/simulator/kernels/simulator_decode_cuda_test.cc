@@ -89,12 +89,14 @@ TEST(SimulatorDecodeCudaSplit, FollowsTheTilesOrTheGpu) {
   static_assert(fastest_split(64, 109, 108).segments == 1);
 }
 
-// Whatever a block may have of shared memory: forward() has kernels for three sizes.
-TEST(SimulatorDecodeCudaSameBits, DecodeGivesTheBitsOfForward) {
+// Whatever a block may have of shared memory: forward() has kernels for three sizes, of which each
+// step takes so many.
+void expect_bits_of_forward_of_sizes(int sizes_of_each) {
   constexpr int kSizes[] = {kLeast, 163 * 1024, kLarge};
   int number = 0;
   for (const DecodeCase& shape : steps_beside_forward()) {
-    for (const int size : {number % 3, (number + 1) % 3}) {
+    for (int i = 0; i < sizes_of_each; ++i) {
+      const int size = (number + i) % 3;
       simulator::settings().shared_bytes = kSizes[size];
       simulator::settings().schedule =
           simulator::parse_schedule("random:" + std::to_string(10 * size + number));
@@ -103,6 +105,12 @@ TEST(SimulatorDecodeCudaSameBits, DecodeGivesTheBitsOfForward) {
     ++number;
   }
   simulator::settings().shared_bytes = kLeast;
+}
+TEST(SimulatorDecodeCudaSameBits, DecodeGivesTheBitsOfForward) {
+  expect_bits_of_forward_of_sizes(1);
+}
+TEST(ThoroughDecodeCudaSameBits, DecodeGivesTheBitsOfForward) {
+  expect_bits_of_forward_of_sizes(3);
 }
 
 // Where a block may have more, the turns of three tiles are on the way at a time.

@@ -316,16 +316,16 @@ void expect_same_chain(DecodeCase shape, std::initializer_list<int> multiprocess
 
 // Where the rows of the second cache begin, and in which slot, hangs on the lengths.
 const DecodeCase kChain = {
-    .name = "chain", .b = 3, .h_q = 9, .topk = 1100, .blocks = 18, .extra_topk = 40};
+    .name = "chain", .b = 3, .h_q = 9, .topk = 740, .blocks = 12, .extra_topk = 40};
 
 // Several queries in one launch with a segment of one tile or more for each block, in blocks of
 // two chunks of columns; one query with blocks of one chunk.
 TEST(SimulatorDecodeChain, DoesNotChangeTheBits) {
   using namespace decode_sm90_detail;
-  ASSERT_FALSE(works_side_by_side(19, 3, 2));
-  ASSERT_TRUE(works_side_by_side(19, 3, 36) && chain_split(19, 3, 1, 36).column_blocks == 8);
-  ASSERT_TRUE(works_side_by_side(19, 3, 12) && chain_split(19, 3, 1, 12).column_blocks == 4);
-  ASSERT_EQ(chain_split(19, 1, 1, 36).segment_tiles, 1);
+  ASSERT_FALSE(works_side_by_side(13, 3, 2));
+  ASSERT_TRUE(works_side_by_side(13, 3, 36) && chain_split(13, 3, 1, 36).column_blocks == 8);
+  ASSERT_TRUE(works_side_by_side(13, 3, 12) && chain_split(13, 3, 1, 12).column_blocks == 4);
+  ASSERT_EQ(chain_split(13, 1, 1, 36).segment_tiles, 1);
   expect_same_chain(kChain, {36});
 }
 
@@ -367,7 +367,7 @@ TEST(SimulatorDecodeHeads, DoNotChangeTheBitsOfOthers) {
   simulator::settings().schedule = simulator::parse_schedule("random:7");
   const DecodeStep all =
       DecodeStep(
-          {.name = "heads", .b = 1, .h_q = 130, .topk = 1100, .blocks = 18, .sink = Sink::finite})
+          {.name = "heads", .b = 1, .h_q = 130, .topk = 460, .blocks = 8, .sink = Sink::finite})
           .on(kGpu);
   run(all.args());
   const StridedTensor together = testing::on({}, all.out), lse = testing::on({}, all.lse);
@@ -425,17 +425,18 @@ TEST(SimulatorDecodeHeads, AsManyAsTheKernelsCount) {
 // two.
 TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
   simulator::settings().schedule = simulator::parse_schedule("eager");
+  simulator::settings().multiprocessors = 8;
   constexpr std::int64_t kColumn = 7;
   const auto run_with = [&](float value) {
     DecodeStep step({.name = "infinite",
                      .format = CacheFormat::bf16,
                      .b = 1,
-                     .topk = 1100,
-                     .blocks = 18,
+                     .topk = 460,
+                     .blocks = 8,
                      .poison = false,
                      .batch_invariant = false});
     for (std::int64_t h = 0; h < 8; ++h) step.q.view.at<BFloat16>(0, 0, h, kColumn) = {};
-    for (std::int64_t block = 0; block < 18; ++block) {
+    for (std::int64_t block = 0; block < 8; ++block) {
       for (std::int64_t row = 0; row < 64; ++row) {
         step.chosen.cache.view.at<BFloat16>(block, row, 0, kColumn) = BFloat16(value);
       }
@@ -446,6 +447,7 @@ TEST(SimulatorDecodeSplit, AnInfiniteSumStaysInItsColumn) {
     return testing::on({}, there.out);
   };
   const StridedTensor large = run_with(3e38f), small = run_with(1.0f);
+  simulator::settings().multiprocessors = 2;
   for (std::int64_t h = 0; h < 8; ++h) {
     EXPECT_EQ(static_cast<float>(small.view.at<BFloat16>(0, 0, h, kColumn)), 1.0f);
     EXPECT_TRUE(std::isinf(static_cast<float>(large.view.at<BFloat16>(0, 0, h, kColumn))));
