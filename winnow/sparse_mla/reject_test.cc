@@ -248,8 +248,12 @@ TYPED_TEST(Rejects, WrongNumbers) {
         },
         "k_stride: want 1 or more, got " + std::to_string(k_stride));
   }
+  const std::string wanted = "q_start: want positions from -2^62 to 2^62 - 1, got ";
   expect_rejected<TypeParam>([](Args& args, TestProblem&) { args.q_start = kInt64Max; },
-                             "q_start: want positions from -2^62 to 2^62, got 9223372036854775807");
+                             wanted + "9223372036854775807");
+  expect_rejected<TypeParam>(
+      [](Args& args, TestProblem&) { args.q_start = (std::int64_t{1} << 62) - 1; },
+      wanted + "4611686018427387903 to 4611686018427387904");
 }
 
 template <class Args, class Function>
