@@ -521,11 +521,14 @@ def test_lengths_of_a_plan_of_decode_have_one_dimension(shape):
         flash_mla.get_mla_decoding_metadata(torch.zeros(shape, dtype=torch.int32), 1, 1)
 
 
-def test_a_format_of_dense_decode_that_is_none():
+@pytest.mark.parametrize("wrong", ["x", "V4"])
+def test_a_format_that_dense_decode_has_not(wrong):
     q, cache = torch.zeros(1, 1, 4, 576).bfloat16(), torch.zeros(1, 64, 1, 576).bfloat16()
     zero, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="kv_format: want V32 or V4, got x"):
-        flash_mla.flash_mla_with_kvcache(q, cache, zero, one, 512, None, kv_format="x")
+    with pytest.raises(
+        ValueError, match=f"kv_format: want None or V32 without indices, got {wrong}"
+    ):
+        flash_mla.flash_mla_with_kvcache(q, cache, zero, one, 512, None, kv_format=wrong)
 
 
 @pytest.mark.parametrize(("name", "argument", "wrong", "text"), LOGITS_REFUSALS)

@@ -49,6 +49,36 @@ def test_padding_with_the_usual_labels(family):
         same(usual_step(model, ids, mask, labels), want)
 
 
+def additive(mask, dtype=torch.float32, lowest=None):
+    """The additive mask of four dimensions, causal, of a mask with padding on the left."""
+    seen = torch.ones(40, 40, dtype=torch.bool).tril() & mask[:, None, None].bool()
+    lowest = torch.finfo(dtype).min if lowest is None else lowest
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)
+
+
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "hy_v4"])
+def test_queries_that_see_nothing_of_an_additive_mask(family):
+    """They read the mean of all rows as under "sdpa", or with sinks nothing as under "eager"."""
+    model, ids = make(family), tokens()
+    mask = padded(((9, 0), (0, 0)))
+    labels = ids.masked_fill(mask == 0, -100)
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    want = usual_step(model, ids, additive(mask), labels)
+    model.set_attn_implementation("winnow")
+    same(usual_step(model, ids, additive(mask), labels), want)
+
+
+def test_queries_that_see_nothing_of_a_mask_that_does_not_say_what_they_read(model):
+    ids = tokens()
+    text = "attention_mask: want bool, or the smallest number of float32, for queries that see "
+    for wrong, got in (
+        (additive(padded(((9, 0), (0, 0))), lowest=-torch.inf), "-inf"),
+        (additive(padded(((9, 0), (0, 0))), torch.bfloat16), "bfloat16"),
+    ):
+        refused(text + f"nothing, got {got}", model, ids, attention_mask=wrong, use_cache=False)
+        model(ids, attention_mask=wrong[1:], use_cache=False)
+
+
 @pytest.mark.parametrize("columns", [1, 39, 41, 48])
 def test_a_mask_of_more_or_fewer_rows_than_there_are(model, columns):
     ids = tokens()

@@ -189,6 +189,8 @@ def some(**options):
     ("options", "text"),
     [
         ({"lengths": [3.0]}, "lengths: want a whole number for each sequence"),
+        ({"lengths": [True, 2]}, "lengths: want a whole number for each sequence"),
+        ({"lengths": torch.tensor(3)}, "lengths: want a whole number for each sequence"),
         ({"lengths": [4, -1]}, "lengths: want numbers of tokens, 0 or more, got -1"),
         ({"lengths": [2]}, "rows[0]: want shape [tokens, topk] with 2 tokens, the sum of lengths,"),
         ({"rows": {0: torch.zeros(3, 1)}}, "rows[0]: want int16, int32 or int64, got float32"),
@@ -202,6 +204,18 @@ def test_choices_that_are_refused(options, text):
     with pytest.raises(ValueError) as error:
         dsa.Choices(**some(**options))
     assert f"transformers: {text}" in str(error.value)
+
+
+def test_a_mask_of_sequences_is_not_taken_for_their_numbers():
+    choices = dsa.Choices({0: torch.zeros(6, 1).int()}, torch.tensor([2, 2, 2]))
+    mask = torch.tensor([True, False, True])
+    for wrong in (mask, mask.tolist(), list(mask), mask.numpy(), mask.float(), torch.tensor(1)):
+        with pytest.raises(ValueError, match="sequences: want the numbers of sequences"):
+            choices.select(wrong)
+    for given in (mask.nonzero()[:, 0], mask.nonzero()[:, 0].numpy(), (0, 2)):
+        assert choices.select(given, torch.tensor([1, 2])).lengths == [1, 2]
+    with pytest.raises(ValueError, match="lengths: want a whole number for each sequence"):
+        choices.select([0, 1, 2], mask)
 
 
 def test_a_file_that_holds_something_else(tmp_path):
@@ -234,6 +248,14 @@ def test_sequences_that_change_places_while_choices_are_recorded(name):
         (
             {"rows": {n: torch.tensor([[0], [0], [1], [1]]) for n in (0, 2)}, "lengths": [2, 2]},
             "want rows below 1, which it sees, for token 0 of sequence 1 in layer 0, got 1",
+        ),
+        (
+            {"rows": {n: torch.tensor([[0, -1, -1], [1, 0, -1], [1, 0, 1]]) for n in (0, 2)}},
+            "want each row once for token 2 of sequence 0 in layer 0, got 1 twice or more",
+        ),
+        (
+            {"rows": {n: torch.tensor([[0, -1, 0], [0, 1, -1], [0, 1, 2]]) for n in (0, 2)}},
+            "want each row once for token 0 of sequence 0 in layer 0, got 0 twice or more",
         ),
     ],
 )

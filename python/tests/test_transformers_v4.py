@@ -297,6 +297,12 @@ def test_masks_and_positions_that_are_no_sequences(flash):
     ones = torch.ones_like(ids)
     text = "position_ids: want numbers that ascend by one within a sequence"
     refused(text, flash, ids, attention_mask=ones, position_ids=positions)
+    one = torch.arange(20)[None]
+    for positions in (one * 2, one.flip(1), torch.where(one > 2, one + 1, one), one % 10 + 4):
+        text = "position_ids: want numbers that ascend by one within a sequence, the next one from"
+        refused(text, flash, ids, position_ids=positions, use_cache=False)
+    refused("position_ids: want 0 or more, got -1", flash, ids, position_ids=one - 1)
+    refused("position_ids: want whole numbers, got float32", flash, ids, position_ids=one.float())
     restarting = torch.arange(20)[None] % 10
     refused("use_cache: want False for packed", flash, ids, position_ids=restarting)
     refused("output_attentions: want False", flash, ids, output_attentions=True)

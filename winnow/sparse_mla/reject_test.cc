@@ -186,8 +186,11 @@ TYPED_TEST(Rejects, WrongNumbers) {
                          args.k_stride = k_stride;
                        });
   }
-  refused<TypeParam>("q_start: want positions from -2^62 to 2^62, got 9223372036854775807",
+  const std::string wanted = "q_start: want positions from -2^62 to 2^62 - 1, got ";
+  refused<TypeParam>(wanted + "9223372036854775807",
                      [](auto& args, auto&) { args.q_start = kInt64Max; });
+  refused<TypeParam>(wanted + "4611686018427387903 to 4611686018427387904",
+                     [](auto& args, auto&) { args.q_start = (std::int64_t{1} << 62) - 1; });
 }
 
 template <class Args, class Function>

@@ -221,7 +221,7 @@ def flash_mla_with_kvcache(
         out: [b, s_q, h_q, 512], bfloat16, to write into; new if None.
         enable_batch_invariant: the last bits do not depend on the batch.
         use_legacy: a choice between kernels of SGLang's build; not read.
-        kv_format: "V32" or "V4": what the rows of k_cache say as well.
+        kv_format: "V32" or, with indices, "V4": what the rows of k_cache say as well.
         descale_q, descale_k: one number each, float32, of "fp8_576": what q and the rows are
             multiplied by; 1 if None.
 
@@ -260,8 +260,8 @@ def flash_mla_with_kvcache(
         ):
             if value is not None:
                 refuse(name, argument, "None without indices", type(value).__name__)
-        if kv_format is not None and str(kv_format) not in _KV_FORMATS:
-            refuse(name, "kv_format", " or ".join(_KV_FORMATS), kv_format)
+        if kv_format is not None and str(kv_format) != "V32":
+            refuse(name, "kv_format", "None or V32 without indices", kv_format)
         if not causal:
             cache_seqlens = _seen_by_all(q, cache_seqlens)
         if plain and str(getattr(q, "dtype", "")) == "torch.float8_e4m3fn":

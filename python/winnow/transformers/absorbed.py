@@ -168,3 +168,19 @@ def attend(
         deterministic=_deterministic(), return_lse=True,
     )  # fmt: skip
     return _values(out, problem.w_v), lse
+
+
+def attend_evenly(problem: Problem, scale: float, batch: int) -> Tensor:
+    """What each head reads where the logits of all rows of a sequence are the same: the mean of the
+    rows, [queries, heads, d_v]. Its derivatives are those of softmax at such logits, where it is
+    linear in them: a query moves what it reads by its product with the covariance of keys and
+    values."""
+    rows = problem.rows.view(batch, -1, problem.rows.shape[-1])
+    values = rows[..., :512]
+    mean = values.mean(1)[:, None]
+    apart = rows - rows.mean(1, keepdim=True)
+    covariance = apart.mT @ values.detach() / rows.shape[1]
+    q = absorbed_queries(problem.q_pass, problem.q_rope, problem.w_k)
+    moved = scale * q.reshape(batch, -1, q.shape[-1]) @ covariance
+    read = mean + (moved - moved.detach())
+    return _values(read.view(*q.shape[:2], 512), problem.w_v)

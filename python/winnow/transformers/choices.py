@@ -15,6 +15,20 @@ keyword, because checkpointing passes the same ones again when the backward pass
 
 MOST_COLUMNS = 1 << 31
 _LONGEST_OF_16_BITS = 1 << 15
+# Elements of rows that are sorted together.
+_PIECE = 1 << 24
+
+
+def _numbers(argument: str, wanted: str, values: Any) -> List[int]:
+    """Whole numbers, among which a mask of true and false is none."""
+    try:
+        listed = values.tolist() if isinstance(values, Tensor) else values
+        listed = [v.item() if isinstance(v, Tensor) and v.dim() == 0 else v for v in listed]
+        if not any(isinstance(value, bool) for value in listed):
+            return [operator.index(value) for value in listed]
+    except TypeError:
+        pass
+    refuse(argument, wanted, repr(values))
 
 
 class Choices:
@@ -32,11 +46,7 @@ class Choices:
     """
 
     def __init__(self, rows: Mapping[int, Tensor], lengths: Union[Tensor, Sequence[int]]):
-        given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
-        try:
-            self._lengths = [operator.index(length) for length in given]
-        except TypeError:
-            refuse("lengths", "a whole number for each sequence", repr(lengths))
+        self._lengths = _numbers("lengths", "a whole number for each sequence", lengths)
         if min(self._lengths, default=0) < 0:
             refuse("lengths", "numbers of tokens, 0 or more", min(self._lengths))
         short = max(self._lengths, default=0) <= _LONGEST_OF_16_BITS
@@ -79,20 +89,27 @@ class Choices:
         )
 
     def select(
-        self, sequences: Sequence[int], lengths: Optional[Sequence[int]] = None
+        self,
+        sequences: Union[Tensor, Sequence[int]],
+        lengths: Union[Tensor, Sequence[int], None] = None,
     ) -> "Choices":
         """The choices of some sequences, in the order given, for example those of a minibatch;
         with lengths of their first tokens alone: what follows an end of text is left out so.
 
         Raises:
-            ValueError: a sequence that does not exist, or one that is shorter than its length.
+            ValueError: a sequence that does not exist, one that is shorter than its length, or a
+                mask in the place of numbers.
         """
-        sequences = [operator.index(number) for number in sequences]
+        wanted = "the numbers of sequences (mask.nonzero()[:, 0] has those of a mask)"
+        sequences = _numbers("sequences", wanted, sequences)
         for number in sequences:
             if not 0 <= number < len(self._lengths):
                 refuse("sequences", f"numbers of [0, {len(self._lengths)})", number)
         whole = [self._lengths[number] for number in sequences]
-        lengths = whole if lengths is None else [operator.index(length) for length in lengths]
+        if lengths is None:
+            lengths = whole
+        else:
+            lengths = _numbers("lengths", "a whole number for each sequence", lengths)
         if len(lengths) != len(whole):
             refuse("lengths", f"one for each of {len(whole)} sequences", len(lengths))
         for length, most in zip(lengths, whole, strict=True):
@@ -110,7 +127,8 @@ class Choices:
         how many tokens a row of each stands for.
 
         Raises:
-            ValueError: of argument "choices": other layers, or a row that its token does not see.
+            ValueError: of argument "choices": other layers, a row that its token does not see, or
+                one that it names twice.
         """
         if self._rows.keys() != strides.keys():
             wanted = f"rows of the layers {sorted(strides)}, which have an indexer"
@@ -118,14 +136,19 @@ class Choices:
         places = _places(self._lengths)
         for layer, rows in self._rows.items():
             seen = (places + 1) // strides[layer]
-            wrong = (rows >= seen[:, None]).any(1).nonzero()
+            unseen = (rows >= seen[:, None]).any(1)
+            wrong = (unseen | _repeated(rows)).nonzero()
             if len(wrong):
                 token = int(wrong[0])
                 starts = torch.tensor(self._lengths).cumsum(0)
                 sequence = int(torch.searchsorted(starts, token, right=True))
                 where = f"token {int(places[token])} of sequence {sequence} in layer {layer}"
-                wanted = f"rows below {int(seen[token])}, which it sees, for {where}"
-                refuse("choices", wanted, int(rows[token].max()))
+                if unseen[token]:
+                    wanted = f"rows below {int(seen[token])}, which it sees, for {where}"
+                    refuse("choices", wanted, int(rows[token].max()))
+                named, times = rows[token].unique(return_counts=True)
+                twice = int(named[(times > 1) & (named >= 0)][0])
+                refuse("choices", f"each row once for {where}", f"{twice} twice or more")
 
     def save(self, path) -> None:
         """Writes a file of safetensors: the tensor "lengths", and "layer.N" for each layer."""
@@ -153,6 +176,19 @@ class Choices:
         if lengths is None or not all(number.isdecimal() for number in numbers.values()):
             refuse("path", 'a file with "lengths" and "layer.N"', sorted(tensors))
         return Choices({int(numbers[name]): rows for name, rows in tensors.items()}, lengths)
+
+
+def _repeated(rows: Tensor) -> Tensor:
+    """Of each token whether it names a row twice: bool [tokens]."""
+    before, after = rows[:, :-1], rows[:, 1:]
+    # Rows that ascend, then -1, as indexers here give them, need no sorting.
+    ascend = ((before >= 0) & (before < after)) | (after < 0)
+    others = (~ascend).any(1).nonzero()[:, 0]
+    found = torch.zeros(len(rows), dtype=torch.bool)
+    for piece in others.split(max(1, _PIECE // max(1, rows.shape[1]))):
+        ordered = rows[piece].sort(-1).values
+        found[piece] = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+    return found
 
 
 def _places(lengths: List[int]) -> Tensor:

@@ -207,6 +207,12 @@ def _attention(
     values, lse = absorbed.attend(problem, self.scaling, gathered)
     if gathered is not None:
         gathered.release()
+    # With a sink, nothing falls on rows of the smallest logits.
+    uneven = placed is not None or problem.sink is not None
+    even = None if uneven else masks.even(attention_mask, hidden_states.dtype)
+    if even is not None:
+        even = even.expand(batch, queries).reshape(-1, 1, 1)
+        values = torch.where(even, absorbed.attend_evenly(problem, self.scaling, batch), values)
     if self.indexer is not None and recording(self, self.indexer):
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),

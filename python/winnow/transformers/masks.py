@@ -77,6 +77,29 @@ def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
     return torch.cat(pieces, 1).expand(batch, queries, 2)
 
 
+def even(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    """Of an additive mask in four dimensions the queries that see nothing, bool [batch or 1,
+    queries]; None where there is none. Added to their logits, the smallest number of the dtype
+    leaves no difference between them, so that under "sdpa" they read the mean of all rows. In
+    float16 it does leave one; with a mask of another dtype, or with -inf, what they read there
+    depends on which of equal rows torch.topk takes. dtype: of the model."""
+    additive = isinstance(mask, Tensor) and mask.is_floating_point()
+    if not additive or mask.shape[-1] == 0:
+        return None
+    lowest = torch.finfo(mask.dtype).min
+    nothing = mask[:, 0].amax(-1) <= lowest
+    if not _unknown(nothing) and not bool(nothing.any()):
+        return None
+    name, got = (str(d).removeprefix("torch.") for d in (dtype, mask.dtype))
+    other = "" if dtype == torch.float16 else f", or the smallest number of {name},"
+    wanted = f"bool{other} for queries that see nothing"
+    if mask.dtype != dtype or dtype == torch.float16:
+        _require(~nothing.any(), "attention_mask", wanted, got)
+    finite = mask[:, 0].amin(-1) >= lowest
+    _require((finite | ~nothing).all(), "attention_mask", wanted, "-inf")
+    return nothing
+
+
 def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
     """The ranges of a mask that a function of transformers describes, found by asking it."""
     row = torch.arange(batch, device=device)[:, None, None, None]

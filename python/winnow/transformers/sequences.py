@@ -163,15 +163,24 @@ def mask(
 def find(ranges: Tensor, position_ids: Tensor, seen: int, packed: bool) -> Sequences:
     """ranges: [batch, queries, 2], from the first token of each query's sequence on."""
     batch, queries, _ = ranges.shape
+    if position_ids.is_floating_point() or position_ids.dtype == torch.bool:
+        refuse("position_ids", "whole numbers", str(position_ids.dtype).removeprefix("torch."))
     position_ids = position_ids.expand(batch, queries)
     positions = position_ids.cpu().long()
     start, end = ranges.cpu().long().unbind(-1)
     column = torch.arange(seen, seen + queries).expand(batch, queries)
     ascends = positions.diff(dim=-1) == 1
+    real = (start <= column) & (column < end)
+    if bool((real & (positions < 0)).any()):
+        refuse("position_ids", "0 or more", int(positions[real].min()))
     if packed:
         restarts = torch.nn.functional.pad(~ascends, (1, 0))
+        wrong = positions[restarts & real & (start != column) & (positions != 0)]
+        if len(wrong):
+            wanted = "numbers that ascend by one within a sequence, the next one from 0"
+            refuse("position_ids", wanted, f"a sequence from {int(wrong[0])}")
         start = torch.maximum(start, torch.where(restarts, column, 0).cummax(-1).values)
-    real = (start <= column) & (column < end)
+        real = (start <= column) & (column < end)
     start = torch.where(real, start, -1)
     together = real[:, 1:] & (start[:, 1:] == start[:, :-1])
     if not bool((ascends | ~together).all()):
