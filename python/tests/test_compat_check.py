@@ -495,7 +495,7 @@ def test_constants_that_dense_decode_refuses(tmp_path):
         {
             "a.py": call.format("None, lens"),
             "b.py": call.format("table, None"),
-            "c.py": call.format("table, lens").replace("md)", 'md, kv_format="X")'),
+            "c.py": call.format("table, lens").replace("md)", 'md, kv_format="V4")'),
             "d.py": call.format("table, lens"),
         },
     )
@@ -503,7 +503,7 @@ def test_constants_that_dense_decode_refuses(tmp_path):
     assert statuses(found)["d.py:2 flash_mla_with_kvcache"] == "taken"
     assert reasons["a"] == "block_table: want a tensor without indices, got None"
     assert reasons["b"] == "cache_seqlens: want a tensor without indices, got None"
-    assert reasons["c"] == "kv_format: want None or V32 or V4, got X"
+    assert reasons["c"] == "kv_format: want None or V32, got V4"
 
 
 def test_imports_that_run_are_not_guarded(tmp_path):

@@ -304,6 +304,8 @@ def _refused(name: str, arguments: Dict[str, Any]) -> str:
     for argument, taken in _CONSTANTS.get(name, {}).items():
         if dense and argument not in ("head_dim_v", "kv_format"):
             continue
+        if dense and argument == "kv_format":
+            taken = (None, "V32")
         value = arguments[argument]
         if value is not _UNKNOWN and value not in taken:
             return f"{argument}: want {' or '.join(map(str, taken))}, got {value}"
