@@ -212,7 +212,8 @@ def test_the_folder_has_a_real_package():
     ["xx", "{}", "[]", b"\xff", "[" * 100_000, '{"late": 3}', '{"late": ["0", 1, 2]}',
      '{"late": [0, 1, 2, 3]}', '{"late": [2, 1, 0]}', '{"late": [0, 1, 0], "masked_by": 1}',
      '{"late": [0, "1", 0]}', '{"late": [1, NaN, 0]}', '{"late": [1, -5, 0]}',
-     '{"late": [1, 1' + "0" * 400 + ", 0]}", r'{"of": {"call": "\ud800"}, "number": 1}', '{"masked_by": 2}', '{"masked_by": -1}', '{"masked_by": true}',
+     '{"late": [1, 1' + "0" * 400 + ", 0]}", r'{"of": {"call": "\ud800"}, "number": 1}',
+     '{"masked_by": 2}', '{"masked_by": -1}', '{"masked_by": true}',
      '{"of": {}, "number": 1}', '{"of": {"call": 1}, "number": 1}',
      '{"of": {"call": "c"}, "number": "1"}', '{"of": {"call": "c"}, "number": -1}',
      *(f'{{"of": {{"call": "c"}}, "number": 1, {more}}}' for more in (

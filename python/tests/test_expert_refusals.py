@@ -189,17 +189,17 @@ def test_all_ranks_hear_of_a_wrong_low_latency_call():
     def combine(rank, *arguments, **options):
         return layers[rank].combine(made[rank].output, *arguments, **options)
 
-    for call, good, cases in (
-        (dispatch, lambda rank: (x, i), dispatches),
-        (combine, lambda rank: (made[rank], i, w), combines),
-    ):
-        for arguments, options, error, text in cases:
-            other, own = run_each(
-                2, lambda r: call(r, *arguments, **options) if r else call(r, *good(r))
-            )
-            assert isinstance(own, error) and re.search(text, str(own)), own
-            assert isinstance(other, ValueError) and re.search(text, str(other)), other
-            run_all(2, lambda r: call(r, *good(r)))
+    def check(call, good, arguments, options, error, text):
+        body = lambda r: call(r, *arguments, **options) if r else call(r, *good(r))  # noqa: E731
+        other, own = run_each(2, body)
+        assert isinstance(own, error) and re.search(text, str(own)), own
+        assert isinstance(other, ValueError) and re.search(text, str(other)), other
+        run_all(2, lambda r: call(r, *good(r)))
+
+    for case in dispatches:
+        check(dispatch, lambda r: (x, i), *case)
+    for case in combines:
+        check(combine, lambda r: (made[r], i, w), *case)
 
 
 def test_a_low_latency_call_that_only_receives_can_be_made_again():
