@@ -181,8 +181,8 @@ inline unsigned cluster_of(const cudaLaunchConfig_t& config) {
   }
   return 1;
 }
-// The kernel of the thread's next launch(): reports have its name, and `make simulate` wants to know
-// which have run.
+// The kernel of the thread's next launch(): reports have its name, and `make simulate` wants to
+// know which have run.
 void note_kernel(const void* kernel);
 }  // namespace winnow::simulator
 
