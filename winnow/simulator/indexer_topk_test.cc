@@ -92,7 +92,7 @@ const BugsOf zeros{"linear_part_sm90.cuh", "f8_e4m3-h64-plateau"};
 const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
 // A cluster of eight blocks merges.
-const BugsOf merge{"merge_sm90.cuh", "f8_e4m3-sq1-sk20000-k2048", 8};
+const BugsOf merge{"merge_sm90.cuh", "f8_e4m3-sq1-sk40000-k2048", 8};
 
 const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 
