@@ -228,6 +228,13 @@ def test_what_no_rank_has_written_is_named(text):
         _agreement._message("p/1", text, 2)
 
 
+def test_a_group_without_a_store(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    group = type("Group", (), {"rank": lambda self: 0, "size": lambda self: 2})()
+    with pytest.raises(ValueError, match="deep_ep.Buffer: group: want a process group of torch"):
+        deep_ep.Buffer(group)
+
+
 def test_a_rank_says_something_of_all_that_is_read():
     mine = {"of": {"call": "deep_ep.Buffer"}, "number": 1, "before": 0}
     said = {key: mine[key] for key in ("of", "number")}

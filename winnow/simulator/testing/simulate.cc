@@ -102,7 +102,8 @@ std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
     const bool small = std::none_of(large.begin(), large.end(), [&](const char* part) {
       return one.name.find(part) != std::string::npos;
     });
-    if (one.on_gpu && small) list.push_back({one.name, schedules(1, {0})});
+    const bool taken = one.on_gpu && one.only_gpu.value_or(Backend::cuda) == Backend::cuda;
+    if (taken && small) list.push_back({one.name, schedules(1, {0})});
   }
   return list;
 }

@@ -83,7 +83,8 @@ inline PlantedBug in_one_schedule(PlantedBug bug) {
 }
 void expect_found(const winnow::testing::Operation& operation, const PlantedBug& bug);
 
-// All cases of the operation that GPUs take, but for those whose names hold one of `large`.
+// All cases of the operation that backend cuda takes, but for those whose names hold one of
+// `large`.
 std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
                                    std::initializer_list<const char*> large);
 // Each test keeps so many of its schedules, which those behind it go on with. So the tests of a

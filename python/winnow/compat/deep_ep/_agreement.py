@@ -69,7 +69,11 @@ def agree(
     if world == 1:
         prefix = rendezvous.next_prefix(group, _ROOM)
         return _compared(Agreement(prefix, {0: message}, ()), message)
-    store = rendezvous._store_of(group)
+    try:
+        store = rendezvous._store_of(group)
+    except Error as error:  # which names the argument of winnow's own layer
+        why = "group: want a process group of torch, got none: call init_process_group() first"
+        raise error_of(InvalidArgument, called(), why) from error
     masked = sorted(masked)
     message["masked"] = masked
     prefix = _begin(group, store, message, masked)

@@ -78,8 +78,6 @@ _of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
 def wrong_group(group: Any) -> Optional[Why]:
     if not (callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None))):
         return "group", "a process group of torch", type(group).__name__
-    if not torch.distributed.is_initialized():
-        return "group", "a process group that exists", "one of a time before init_process_group()"
     return None
 
 
