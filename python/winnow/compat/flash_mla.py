@@ -104,15 +104,15 @@ def get_mla_decoding_metadata(
 
 def _lse(lse: Any) -> Any:
     """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    lse = _nothing_is_plus_inf(lse)
-    return lse.mT if hasattr(lse, "mT") else lse.swapaxes(1, 2)
+    if hasattr(lse, "nan_to_num_"):
+        return sys.modules["torch"].nan_to_num_(lse, _NAN, _INFINITY, _INFINITY).mT  # one kernel
+    return _nothing_is_plus_inf(lse).swapaxes(1, 2)
 
 
 def _nothing_is_plus_inf(lse: Any) -> Any:
     """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(lse, torch.Tensor):
-        return torch.nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)  # one kernel
+    if hasattr(lse, "nan_to_num_"):  # a tensor of torch, whose own method takes longer
+        return sys.modules["torch"].nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)
     lse[lse == -_INFINITY] = _INFINITY
     return lse
 
@@ -236,7 +236,8 @@ def flash_mla_with_kvcache(
             winnow.sparse_mla.decode().
     """
     name = "flash_mla_with_kvcache"
-    check_value(name, "head_dim_v", 512, head_dim_v)
+    if type(head_dim_v) is not int or head_dim_v != 512:
+        check_value(name, "head_dim_v", 512, head_dim_v)
     plain = indices is None and _is_plain(k_cache)
     if descale_q is not None or descale_k is not None:
         descale_q = _scale(name, "descale_q", descale_q, plain)
@@ -251,15 +252,17 @@ def flash_mla_with_kvcache(
         if block_table is None or cache_seqlens is None:
             argument = "block_table" if block_table is None else "cache_seqlens"
             refuse(name, argument, "a tensor without indices", "None")
-        for argument, value in (
-            ("attn_sink", attn_sink),
-            ("extra_k_cache", extra_k_cache),
-            ("extra_indices_in_kvcache", extra_indices_in_kvcache),
-            ("topk_length", topk_length),
-            ("extra_topk_length", extra_topk_length),
-        ):
-            if value is not None:
-                refuse(name, argument, "None without indices", type(value).__name__)
+        dense = attn_sink is extra_k_cache is extra_indices_in_kvcache is topk_length is None
+        if not dense or extra_topk_length is not None:
+            for argument, value in (
+                ("attn_sink", attn_sink),
+                ("extra_k_cache", extra_k_cache),
+                ("extra_indices_in_kvcache", extra_indices_in_kvcache),
+                ("topk_length", topk_length),
+                ("extra_topk_length", extra_topk_length),
+            ):
+                if value is not None:
+                    refuse(name, argument, "None without indices", type(value).__name__)
         if kv_format is not None and str(kv_format) != "V32":
             refuse(name, "kv_format", "None or V32 without indices", kv_format)
         if not causal:
