@@ -63,18 +63,14 @@ __device__ __forceinline__ int row_blocks() { return max(1, int(gridDim.x) - 1);
 __device__ __forceinline__ int row_block() { return int(blockIdx.x) - (gridDim.x > 1 ? 1 : 0); }
 __device__ __forceinline__ bool speaks() { return blockIdx.x == 0; }
 
-// The tokens of all ranks in the order in which this rank sends what it has of them: first those of
-// the others in turn, beginning with the next rank, since a rank that all send to at once would
-// hold them up, and its own at the end. Each block has every row_blocks()th of them.
+// The tokens of all ranks in the order in which this rank sends what it has of them: the next
+// rank's, and at the end its own. Each block has every row_blocks()th of them.
 struct SentToken {
   int source, token;
 };
 __device__ __forceinline__ SentToken token_at(const LowLatencyView& view, int place) {
-  const int world = view.layout.world, rank = view.layer.topology.rank;
-  const int others = (world - 1) * int(view.layout.max_tokens);
-  if (place >= others) return {rank, place - others};
-  const int token = place / (world - 1), turn = place - token * (world - 1);
-  return {(rank + 1 + turn) % world, token};
+  const int most = int(view.layout.max_tokens), turn = place / most;
+  return {(view.layer.topology.rank + 1 + turn) % view.layout.world, place - turn * most};
 }
 
 // A thread's pair of the block's tokens, the first of which is its number `first`.
