@@ -26,6 +26,8 @@ def compare_here(monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+        for peer in ("flash_mla", "cudnn", "deep_gemm", "deep_ep"):  # of other tests
+            monkeypatch.delitem(sys.modules, peer, raising=False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "tools" / "compare"), run_name="__main__")
         return ended.value.code, *capsys.readouterr()

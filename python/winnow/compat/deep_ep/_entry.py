@@ -14,7 +14,7 @@ Method = TypeVar("Method", bound=Callable)
 Why = Tuple[str, str, Any]
 
 # The method that is being called, and what its errors call the layers' arguments.
-_called: ContextVar[Tuple[str, Optional[Dict[str, str]]]] = ContextVar(
+_called: ContextVar[Tuple[str, Optional[Callable[[], Dict[str, str]]]]] = ContextVar(
     "called", default=("deep_ep", None)
 )
 
@@ -30,14 +30,14 @@ def called() -> str:
 
 
 @contextlib.contextmanager
-def calling(name: str, names: Optional[Dict[str, str]] = None) -> Iterator[None]:
-    """Within it called() is `name`. Errors that leave it get the caller's names, if any."""
+def calling(name: str, names: Optional[Callable[[], Dict[str, str]]] = None) -> Iterator[None]:
+    """Within it called() is `name`. Errors that leave it get the caller's names(), if any."""
     before = _called.set((name, names))
     try:
         yield
     except Error as error:
-        if names:
-            _translate(error, names)
+        if names is not None:
+            _translate(error, names())
         raise
     finally:
         _called.reset(before)
@@ -81,7 +81,7 @@ def entry(
             elif layers is not None and not getattr(self, "enable_shrink", False):
                 layers.count_call()  # which masked ranks do not make
             name = self._name if new else f"{self._name}.{method.__name__}"
-            with calling(name, {**own, **self._names, **names}):
+            with calling(name, lambda: {**own, **self._names, **names}):
                 try:
                     return method(self, *given, **options)
                 except TypeError:
