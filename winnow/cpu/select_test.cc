@@ -127,9 +127,9 @@ TEST(CpuModules, EachMultipliesMatrices) {
 std::string with_isa(const std::string& isa) {
   char program[4096] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) <= 0) return "no /proc/self/exe";
-  const std::string command = "env -u GTEST_TOTAL_SHARDS WINNOW_CPU_ISA='" + isa + "' '" + program +
-                              "' --gtest_also_run_disabled_tests "
-                              "--gtest_filter=CpuModules.DISABLED_SayWhichIsChosen 2>&1";
+  const std::string command =
+      "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX WINNOW_CPU_ISA='" + isa + "' '" + program +
+      "' --gtest_also_run_disabled_tests --gtest_filter=CpuModules.DISABLED_SayWhichIsChosen 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return "no pipe";
   std::string output;
