@@ -36,6 +36,7 @@ _REFUSED = {
     "deep_ep.Buffer.low_latency_dispatch: x_global_scale": _NVFP4,
 }
 
+_DENSE = "flash_mla.flash_mla_with_kvcache without indices"
 # The constants that are taken of arguments, given or by default; any other argument may have any
 # value as far as sources can tell.
 _CONSTANTS: Dict[str, Dict[str, Tuple[Any, ...]]] = {
@@ -48,6 +49,7 @@ _CONSTANTS: Dict[str, Dict[str, Tuple[Any, ...]]] = {
         "descale_q": (None,),
         "descale_k": (None,),
     },
+    _DENSE: {"head_dim_v": (512,), "kv_format": (None, "V32")},
     "deep_gemm.fp8_mqa_logits": {"logits_dtype": (None,)},
     "deep_gemm.fp8_fp4_mqa_logits": {"logits_dtype": (None,)},
     "deep_gemm.fp8_paged_mqa_logits": {"logits_dtype": (None,), "indices": (None,)},
@@ -297,15 +299,12 @@ def _wrong(name: str, arguments: List[str], text: str) -> Tuple[str, str]:
 def _refused(name: str, arguments: Dict[str, Any]) -> str:
     """The value that is refused, as far as constants tell."""
     name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
-    dense = name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None
-    for argument in ("block_table", "cache_seqlens") if dense else ():
-        if arguments[argument] is None:
-            return f"{argument}: want a tensor without indices, got None"
+    if name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None:
+        name = _DENSE
+        for argument in ("block_table", "cache_seqlens"):
+            if arguments[argument] is None:
+                return f"{argument}: want a tensor without indices, got None"
     for argument, taken in _CONSTANTS.get(name, {}).items():
-        if dense and argument not in ("head_dim_v", "kv_format"):
-            continue
-        if dense and argument == "kv_format":
-            taken = (None, "V32")
         value = arguments[argument]
         if value is not _UNKNOWN and value not in taken:
             return f"{argument}: want {' or '.join(map(str, taken))}, got {value}"
