@@ -193,14 +193,6 @@ const std::vector<CaseShape>& case_shapes() {
   return list;
 }
 
-std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
-                                    testing::CaseOutcome (*run)(const CaseShape&,
-                                                                const testing::Target&)) {
-  std::vector<testing::Case> cases = testing::cases_of(shapes, run, on_gpu);
-  for (std::size_t n = 0; n < shapes.size(); ++n) cases[n].only_gpu = only_gpu(shapes[n]);
-  return cases;
-}
-
 std::string describe(const CaseShape& shape) {
   return "s_q " + std::to_string(shape.s_q) + ", h " + std::to_string(shape.h) + ", s_k " +
          std::to_string(shape.s_k) + ", d " + std::to_string(shape.d) + ", topk " +

@@ -104,13 +104,6 @@ testing::Tolerance gradient_tolerance(DType narrowest);
 
 // Whether GPU kernels take the case; those of sm90 have no f16.
 inline bool on_gpu(const CaseShape& shape) { return shape.dtype != DType::f32; }
-inline std::optional<Backend> only_gpu(const CaseShape& shape) {
-  return shape.dtype == DType::f16 ? std::optional(Backend::cuda) : std::nullopt;
-}
-// As testing::cases_of(), with what only_gpu() says.
-std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
-                                    testing::CaseOutcome (*run)(const CaseShape&,
-                                                                const testing::Target&));
 
 // A benchmark of an operation on rows that topk() may have chosen.
 struct ChosenBench {

@@ -404,12 +404,4 @@ testing::Benchmark make_benchmark(const LayerBenchShape& bench, std::int64_t k) 
   return benchmark;
 }
 
-std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
-                                    testing::CaseOutcome (*run)(const CaseShape&,
-                                                                const testing::Target&)) {
-  std::vector<testing::Case> cases = testing::cases_of(shapes, run, on_gpu);
-  for (std::size_t i = 0; i < shapes.size(); ++i) cases[i].only_gpu = only_gpu(shapes[i]);
-  return cases;
-}
-
 }  // namespace winnow::sparse_mla

@@ -146,13 +146,6 @@ testing::Tolerance tolerance(Quantity quantity, const CaseShape& shape, double l
 inline bool on_gpu(const CaseShape& shape) {
   return shape.dtype == DType::bf16 || shape.dtype == DType::f16;
 }
-inline std::optional<Backend> only_gpu(const CaseShape& shape) {
-  return shape.dtype == DType::f16 ? std::optional(Backend::cuda) : std::nullopt;
-}
-// As testing::cases_of(), with what only_gpu() says.
-std::vector<testing::Case> cases_of(const std::vector<CaseShape>& shapes,
-                                    testing::CaseOutcome (*run)(const CaseShape&,
-                                                                const testing::Target&));
 
 // The problems that are timed on the CPU.
 struct BenchShape {

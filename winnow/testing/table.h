@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,18 +50,26 @@ void add_f64(std::vector<Shape>& list, const std::vector<std::string>& names) {
 }
 
 // The cases of a case table, from shapes that have a name and a describe(). on_gpu(shape): whether
-// GPU backends run the shape; null: they run none.
+// GPU backends run the shape; null: they run none. only_gpu(shape): as in Case.
 template <class Shape>
 std::vector<Case> cases_of(const std::vector<Shape>& shapes,
                            CaseOutcome (*run)(const Shape& shape, const Target& target),
-                           bool (*on_gpu)(const Shape& shape) = nullptr) {
+                           bool (*on_gpu)(const Shape& shape) = nullptr,
+                           std::optional<Backend> (*only_gpu)(const Shape& shape) = nullptr) {
   std::vector<Case> cases;
   for (const Shape& shape : shapes) {
     cases.push_back({shape.name, describe(shape),
                      [shape, run](const Target& target) { return run(shape, target); },
                      on_gpu != nullptr && on_gpu(shape)});
+    if (only_gpu != nullptr) cases.back().only_gpu = only_gpu(shape);
   }
   return cases;
+}
+
+// only_gpu where sm90 has no kernels for f16.
+template <class Shape>
+std::optional<Backend> cuda_for_f16(const Shape& shape) {
+  return shape.dtype == DType::f16 ? std::optional(Backend::cuda) : std::nullopt;
 }
 
 // on_gpu for GPU backends with all dtypes but f64.

@@ -147,7 +147,7 @@ testing::Operation backward_operation() {
     operation.cases.push_back(
         {shape.name + variant.suffix, describe(shape),
          [shape, variant](const testing::Target& target) { return run(shape, variant, target); },
-         on_gpu(shape), 0, only_gpu(shape)});
+         on_gpu(shape), 0, testing::cuda_for_f16(shape)});
   };
   for (CaseShape shape : case_shapes()) {
     if (shape.ties == Ties::larger && shape.order != Order::random) continue;

@@ -133,7 +133,8 @@ testing::Operation scores_operation() {
   // Ties change which rows topk() chooses, not the scores.
   std::erase_if(shapes, [](const CaseShape& shape) { return shape.ties == Ties::larger; });
   return {"indexer::scores", "the lightning indexer's scores, dense or at chosen rows",
-          cases_of(shapes, run), scores_benchmarks(), testing::repeated(kScores, scores)};
+          testing::cases_of(shapes, run, on_gpu, testing::cuda_for_f16<CaseShape>),
+          scores_benchmarks(), testing::repeated(kScores, scores)};
 }
 
 }  // namespace winnow::indexer

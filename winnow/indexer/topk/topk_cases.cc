@@ -201,7 +201,8 @@ std::vector<CaseShape> choice_shapes() {
 testing::Operation topk_operation() {
   const std::vector<CaseShape> shapes = choice_shapes();
   return {"indexer::topk", "the lightning indexer's choice of rows, in bounded memory",
-          cases_of(shapes, run), topk_benchmarks(), testing::repeated(kTopk, topk)};
+          testing::cases_of(shapes, run, on_gpu, testing::cuda_for_f16<CaseShape>),
+          topk_benchmarks(), testing::repeated(kTopk, topk)};
 }
 
 }  // namespace winnow::indexer

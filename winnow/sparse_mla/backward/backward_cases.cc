@@ -176,7 +176,7 @@ testing::Operation backward_operation(std::int64_t most_queries) {
         .run = [shape,
                 variant](const testing::Target& target) { return run(shape, variant, target); },
         .on_gpu = on_gpu(shape),
-        .only_gpu = only_gpu(shape)};
+        .only_gpu = testing::cuda_for_f16(shape)};
     if (shape.extra || shape.ranges != Ranges::absent) one.not_on = Backend::sm100;
     operation.cases.push_back(std::move(one));
   };

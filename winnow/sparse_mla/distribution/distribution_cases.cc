@@ -87,8 +87,8 @@ testing::Operation distribution_operation() {
   });
   return {"sparse_mla::distribution",
           "attention distribution summed over heads, the teacher of the indexer",
-          cases_of(shapes, run), distribution_benchmarks(),
-          testing::repeated(kDistribution, distribution)};
+          testing::cases_of(shapes, run, on_gpu, testing::cuda_for_f16<CaseShape>),
+          distribution_benchmarks(), testing::repeated(kDistribution, distribution)};
 }
 
 }  // namespace winnow::sparse_mla

@@ -82,7 +82,8 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
 
 testing::Operation forward_operation() {
   return {"sparse_mla::forward", "top-k sparse MLA attention",
-          cases_of(with_extra_shapes(with_own_shapes(with_dense_shapes(case_shapes()))), run),
+          testing::cases_of(with_extra_shapes(with_own_shapes(with_dense_shapes(case_shapes()))),
+                            run, on_gpu, testing::cuda_for_f16<CaseShape>),
           forward_benchmarks(), testing::repeated(kForward, forward)};
 }
 
