@@ -169,7 +169,6 @@ TYPED_TEST(Rejects, WrongMemory) {
 }
 
 TYPED_TEST(Rejects, WrongNumbers) {
-  using Args = typename TypeParam::Args;
   refused<TypeParam>("scale: want a finite number, got inf",
                      [](auto& args, auto&) { args.scale = kInf; });
   refused<TypeParam>("scale: want a finite number, got -inf",
