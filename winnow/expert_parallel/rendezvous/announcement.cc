@@ -11,8 +11,6 @@ std::pair<std::string_view, std::string_view> split(std::string_view line, char 
   return {line.substr(0, at), line.substr(std::min(at + 1, line.size()))};
 }
 
-std::string quoted(std::string_view text) { return "\"" + printable(text.substr(0, 80)) + "\""; }
-
 // Removes the next line, "name value".
 std::string_view take_value(std::string_view& text, std::string_view wanted, const Sender& by) {
   const std::string_view line = take_line(text);

@@ -134,7 +134,7 @@ ProcessIdentity process_from_text(std::string_view text, const Sender& by) {
   process.pid = untrusted_number(pid, by, "process", 1, INT32_MAX);
   process.start_time = static_cast<std::uint64_t>(
       untrusted_number(start_time, by, "start of the process", 0, INT64_MAX));
-  if (!stream) refuse_untrusted(by, "process", "four words", "\"" + printable(text) + "\"");
+  if (!stream) refuse_untrusted(by, "process", "four words", quoted(text));
   if (process.boot == "-") process.boot.clear();
   if (process.pid_namespace == "-") process.pid_namespace.clear();
   return process;

@@ -25,7 +25,7 @@ std::int64_t untrusted_number(std::string_view text, const Sender& by, std::stri
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   if (error != std::errc() || stop != end) {
-    refuse_untrusted(by, what, "a number", "\"" + printable(text.substr(0, 80)) + "\"");
+    refuse_untrusted(by, what, "a number", quoted(text));
   }
   check_bounds(number, by, what, least, most);
   return number;
@@ -61,6 +61,12 @@ std::string printable(std::string_view bytes) {
     bytes.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return text;
+}
+
+std::string quoted(std::string_view bytes) {
+  std::string text = "\"";
+  text += printable(bytes.substr(0, 80));
+  return text += '"';
 }
 
 }  // namespace winnow::expert_parallel

@@ -81,6 +81,9 @@ Untrusted<Value>* untrusted_at(std::byte* memory, std::int64_t offset) {
 // The bytes as text in UTF-8, with a "?" for every byte that is no part of such text.
 WINNOW_EXPORT std::string printable(std::string_view bytes);
 
+// The beginning of the bytes, at most 80 of them, as such a text in quotation marks, for errors.
+std::string quoted(std::string_view bytes);
+
 // The text that was written there, which need not end with a NUL.
 template <std::size_t kBytes>
 std::string untrusted_text(const char (&message)[kBytes]) {
