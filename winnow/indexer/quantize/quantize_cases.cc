@@ -64,8 +64,8 @@ std::string describe(const QuantizeCase& shape) {
          std::to_string(shape.d) + ", num_pages " + std::to_string(shape.num_pages);
 }
 
-// One row of every kind, again and again: ordinary ones, zeros, numbers below the least amax and
-// below what f8 has, ties, the largest of a dtype, powers of two, NaN and infinities.
+// Fills a row with numbers of a kind: ordinary ones, zeros, numbers below the least amax and below
+// the smallest f8, ties, the largest of a dtype, powers of two, NaN and infinities.
 void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const std::int64_t last = row.rank() - 1, d = row.size(last);
@@ -90,9 +90,9 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
       return testing::fill(element(1), std::nan(""));
     case 7:
       return testing::fill(element(d - 1), -kInfinity);
-    case 8:  // a scale that is a power of two already, and one just above it
+    case 8:  // the scale is a power of two
       return testing::fill(element(3), 896);
-    case 9:
+    case 9:  // the scale is just above a power of two
       return testing::fill(element(3), 900);
     default:
       return;
@@ -101,7 +101,7 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
 
 testing::Gaps gaps_of(const QuantizeCase& shape) { return {.length = shape.gap}; }
 
-// What a call writes to, before it.
+// The outputs of a call, before it runs.
 struct Outputs {
   StridedTensor rows, scale, pages;
 
