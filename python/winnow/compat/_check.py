@@ -276,13 +276,14 @@ def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
             return _wrong(value.name, wrong, "there is no argument")
         if wrong := sorted(perhaps - known):
             return _wrong(value.name, wrong, "where it gives")
-    bind = signature.bind_partial if unread or perhaps else signature.bind
+    placed = list(signature.parameters)[: len(given)]
+    named.update(dict.fromkeys(perhaps.difference(placed), _UNKNOWN))
+    bind = signature.bind_partial if unread else signature.bind
     try:
         bound = bind(*given, **named)
     except TypeError as error:
         return NOT_TAKEN, str(error)
     bound.apply_defaults()
-    bound.arguments.update(dict.fromkeys(perhaps & set(signature.parameters), _UNKNOWN))
     if not unread and (reason := _refused(value.name, bound.arguments)):
         return NOT_TAKEN, reason
     if unread:
