@@ -2,12 +2,12 @@
 
     python train.py
 
-The model reads a note, a long pause and questions about the note: by then it lies outside of the
-sliding windows, and only compressed rows still hold it. First it learns to answer, attending to
-all compressed rows; then its indexer learns from it where it looks; then both learn, and the model
-attends to the rows that the indexer chooses. The program prints the loss, that of the indexer, the
-share of the attention that the chosen rows hold, and the share of right answers; then the model
-generates the answers to new questions.
+The model reads a note, a long pause and questions about the note. By then the note lies outside of
+the sliding windows, and only compressed rows still hold it. First the model learns to answer,
+attending to all compressed rows; then its indexer learns from it where it looks; then both learn,
+and the model attends to the rows that the indexer chooses. The program prints the loss, that of the
+indexer, the share of the attention that the chosen rows hold, and the share of right answers; then
+the model generates the answers to new questions.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def make(topk, length, device, dtype):
         # 128 tokens, attends to all and needs no indexer.
         compress_ratios=[0, 4, 128], num_hidden_layers=3, sliding_window=16, index_topk=topk,
         # Rows have the width of real models, which the kernels are made for: one row is key and
-        # value of all heads. So have the indexer's keys, of which 64 columns are the other choice.
+        # value of all heads. The indexer's keys have 64 columns, or 128 as in real models.
         head_dim=512, index_head_dim=64,
         # All else is tiny. Heads are projected back in o_groups groups; hc_mult is how many copies
         # of the residual stream there are, which learned matrices mix.
@@ -76,11 +76,12 @@ class Notes:
 
 
 def train(model, notes, arguments):
-    """Prints a line now and then; returns what they say, by the stage."""
+    """Prints a line every few steps; returns the numbers of these lines, by stage."""
     print("stage    step    loss   right   indexer  attention to the chosen rows", flush=True)
     lines = {}
     for stage in ("dense", "warm-up", "sparse"):
-        # Dense: all compressed rows, as if there were no indexer. The window stays what it is.
+        # Before the last stage: to all compressed rows, as if there were no indexer. The window is
+        # the same in all stages.
         winnow.transformers.attend_densely(model, stage != "sparse")
         # The language loss does not reach the indexer, whose choice has no gradient, nor does the
         # indexer's loss reach the model, which is its teacher. So either can be trained alone.
@@ -96,8 +97,8 @@ def train(model, notes, arguments):
             output = model(input_ids=ids, labels=labels, use_cache=False)
             losses = [output.loss]
             if stage != "dense":
-                # Of the forward pass before: the divergence between where each query looks among
-                # the compressed rows, and the softmax of the indexer's scores for them.
+                # For the forward pass above: the divergence between the attention of each query to
+                # the compressed rows and the softmax of the indexer's scores for them.
                 losses.append(winnow.transformers.indexer_loss(model))
             if step % arguments.every == 0 or step == steps - 1:
                 asked = labels[:, 1:] >= 0

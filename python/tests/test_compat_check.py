@@ -506,6 +506,22 @@ def test_constants_that_dense_decode_refuses(tmp_path):
     assert reasons["c"] == "kv_format: want None or V32, got V4"
 
 
+def test_arguments_that_a_call_may_have_do_not_hide_one_that_is_missing(tmp_path):
+    text = """
+import flash_mla
+more = {}
+if x:
+    more["causal"] = False
+flash_mla.flash_mla_with_kvcache(q, k, table, lens, 512, md, **more)
+flash_mla.flash_mla_with_kvcache(q, k, **more)
+"""
+    missing = "missing a required argument: 'block_table'"
+    assert checked(tmp_path, {"a.py": text}) == {
+        "a.py:6 flash_mla_with_kvcache": ("taken", ""),
+        "a.py:7 flash_mla_with_kvcache": ("not taken", missing),
+    }
+
+
 def test_imports_that_run_are_not_guarded(tmp_path):
     found = checked(
         tmp_path,

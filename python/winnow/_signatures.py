@@ -67,8 +67,9 @@ class Signature:
         return replace(self, parameters=self.parameters + added, result=result or self.result)
 
     def results(self) -> Tuple[List[str], str, List[str]]:
-        """The results, "and" or "or", and the conditions. Of two results the first is that where
-        the conditions hold. A single result is that of every call and has no conditions."""
+        """The results, "and" or "or", and the names of the conditions. Of two results the first is
+        for calls in which the conditions hold. A single result is for all calls, without
+        conditions."""
         node = ast.parse(self.result, mode="eval").body
         if not isinstance(node, ast.IfExp):
             return [self.result], "", []

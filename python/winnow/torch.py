@@ -182,8 +182,9 @@ _NUMBERS = ("scale", "q_start", "k_stride", "extra_k_stride", "deterministic", "
 
 
 class _Recorded(_operators.Recorded):
-    """sparse_mla_forward under autograd. `values` are its arguments by position, to be taken by
-    `arguments`; the leaves among them stand alone, too, for torch to see."""
+    """sparse_mla_forward under autograd. The inputs are the tensors with gradients, which torch
+    only tracks as inputs of their own, the results, and all arguments of the operator (`values`),
+    which `arguments` finds by name."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -262,8 +263,8 @@ def sparse_mla_attention(q, kv, indices, **options):
             torch.autocast q, kv and extra_kv are cast to its dtype. attn_sink may be bfloat16 or
             float16, too, as module.bfloat16() makes one.
         deterministic: gradients that are bitwise equal run after run.
-        dkv_dtype: in which the backward kernel gives the gradients of kv and extra_kv:
-            torch.float32, or their own (None). Autograd then casts them to their dtype.
+        dkv_dtype: the dtype in which the backward kernel writes the gradients of kv and extra_kv:
+            torch.float32, or that of kv (None). Autograd then casts them to the tensors' own.
         return_lse: return (out, lse); lse [s_q, h_q] is not differentiable.
 
     Returns:

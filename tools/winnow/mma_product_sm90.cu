@@ -9,7 +9,7 @@
 namespace winnow::cli::mma_product {
 namespace {
 
-// By the tensor memory accelerator, kStages - 1 steps ahead.
+// One thread loads kStages - 1 steps ahead by TMA; each warp releases a stage that it has read.
 template <class S>
 class TensorCopies {
  public:
@@ -35,7 +35,8 @@ class TensorCopies {
   __device__ void await(int step) const {
     mbarrier_wait(shared_.full()[slot(step)].address, turn(step) & 1, "full", 0);
   }
-  // The first turn of a stage has nobody to wait for.
+  // Loads the step that is kStages - 1 ahead, into the stage of the step before this one, which
+  // every warp must have released. In the first turn of the ring the stages are free.
   __device__ void refill(int step) const {
     if (threadIdx.x < 32) {
       const int next = step + S::kStages - 1;
@@ -51,10 +52,10 @@ class TensorCopies {
 
  private:
   __device__ static unsigned turn(int step) { return static_cast<unsigned>(step) / S::kStages; }
-  // By one thread.
+  // Called by one thread.
   __device__ void load(int step) const {
     if (step >= work_.steps()) return;
-    // In shared memory: the products leave no registers.
+    // Kept in shared memory, since the products leave no registers.
     const uint4 saved = ld_shared_words(shared_.upcoming().address);
     Upcoming next = {static_cast<int>(saved.x), static_cast<int>(saved.y),
                      static_cast<int>(saved.z), static_cast<int>(saved.w)};

@@ -28,7 +28,7 @@ int exit_code_of(ErrorCode code) {
   return kSystemError;
 }
 
-// The exit code of `work`; what it throws becomes a line on standard error.
+// How a piece of work ended: its exit code, and the text of what it threw.
 struct Outcome {
   int exit_code = kOk;
   std::string message;

@@ -18,13 +18,13 @@ inline std::int64_t first_slot(const Problem& problem, std::int64_t w) {
   return problem.overlap && w == 0 ? problem.ratio : 0;
 }
 
-// The sequence that has that row.
+// The sequence of a compressed row.
 inline auto sequence_of(std::span<const Sequence> sequences, std::int64_t row) {
   return std::ranges::upper_bound(sequences, row, {},
                                   [](const Sequence& s) { return s.row + s.rows; });
 }
 
-// One worker's space. Real is float, or double where the problem is in f64.
+// The working memory of one thread. Real is float, or double where the problem is in f64.
 template <class Real>
 class Window {
  public:
@@ -45,14 +45,14 @@ class Window {
                   Real* kv, Real* gate) const;
   // The sum over the slots from `first` on.
   void sum(std::int64_t first);
-  // The finished row: the sum after norm, rotation and Hadamard transform, as far as the problem
-  // has them. `position` is that of the window's first own token.
+  // Returns the finished row: the sum after the norm, rotation and Hadamard transform that the
+  // problem has. `position` is that of the window's first own token.
   const Row& finish(std::int64_t position);
 
   // After sum(): `gradient` is that of finish()'s result on entry and that of the sum on return.
   // Adds to d_norm_weight, if there is a norm.
   void finish_backward(std::int64_t position, Row& gradient, Row& d_norm_weight) const;
-  // After that: overwrites kv and gate of each slot with their gradients.
+  // After finish_backward(): overwrites kv and gate of each slot with their gradients.
   void sum_backward(const Row& gradient);
 
  private:
@@ -64,8 +64,8 @@ class Window {
   void transform(Row& row) const;
 
   const Problem& problem_;
-  Slots kv_, gate_;  // [slots, d]; after sum() `gate_` holds exp(gate - largest_), of sum total_
-  Row largest_, total_, sum_, result_;
+  Slots kv_, gate_;  // [slots, d]; after sum() `gate_` holds exp(gate - largest_)
+  Row largest_, total_, sum_, result_;  // total_: the sum of these exponentials
   std::int64_t first_ = 0;
 };
 

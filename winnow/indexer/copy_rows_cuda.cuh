@@ -1,4 +1,4 @@
-// How a block of eight warps brings rows of queries or keys to a tile in shared memory, for GPUs of
+// How a block of eight warps copies rows of queries or keys to a tile in shared memory, for GPUs of
 // compute capability 8.0 and newer. f8_e4m3 becomes a type of 16 bits on the way, exactly.
 #pragma once
 
@@ -28,18 +28,18 @@ __device__ uint2 widen(std::uint32_t four) {
   return make_uint2(pack_bf16(low.x, low.y), pack_bf16(high.x, high.y));
 }
 
-// Copies of a tile: each warp brings its part of the rows, 8 lanes 64 numbers of a row. row(local),
-// which all lanes call together, is where a row begins, a multiple of 16 bytes, or null: zeros take
-// its place. `d`, 64 or 128, is the numbers of a row; of columns behind them nothing is written.
+// Copies of a tile: each warp copies its part of the rows, 8 lanes 64 numbers of a row. All lanes
+// call row_of(local) together; it returns where a row begins, a multiple of 16 bytes, or null for a
+// row of zeros. A row has `d` numbers, 64 or 128; columns from `d` on are not written.
 //
-// From begin() to finish() the copies run beside what else the warp does; behind wait() and a
-// barrier the rows are there.
+// The copies run beside what the warp does between begin() and finish(). After wait() and a barrier
+// of the block the rows are in the tile.
 template <DType kDType, DType kInto, int kTileRows>
 struct Copies {
   static_assert(kDType == kInto);
   static constexpr int kWarpRows = kTileRows / kWarps;
 
-  // `any` is an address that may be named and is not read.
+  // `any`: a valid address, passed for rows of zeros and never read.
   template <class RowOf>
   __device__ __forceinline__ void begin(Place<Tile<kTileRows, kMostColumns>> slot, int d, int warp,
                                         int lane, const char* any, std::uint64_t policy,

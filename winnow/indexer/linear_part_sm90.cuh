@@ -6,17 +6,18 @@
 //   linear row = sum over heads of weight / 2 * head.
 // The linear row of a query makes further columns of the product on the tensor cores. The CUDA
 // cores, which are the limit with f8, keep one instruction for each head and key: an absolute value
-// is a modifier of its operand. Products are finite with f8_e4m3; infinite ones would meet as
+// is a modifier of its operand. Products are finite with f8_e4m3; infinite ones would give
 // inf - inf here.
 //
-// A linear row is a sum of kLinearTerms rows of f8_e4m3, term t times unit / 16^t. Each leaves at
-// most a 16th of what it rounds, so that the sum is within 2^-16 of the largest that the row can
-// be.
+// A linear row is stored as kLinearTerms rows of f8_e4m3, the terms: it is the sum of term t times
+// unit / 16^t. Each term leaves an error of at most a 16th, which the next one takes up, so that
+// the error of the row is at most 2^-16 of its bound.
 //
-// Where no product is positive the two parts cancel only nearly. So the product is negated: a sign
-// bit then says that a dot product is positive, as a sum of 0 is +0 on the tensor cores, and NaN
-// has no sign. One instruction looks at two or three of them, and almost every row has a positive
-// one among those at which a warp looks first.
+// Where no dot product is positive the sum is 0, but the two parts cancel only nearly, so that such
+// sums are set to 0. To find them the product is computed negated: a sign bit then says that a dot
+// product is positive, as a sum of 0 is +0 on the tensor cores, and their NaN has no sign bit. One
+// instruction tests two or three signs, and almost every row has a positive dot product among the
+// few that a warp tests first.
 #pragma once
 
 #include <cstdint>
@@ -30,24 +31,24 @@
 namespace winnow::indexer::sm90_detail {
 
 inline constexpr int kLinearTerms = 4;
-inline constexpr int kLinearColumns = 8;  // the terms of two queries, or twice one's
+inline constexpr int kLinearColumns = 8;  // the terms of two queries, or of one query twice
 
-// Of the queries of one product, and what a lane holds of it.
+// What a lane holds of the linear parts of one product, for each of its queries.
 template <class Shape>
 struct LinearPart {
   static constexpr int kQueries = Shape::kSideQueries;
-  static constexpr int kHeldOfQuery = Shape::kHeads / 4;  // columns, of a query
-  static constexpr int kFirstHeld = 3;  // of them, at which it looks first; odd, as is the rest
+  static constexpr int kHeldOfQuery = Shape::kHeads / 4;  // columns
+  static constexpr int kFirstHeld = 3;  // of them, which look() tests; odd, as is the rest
   static_assert(kQueries * kLinearTerms <= kLinearColumns && Shape::kPanels == 1);
 
-  // Of columns 2 (lane % 4) + {0, 1} of the terms.
+  // The scales of the terms' columns 2 (lane % 4) + {0, 1}.
   float scale[2];
-  // Bit n: the sum of query n must not be split, as its weights are so large or small, or not
+  // Bit n: the sum of query n must not be split, as its weights are too large, too small or not
   // finite.
   unsigned whole;
 
-  // The largest that an element of a linear row can be, and a power of two of which it is less than
-  // 256. `halves`: half of the weights, in the order of WeightedSum.
+  // A bound of the elements of a linear row, and a power of two, `unit`, with bound / unit < 256.
+  // `halves`: half of the weights, in the order of WeightedSum.
   struct Bound {
     float bound, unit;
     __device__ __forceinline__ bool split() const {
@@ -70,9 +71,10 @@ struct LinearPart {
     }
   }
 
-  // Writes the terms as rows of 128 bytes at `terms`, when heads and weights are there and nothing
-  // reads earlier terms. `warps` warps call it, this one as number `warp`, and then need a barrier.
-  // A head without weight has no positive product: what is not NaN of it becomes 0.
+  // Writes the terms as rows of 128 bytes at `terms`. Heads and weights must have arrived, and
+  // nothing may read earlier terms. `warps` warps call it, this one as number `warp`; a barrier
+  // must follow. Heads of weight 0 are overwritten with zeros, except NaN, so that look() does not
+  // find their products.
   __device__ __forceinline__ void form(const float4* halves, std::uint32_t heads,
                                        std::uint32_t terms, int warp, int warps) {
     const int lane = threadIdx.x % 32;
@@ -142,9 +144,9 @@ struct LinearPart {
     device::fence_proxy_async_shared();
   }
 
-  // This lane's linear parts of the sums that it keeps when it shares them with the lane two apart:
-  // an upper lane keeps those of the second query, or of one query's second row. They are added
-  // when the sums are shared, so that bits do not depend on which lane keeps them.
+  // The linear parts of the sums that this lane keeps in the exchange with the lane two apart
+  // (WeightedSum::Halves): an upper lane keeps those of the second query, or of one query's second
+  // row. They are added after the exchange, so that bits do not depend on which lane keeps a sum.
   template <int kColumns>
   __device__ __forceinline__ void parts(const float (&product)[kColumns],
                                         float (&part)[kQueries]) const {
@@ -166,14 +168,13 @@ struct LinearPart {
     return (whole >> (kQueries == 2 && upper) & 1) == 0;
   }
 
-  // A bit for each query and row of the warp: whether there is a positive product among the columns
-  // at which it looks first.
+  // The bits of positive() for the whole warp, from the first kFirstHeld columns of each lane.
   template <int kColumns>
   __device__ __forceinline__ static std::uint32_t look(const float (&product)[kColumns]) {
     return __reduce_or_sync(device::kFullWarp, positive<0, kFirstHeld>(product));
   }
-  // Makes the sums 0 whose rows have no positive product, unless they are NaN: each of what makes
-  // them up in this lane. `found`: what look() said.
+  // Sets the sums of rows without a positive dot product to 0, unless they are NaN: all that this
+  // lane holds of them. `found`: the result of look().
   template <int kColumns, class Halves>
   __device__ __forceinline__ static void clear_zeros(std::uint32_t found,
                                                      const float (&product)[kColumns],
@@ -192,9 +193,9 @@ struct LinearPart {
   }
 
  private:
-  // Bit 8 s + lane / 4: whether one of the columns [kFirst, kEnd) that this lane holds of a query
-  // has a positive product, for the query and row whose number in WeightedSum is s. Of two sums s +
-  // 2 means s, too.
+  // Bit 8 s + lane / 4: whether one of this lane's columns [kFirst, kEnd) of a query has a positive
+  // dot product in sum s of WeightedSum, which is a query and a row. If there are only two sums,
+  // the bits of s + 2 are those of s.
   template <int kFirst, int kEnd, int kColumns>
   __device__ __forceinline__ static std::uint32_t positive(const float (&product)[kColumns]) {
     constexpr int kSums = 2 * kQueries;
@@ -212,7 +213,7 @@ struct LinearPart {
         sign[s] = device::any_sign(sign[s], dot(n), dot(n + 1));
       }
     }
-    // Of each the sign bit eight times.
+    // Each sign fills a byte.
     const std::uint32_t low = device::select_bytes<0x00fb>(sign[0], sign[1]);
     const std::uint32_t high =
         kSums == 4 ? device::select_bytes<0x00fb>(sign[kSums - 2], sign[kSums - 1]) : low;

@@ -1,4 +1,5 @@
-"""Which calls of flash_mla, deep_gemm and deep_ep in a package's sources the modules here take."""
+"""Finds the calls of flash_mla, deep_gemm and deep_ep in a package's sources, and says which of
+them the modules of winnow.compat take."""
 
 import ast
 import inspect
@@ -24,7 +25,8 @@ from winnow.compat._values import (
 TAKEN, PASSED_ON, REFUSED = "taken", "passed on", "refused by name"
 NOT_TAKEN, NOT_JUDGED = "not taken", "not judged"
 STATUSES = (TAKEN, PASSED_ON, REFUSED, NOT_TAKEN, NOT_JUDGED)
-_PASSING = ("deep_gemm", "flash_mla")  # pass on what is not here
+# The modules that pass names which they lack on to the original.
+_PASSING = ("deep_gemm", "flash_mla")
 
 # Functions and arguments that no GPU of Winnow's could execute, and why.
 _NVFP4 = "rows in NVFP4, a format of Blackwell GPUs"
@@ -37,8 +39,8 @@ _REFUSED = {
 }
 
 _DENSE = "flash_mla.flash_mla_with_kvcache without indices"
-# The constants that are taken of arguments, given or by default; any other argument may have any
-# value as far as sources can tell.
+# The only constants that these arguments may have, whether given or by default. The constants of
+# other arguments are not looked at.
 _CONSTANTS: Dict[str, Dict[str, Tuple[Any, ...]]] = {
     "flash_mla.flash_mla_sparse_fwd": {"d_v": (512,)},
     "flash_mla.flash_mla_with_kvcache": {
@@ -60,12 +62,13 @@ _CONSTANTS: Dict[str, Dict[str, Tuple[Any, ...]]] = {
 _UNKNOWN = object()  # an argument that is no constant
 
 _MENTIONS = re.compile(rb"flash_?mla|deep_?gemm|deep_?ep", re.IGNORECASE)
-# Of objects whose class is not known, in modules that import deep_ep.
+# Methods of deep_ep that are reported even if the class of the object is not known, in modules that
+# import deep_ep.
 _METHODS = {
     "clean_low_latency_buffer", "combine_with_unpermute", "dispatch_with_permute",
     "get_dispatch_layout", "low_latency_combine", "low_latency_dispatch",
 }  # fmt: skip
-# Calls that only look at what they are given.
+# Functions that do not call what they are given.
 _LOOKS = {
     "callable", "cast", "getattr", "hasattr", "id", "inspect.signature", "isinstance", "issubclass",
     "repr", "str", "type", "typing.cast",
@@ -92,8 +95,8 @@ class Finding:
 
 
 def check(folder: Path, libraries: Sequence[str] = LIBRARIES) -> List[Finding]:
-    """The calls of these libraries in the Python files of a folder, which holds the package or is
-    it, in order. Nothing of it is imported."""
+    """The calls of these libraries in the Python files of a folder, sorted. The folder is the
+    package or holds it; nothing in it is imported."""
     package, findings = _read(folder)
     for scope in package.scopes.values():
         for node in scope.nodes:
@@ -105,7 +108,7 @@ def check(folder: Path, libraries: Sequence[str] = LIBRARIES) -> List[Finding]:
 
 
 def _read(folder: Path) -> Tuple[Package, List[Finding]]:
-    """The modules that mention a library, or import such a module by name."""
+    """The modules whose text mentions a library, and findings for files that cannot be read."""
     root = folder.resolve()
     while root != root.parent and (root / "__init__.py").exists():
         root = root.parent
@@ -125,7 +128,7 @@ def _read(folder: Path) -> Tuple[Package, List[Finding]]:
             continue
         if not _MENTIONS.search(text):
             continue
-        # Where a link stands, not where it leads to.
+        # A link counts where it is, not where it leads.
         parts = list((folder.resolve() / path.relative_to(folder)).relative_to(root).parts)
         parts[-1] = path.stem
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -146,8 +149,8 @@ def _read(folder: Path) -> Tuple[Package, List[Finding]]:
 def _failing(
     package: Package, scope: Scope, node: ast.ImportFrom, folder: Path
 ) -> Iterator[Finding]:
-    """Names that an import does not find, unless the program goes on without it; and all that one
-    of "*" gives, which are not followed."""
+    """Findings for names that an import does not find, unless the program goes on without them,
+    and for every `import *`, whose names are not followed."""
     where, module = str(scope.module.path.relative_to(folder)), package.imported(scope, node)
     for alias in node.names:
         if alias.name == "*":
@@ -215,14 +218,14 @@ def _guarded(scope: Scope, node: ast.AST) -> bool:
 
 
 def _stand_in(name: str) -> Optional[Any]:
-    """The function, class or module here, None if there is none."""
+    """The function, class or module of winnow.compat for a name; None if there is none."""
     from winnow.compat import _MODULES
 
     modules = _MODULES[name.split(".")[0]]
     known = max((m for m in modules if name == m or name.startswith(f"{m}.")), key=len)
     found: Any = import_module(modules[known])
     for part in name[len(known) + 1 :].split("."):
-        if part:  # of a module only what it has itself, which passes other names on
+        if part:  # only a module's own names, since it passes others on
             found = vars(found).get(part) if inspect.ismodule(found) else getattr(found, part, None)
     return found
 
@@ -273,13 +276,14 @@ def _judge(scope: Scope, call: ast.Call, value: Value) -> Tuple[str, str]:
             return _wrong(value.name, wrong, "there is no argument")
         if wrong := sorted(perhaps - known):
             return _wrong(value.name, wrong, "where it gives")
-    bind = signature.bind_partial if unread or perhaps else signature.bind
+    placed = list(signature.parameters)[: len(given)]
+    named.update(dict.fromkeys(perhaps.difference(placed), _UNKNOWN))
+    bind = signature.bind_partial if unread else signature.bind
     try:
         bound = bind(*given, **named)
     except TypeError as error:
         return NOT_TAKEN, str(error)
     bound.apply_defaults()
-    bound.arguments.update(dict.fromkeys(perhaps & set(signature.parameters), _UNKNOWN))
     if not unread and (reason := _refused(value.name, bound.arguments)):
         return NOT_TAKEN, reason
     if unread:
@@ -297,7 +301,7 @@ def _wrong(name: str, arguments: List[str], text: str) -> Tuple[str, str]:
 
 
 def _refused(name: str, arguments: Dict[str, Any]) -> str:
-    """The value that is refused, as far as constants tell."""
+    """Which argument has a constant that is not taken, and what is; empty if none has."""
     name = name.replace("flash_mla.flash_mla_interface.", "flash_mla.")
     if name == "flash_mla.flash_mla_with_kvcache" and arguments["indices"] is None:
         name = _DENSE

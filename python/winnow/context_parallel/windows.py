@@ -14,37 +14,39 @@ if TYPE_CHECKING:
 
 
 class Windows(NamedTuple):
-    """Of a call's tokens: `own` of this rank, whose rows are numbered sequence by sequence."""
+    """The windows of a call's tokens, numbered sequence by sequence, and how this rank computes the
+    rows of its own ones."""
 
     ratio: int
-    total: int  # of all ranks
-    own: int
-    key_start: Tensor  # int32 [batch * own tokens]: the windows that are complete at each query
+    total: int  # windows of all ranks
+    own: int  # windows of this rank
+    # int32 [this rank's tokens]: at each query windows [key_start, key_end) are complete.
+    key_start: Tensor
     key_end: Tensor
-    placement: Placement
-    # What the compressor gets: this rank's chunks with the tokens before them, cut into sequences.
+    placement: Placement  # of the windows on the ranks
+    # The compressor's input: this rank's chunks with the tokens before them, cut into sequences.
     before: int  # tokens before a chunk
     cu_seqlens: Tensor
     cu_rows: Tensor
-    pieces: List[Tuple[int, int]]  # of each: its sequence, or -1, and its first token in it
-    rows: int  # that it gives
-    kept: Tensor  # int64 [own]: those of them that are this rank's
+    pieces: List[Tuple[int, int]]  # each one's sequence, or -1, and its first token in that
+    rows: int  # that the compressor returns
+    kept: Tensor  # int64 [own]: which of these rows are this rank's
 
 
 class _Run(NamedTuple):
-    """Neighbouring windows of a sequence that one rank has."""
+    """Consecutive windows of a sequence whose rows a rank computes from one of its chunks."""
 
     sequence: int
-    block: int  # of the tensor with the tokens before: chunk of the rank, row of the batch
-    at: int  # the first token that they need, within the block
-    first: int  # window of the sequence that begins there
-    lead: int  # windows at the beginning that another rank has
-    count: int  # with the lead
-    number: int  # of the first own window, of all
+    block: int  # the chunk and the row of the batch, as an index of history()'s result
+    at: int  # where the first window begins in the block
+    first: int  # the number of the first window within its sequence
+    lead: int  # 1 if the first window is another rank's and overlap needs its tokens, else 0
+    count: int  # windows, with the lead
+    number: int  # of the first window after the lead, among all windows
 
 
 def _runs(tokens: "Tokens", ratio: int, before: int, overlap: bool) -> List[List[_Run]]:
-    """Of each rank, by the numbers of their windows."""
+    """The runs of each rank, in the order of their windows."""
     context, chunk = tokens.context, tokens.chunk
     owners = chunk_owners(context.size, context.chunks)
     found: List[List[_Run]] = [[] for _ in range(context.size)]
@@ -73,8 +75,9 @@ def _runs(tokens: "Tokens", ratio: int, before: int, overlap: bool) -> List[List
 def _pieces(
     runs: Sequence[_Run], blocks: int, width: int, ratio: int
 ) -> Iterator[Tuple[int, int, Optional[_Run]]]:
-    """(tokens, rows, the run that they are) in their order. Tokens of no run are pieces with a row
-    at most, so that no row has a distant position."""
+    """(tokens, rows, run) of each sequence that the compressor gets, in order. Tokens of no run are
+    cut into sequences of at most one row, which is dropped: a longer one would have rows at
+    positions that cos and sin may lack."""
 
     def between(count: int) -> Iterator[Tuple[int, int, Optional[_Run]]]:
         while count:
@@ -121,7 +124,7 @@ def find(tokens: "Tokens", ratio: int, overlap: bool, device: torch.device) -> W
     def cumulative(counts: Sequence[int]) -> Tensor:
         return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
 
-    # Of the queries: the windows of their sequences, as far as they are complete.
+    # For each query, the complete windows of its sequence.
     numbers = tokens.numbers(device)
     real = zip(tokens.lengths, tokens.padding, strict=True)
     firsts = [0, *itertools.accumulate(0 if hidden else n // ratio for n, hidden in real)]
@@ -155,7 +158,7 @@ def compress(
         refuse("gate", f"dtype {kv.dtype} as kv", gate.dtype)
     both = tokens.history(torch.cat((kv, gate), 1), windows.before).flatten(0, 2)
     fed = both.split(kv.shape[1], 1)
-    if windows.rows == 0:  # the gradient goes back to other ranks all the same
+    if windows.rows == 0:  # the backward pass of history() still needs this rank
         return fed[0][:0, : kv.shape[1] // (2 if options["overlap"] else 1)]
     positions = [
         offset if first_position is None or at < 0 else first_position[at] + offset

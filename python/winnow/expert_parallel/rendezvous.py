@@ -1,4 +1,4 @@
-"""How the ranks of a torch process group meet. The one place that chooses a transport."""
+"""How the ranks of a torch process group connect. The one place that chooses a transport."""
 
 import os
 import warnings
@@ -21,19 +21,20 @@ from winnow._winnow.expert_parallel import (
     nvshmem_obstacle,
 )
 
-# Worlds that this process has begun to make, by group and room: every rank begins the same ones in
-# the same order. Not by the group's name: torch gives it to a later default group again, in which
-# there may be processes that knew none of the groups before.
+# How many worlds this process has begun to make, by group and room; every rank begins the same ones
+# in the same order. The key is not the group's name, since torch gives it to a later default group
+# again, which may have processes that were in no group before.
 _begun: "WeakKeyDictionary[Any, Counter]" = WeakKeyDictionary()
 
 
 def next_prefix(group: Any, room: str = "winnow") -> str:
-    """Of the keys of a group's next world; None: the default group. Each room counts its own.
+    """The prefix of the store's keys for a group's next world; None: the default group.
 
-    Taken before anything can fail on this rank alone: the other ranks count that world too.
+    Worlds of different rooms are counted separately. Call this before anything can fail on this
+    rank alone, since the other ranks count the world, too.
     """
     group = dist.group.WORLD if group is None else group
-    if group is None:  # of one rank, which meets nobody
+    if group is None:  # torch.distributed is not initialised: one rank alone
         return f"{room}/1"
     worlds = _begun.setdefault(group, Counter())
     worlds[room] += 1
@@ -49,7 +50,7 @@ def gpu_for_each_rank() -> bool:
 
 
 def _gpu_obstacle() -> str:
-    """Why a layer of all ranks cannot be on this machine's GPUs, of which there are some; or empty.
+    """Why a layer of all ranks cannot be on this machine's GPUs; empty if it can. There are GPUs.
 
     All ranks of a machine find the same.
     """
@@ -67,7 +68,7 @@ def _gpu_obstacle() -> str:
 def default_device() -> torch.device:
     """This process's current GPU where a layer of all ranks can be on GPUs, else the CPU.
 
-    With a RuntimeWarning that says why, where there are GPUs and it is the CPU.
+    If it is the CPU although there are GPUs, a RuntimeWarning says why.
     """
     gpus = torch.cuda.device_count()
     if gpus == 0:
@@ -78,7 +79,7 @@ def default_device() -> torch.device:
     warnings.warn(
         f"winnow.expert_parallel: on the CPU, although this process sees {gpus} GPUs: {obstacle}",
         RuntimeWarning,
-        stacklevel=4,  # who makes a layer or a context
+        stacklevel=4,  # the caller that makes a layer or a context
     )
     return torch.device("cpu")
 
@@ -99,7 +100,7 @@ def connect(
     device: torch.device,
     timeout: Optional[float],
 ) -> Tuple[Transport, Any]:
-    """Collective: this rank's transport, and the store in which its layers meet."""
+    """Collective: this rank's transport, and the store through which its layers connect."""
     if world_size == 1:
         world = InProcessWorld(1)
         return world.transport(rank), world.store()
@@ -114,7 +115,7 @@ def connect(
 def barrier_layer(
     rank: int, world_size: int, local_world_size: int, timeout: Optional[float]
 ) -> AllToAll:
-    """Collective: a layer as small as can be, for its barriers."""
+    """Collective: the smallest possible layer, made for its barriers."""
     prefix = next_prefix(None)
     device = default_device()
     transport, store = connect(None, prefix, rank, world_size, device, timeout)

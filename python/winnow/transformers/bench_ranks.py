@@ -2,10 +2,10 @@
 attention layer of DeepSeek-V3.2 whose sequence the ranks share, beside the same step without what
 moves between the ranks.
 
-The latter is what one rank takes with its part of the queries if it had the rows of all ranks
-already: each collective gives at once what it gave in a step before. The times are those of the
-slowest rank, and so is the peak memory, beside the layer's weights and input. On GPUs the layer has
-its real dimensions, in bfloat16; on the CPU it is small.
+The latter is the time of one rank with its part of the queries if it had the rows of all ranks
+already: each collective returns at once what it returned in a step before. Times and peak memory
+are the largest of all ranks; the memory is that beside the layer's weights and input. On GPUs the
+layer has its real dimensions, in bfloat16; on the CPU it is small.
 """
 
 import argparse
@@ -31,8 +31,8 @@ _LIMIT = 1.15  # of the time of the step without communication
 
 
 class _Recorded(ContextParallel):
-    """Ranks whose collectives take no time, from the second step on: what they moved in the first
-    is there, and what they agreed on holds."""
+    """Records the results of all collectives in the first step. In later steps it returns them
+    without communication, and takes it that the ranks agree."""
 
     def __init__(self, group: dist.ProcessGroup, keys: str):
         super().__init__(group, "balanced", keys)
@@ -41,7 +41,7 @@ class _Recorded(ContextParallel):
         self.records = True
 
     def again(self) -> None:
-        """From now on what was recorded, from its beginning."""
+        """From now on collectives return what was recorded, from its beginning."""
         self.records, self._at = False, 0
 
     def agree(self, call: str, **values: str) -> None:
@@ -75,7 +75,7 @@ class _Recorded(ContextParallel):
 
 
 class _SharedLayer(_Layer):
-    """One whose sequence the ranks of a context share."""
+    """A layer whose sequence the ranks of a context share."""
 
     def __init__(self, device: torch.device, context: ContextParallel):
         super().__init__(device)
@@ -98,7 +98,7 @@ def _slowest(value: float, device: torch.device) -> float:
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """The median of some steps that all ranks begin together, each as long as its slowest rank."""
+    """The median of some steps, which all ranks begin together; each counts its slowest rank."""
     times = []
     for _ in range(_REPETITIONS):
         dist.barrier()

@@ -16,18 +16,18 @@ from winnow.transformers.refusal import refuse
 
 _WANTED = "for every query one range of keys, as causal masks, padding and packed sequences have"
 _ADDITIVE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Elements of a mask that are looked at together.
+# The most elements of a mask that are worked on at a time.
 _PIECE = 1 << 24
 
 
 def _unknown(value: Tensor) -> bool:
-    """Whether the host cannot wait for a value."""
+    """Whether the host cannot read a value: under torch.compile, or while a graph is captured."""
     capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()
     return torch.compiler.is_compiling() or capturing
 
 
 def _require(holds: Tensor, argument: str, wanted: str, got) -> None:
-    """An error unless `holds`; on the device where the host cannot wait for the answer."""
+    """Refuses unless `holds`. If the host cannot read that, the device asserts it."""
     if _unknown(holds):
         assert_async(holds, f"transformers: {argument}: want {wanted}, got {got}")
     elif not bool(holds):
@@ -44,7 +44,7 @@ def _of_visible(visible: Tensor) -> Tensor:
     """The ranges of bool [..., rows]: [..., 2]."""
     rows = visible.shape[-1]
     count = visible.sum(-1, dtype=torch.int32)
-    # The first of equal values; where nothing is visible it is 0, as is the count.
+    # argmax() gives the first of equal values, and so 0 where nothing is visible.
     first = visible.to(torch.uint8).argmax(-1).to(torch.int32) if rows else count
     at = torch.arange(rows, dtype=torch.int32, device=visible.device)
     last = torch.where(visible, at, -1).amax(-1) if rows else count - 1
@@ -78,11 +78,15 @@ def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
 
 
 def even(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    """Of an additive mask in four dimensions the queries that see nothing, bool [batch or 1,
-    queries]; None where there is none. Added to their logits, the smallest number of the dtype
-    leaves no difference between them, so that under "sdpa" they read the mean of all rows. In
-    float16 it does leave one; with a mask of another dtype, or with -inf, what they read there
-    depends on which of equal rows torch.topk takes. dtype: of the model."""
+    """The queries that see nothing under an additive mask in four dimensions, bool [batch or 1,
+    queries]; None if there are none.
+
+    Under "sdpa" they attend to all rows evenly: the smallest number of the dtype, added to their
+    logits, makes these equal. It does not in float16; and with a mask of another dtype, or with
+    -inf, the result depends on which of equal rows torch.topk takes. Such masks are refused.
+
+    dtype: of the model.
+    """
     additive = isinstance(mask, Tensor) and mask.is_floating_point()
     if not additive or mask.shape[-1] == 0:
         return None
@@ -101,7 +105,7 @@ def even(mask: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
 
 
 def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
-    """The ranges of a mask that a function of transformers describes, found by asking it."""
+    """The ranges of a mask function of transformers, which is called for all queries and rows."""
     row = torch.arange(batch, device=device)[:, None, None, None]
     head = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     step = max(1, _PIECE // max(1, batch * rows.shape[0]))
@@ -109,7 +113,7 @@ def _of_function(function, batch, positions, rows, padding, device) -> Tensor:
     for piece in positions.split(step):
         try:
             visible = function(row, head, piece[None, None, :, None], rows[None, None, None, :])
-        except IndexError:  # what the function looks up has fewer tokens
+        except IndexError:  # a tensor that the function reads has fewer tokens
             wanted = f"shape [batch, queries] = [{batch}, {len(positions)}]"
             refuse("position_ids", wanted, "fewer sequences or tokens")
         visible = visible.expand(batch, 1, len(piece), len(rows))[:, 0]
@@ -138,7 +142,7 @@ def _check_padding(mask: Tensor, batch: int, tokens, rows: int) -> None:
 
 
 def _causal(positions: Tensor, rows: int, padding: Optional[Tensor], batch: int) -> Tensor:
-    """padding: [batch or 1, rows], false at padding."""
+    """The ranges of a causal mask. padding: [batch or 1, rows], false at padding."""
     end = (positions + 1).clamp(0, rows).to(torch.int32).expand(batch, len(positions))
     start = torch.zeros_like(end)
     if padding is not None:
@@ -149,7 +153,7 @@ def _causal(positions: Tensor, rows: int, padding: Optional[Tensor], batch: int)
 
 
 def of_padding(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
-    """The ranges of the first queries, which ranges() left to the layer: mask is int32."""
+    """The ranges for a padding mask, int32, that ranges() returned; query 0 is at position 0."""
     if mask.shape[1] != rows:
         wanted = f"shape [batch, rows] = [{batch}, {rows}]"
         refuse("attention_mask", wanted, list(mask.shape))
@@ -180,8 +184,8 @@ def ranges(
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].to(device, torch.bool)
         first = not isinstance(q_offset, Tensor) and q_offset == 0
         if first and padding.shape[1] == kv_length > q_length:
-            # A static cache has that many rows; or nothing has, as transformers counts the rows by
-            # the mask where there is no cache. The layer sees which.
+            # Either a static cache has that many rows, or there is no cache and transformers has
+            # taken the mask's length for the number of rows. Only the layer can tell.
             if not causal:
                 wanted = f"shape [batch, rows] = [{batch_size}, {q_length}]"
                 refuse("attention_mask", wanted, list(attention_mask.shape))

@@ -11,7 +11,7 @@
 namespace winnow::compressor {
 namespace {
 
-// kv of the token at that position; its gate with the bias is `columns` behind it.
+// Where the state has kv of the token at that position; the gate, with the bias, comes after it.
 template <class Real>
 Real* place_of(const StepParams& params, const Sequence& sequence, std::int64_t position) {
   const auto& state = params.state.as<Real>();

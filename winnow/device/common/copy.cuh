@@ -1,5 +1,5 @@
-// Copies of a thread from global to shared memory that run beside it: cp.async, also with zero
-// fill; L2 policies. Device code only.
+// Asynchronous copies from global to shared memory (cp.async), also with zero fill, and their L2
+// policies. Device code only.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ __device__ __forceinline__ void cp_async_zfill(std::uint32_t destination, const 
                : "memory");
 }
 
-// The same of 4 bytes at a multiple of 4, which go through L1.
+// The same for 4 bytes at a multiple of 4, which go through L1.
 __device__ __forceinline__ void cp_async_word_zfill(std::uint32_t destination, const void* source,
                                                     bool valid) {
   asm volatile("cp.async.ca.shared::cta.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
@@ -60,17 +60,18 @@ __device__ __forceinline__ void cp_async_word_zfill(std::uint32_t destination, c
                : "memory");
 }
 
-// Begins to copy 16 bytes at multiples of 16, past L1.
+// Begins to copy 16 bytes, from and to multiples of 16, past L1.
 __device__ __forceinline__ void cp_async(std::uint32_t destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
                : "memory");
 }
 
-// Closes a group of the copies that the thread began since the last one.
+// Makes a group of the copies that the thread began since its last group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until all groups but the last kPending are there, for this thread.
+// Waits until all groups of this thread but the last kPending have arrived. The thread alone sees
+// them then; for other threads a barrier must follow.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

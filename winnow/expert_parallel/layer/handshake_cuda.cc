@@ -65,8 +65,8 @@ void Handshake::wait_report() {
   if (host_report_.report->refused != 0) throw_received(host_report_, false, calls_.number());
 }
 
-// What a refused call offered is as good as that of another one, but a rank that refused it did not
-// ask for it.
+// The offers of a refused call are dropped. They are not wrong, but all ranks must keep the same
+// ones, and a rank that refused the call has not awaited its report.
 void Handshake::read_offers() {
   const std::uint64_t call = regions_.take_awaited();
   if (call == 0) return;
@@ -74,8 +74,9 @@ void Handshake::read_offers() {
   if (host_report_.report->refused == 0) regions_.keep(call, received());
 }
 
-// What was received, with the texts of indices that kernels have found: those that refuse the call,
-// or those that do not.
+// The headers that were received, with an error for each rank whose indices kernels have found to
+// be invalid. With `deferred` these are indices that do not refuse the call but raise an error in a
+// later one, since the host did not wait.
 std::vector<Header> Handshake::refusals(const ReportView& received, bool deferred) const {
   std::vector<Header> headers(received.headers, received.headers + place_.world());
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {

@@ -33,7 +33,8 @@ std::int64_t untrusted_number(std::string_view text, const Sender& by, std::stri
 
 namespace {
 
-// Bytes of the character that `bytes` begins with; 0: it is none.
+// The length of the UTF-8 character that `bytes` begins with; 0 if it is malformed, or a control
+// character other than a newline or a tab.
 std::size_t length_of_character(std::string_view bytes) {
   const auto byte = [&](std::size_t at) {
     return at < bytes.size() ? static_cast<unsigned char>(bytes[at]) : 0u;
@@ -45,7 +46,7 @@ std::size_t length_of_character(std::string_view bytes) {
   for (std::size_t at = 1; at < length; ++at) {
     if ((byte(at) & 0xc0) != 0x80) return 0;
   }
-  // Longer than need be, half of a pair, or beyond the last one.
+  // Overlong encodings, surrogates, and code points beyond U+10FFFF.
   const bool outside = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0) ||
                        (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90);
   return outside ? 0 : length;

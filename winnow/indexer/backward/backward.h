@@ -20,11 +20,12 @@ struct BackwardArgs {
   ConstTensorView k_scale{};    // [s_k], f32: with f8_e4m3, and only then
   ConstTensorView key_start{};  // optional [s_q], i32
   ConstTensorView key_end{};    // optional [s_q], i32
+  // q_start and k_stride: as those of topk().
   std::optional<std::int64_t> q_start{};
   std::int64_t k_stride = 1;
   bool deterministic = false;  // bitwise equal results run after run
   TensorView dq{};             // [s_q, h, d], as q or f32; f32 or bf16 where q is f8_e4m3
-  TensorView dk{};             // [s_k, d], the same; rounded once, at the end
+  TensorView dk{};             // [s_k, d], dtypes as for dq; summed in f32 and rounded once
   TensorView d_weights{};      // [s_q, h], as weights or f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least backward_workspace_bytes():
   // scratch memory of GPU backends, in use until the work on the stream is done. The CPU backend
@@ -56,7 +57,7 @@ struct BackwardArgs {
 // strides, memory, streams and errors are those of topk(): dq, dk, d_weights or workspace that
 // overlap another tensor are refused. Returns the backend that ran.
 //
-// The gradient of the score that DeepSeek-V3.2 defines (DeepSeek Sparse Attention).
+// The scores are those of DeepSeek-V3.2 (DeepSeek Sparse Attention).
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
 
 // The bytes of `workspace` that backward() needs with the same arguments; 0 on the CPU. The result

@@ -1,5 +1,5 @@
-// How backward's kernels are prepared and launched, whichever multiplies: workspace, sums, scales.
-// Host code of .cu files, but for Workspace.
+// What the launches of all GPU backends of backward share: workspace, sums, scales. Host code of
+// .cu files.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace winnow::indexer::gpu {
 
-// Whether the kernel adds to dk itself: f32 rows behind each other, which cudaMemset2DAsync clears.
+// Whether the kernel adds into dk itself: in f32, to rows that cudaMemset2DAsync can clear.
 inline bool adds_in_place(const BackwardParams& params) {
   const std::int64_t stride = params.dk.stride0, d = params.problem.d;
   return !params.deterministic && params.dk_dtype == DType::f32 &&
@@ -38,7 +38,7 @@ struct Workspace {
       bounds = take(rows * 4);
       scales = take(rows * 4);
     }
-    bytes = std::max<std::int64_t>(bytes, 1);  // there always is an address
+    bytes = std::max<std::int64_t>(bytes, 1);  // so that there is an address
   }
 };
 
@@ -69,7 +69,7 @@ inline Params kernel_params(const BackwardParams& params, const Workspace& layou
   }
   const auto addends =
       static_cast<std::uint64_t>(problem.s_q) * static_cast<std::uint64_t>(params.columns());
-  // 128 heads are two addends.
+  // 1 more bit, since two blocks of 64 heads add separately.
   p.headroom = static_cast<int>(std::bit_width(addends)) + 1;
   p.head_blocks = static_cast<unsigned>((problem.h + kBlockHeads - 1) / kBlockHeads);
   p.items = static_cast<unsigned>(problem.s_q) * p.head_blocks;
@@ -82,7 +82,7 @@ inline void clear(const device::Runtime& runtime, void* data, std::int64_t bytes
                 "cudaMemsetAsync");
 }
 
-// Zeros where the kernel adds.
+// Clears the memory that the kernels add to.
 inline void clear_sums(const device::Runtime& runtime, const BackwardParams& params,
                        const Params& p, cudaStream_t stream) {
   const std::int64_t rows = params.problem.s_k, d = params.problem.d;
@@ -100,7 +100,7 @@ inline void clear_sums(const device::Runtime& runtime, const BackwardParams& par
   }
 }
 
-// The bounds of the rows, and their scales.
+// Computes the rows' bounds, and their scales from these.
 template <class NumberOf>
 void launch_scales(const device::Runtime& runtime, const BackwardParams& params, const Params& p,
                    int multiprocessors, cudaStream_t stream) {
@@ -132,9 +132,9 @@ void finish(const device::Runtime& runtime, const BackwardParams& params, const 
                  finish);
 }
 
-// Queues all kernels of a call; products(p, multiprocessors) those of the backend. NumberOf: see
-// bound_kernel. kNarrow: the dtype of dk if it is not f32. `workspace`: backward_workspace(params),
-// or null.
+// Queues all kernels of a call; products(p, multiprocessors) queues those of the backend. NumberOf:
+// see bound_kernel. kNarrow: the dtype of dk if it is not f32. `workspace`: of
+// backward_gpu_workspace_bytes(params) bytes, or null.
 template <class NumberOf, DType kNarrow, class Products>
 void run_backward(const device::Runtime& runtime, const BackwardParams& params, void* workspace,
                   cudaStream_t stream, const Products& products) {

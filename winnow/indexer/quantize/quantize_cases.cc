@@ -19,7 +19,7 @@ using testing::Target;
 struct QuantizeCase {
   std::string name;
   DType dtype = DType::f32;
-  std::int64_t n = 40, h = 0, d = 128;  // h 0: x has no heads
+  std::int64_t n = 40, h = -1, d = 128;  // h -1: x is [n, d]
   bool power_of_two = false;
   std::int64_t num_pages = 0;  // 0: not into pages
   DType slot_dtype = DType::i64;
@@ -60,12 +60,12 @@ std::vector<QuantizeCase> make_cases() {
 }
 
 std::string describe(const QuantizeCase& shape) {
-  return "n " + std::to_string(shape.n) + ", h " + std::to_string(shape.h) + ", d " +
-         std::to_string(shape.d) + ", num_pages " + std::to_string(shape.num_pages);
+  return "n " + std::to_string(shape.n) + (shape.h < 0 ? "" : ", h " + std::to_string(shape.h)) +
+         ", d " + std::to_string(shape.d) + ", num_pages " + std::to_string(shape.num_pages);
 }
 
-// One row of every kind, again and again: ordinary ones, zeros, numbers below the least amax and
-// below what f8 has, ties, the largest of a dtype, powers of two, NaN and infinities.
+// Fills a row with numbers of a kind: ordinary ones, zeros, numbers below the least amax and below
+// the smallest f8, ties, the largest of a dtype, powers of two, NaN and infinities.
 void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const std::int64_t last = row.rank() - 1, d = row.size(last);
@@ -90,9 +90,9 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
       return testing::fill(element(1), std::nan(""));
     case 7:
       return testing::fill(element(d - 1), -kInfinity);
-    case 8:  // a scale that is a power of two already, and one just above it
+    case 8:  // the scale is a power of two
       return testing::fill(element(3), 896);
-    case 9:
+    case 9:  // the scale is just above a power of two
       return testing::fill(element(3), 900);
     default:
       return;
@@ -101,7 +101,7 @@ void fill_row(const TensorView& row, std::int64_t kind, testing::Random& random)
 
 testing::Gaps gaps_of(const QuantizeCase& shape) { return {.length = shape.gap}; }
 
-// What a call writes to, before it.
+// The outputs of a call, before it runs.
 struct Outputs {
   StridedTensor rows, scale, pages;
 
@@ -109,7 +109,7 @@ struct Outputs {
     const testing::Gaps gaps = gaps_of(shape);
     if (shape.num_pages > 0) {
       pages = make_output(DType::u8, {shape.num_pages, page_bytes(shape.d)}, shape.layout);
-    } else if (shape.h > 0) {
+    } else if (shape.h >= 0) {
       rows = make_output(DType::f8_e4m3, {shape.n, shape.h, shape.d}, shape.layout, gaps);
       scale = make_output(DType::f32, {shape.n, shape.h}, shape.layout);
     } else {
@@ -124,11 +124,11 @@ testing::CaseOutcome run(const QuantizeCase& shape, const Target& target) {
   testing::Random random(testing::seed_from(shape.name));
   const testing::Gaps gaps = gaps_of(shape);
   const StridedTensor x =
-      shape.h > 0 ? make_tensor(shape.dtype, {shape.n, shape.h, shape.d}, shape.layout, gaps)
-                  : make_tensor(shape.dtype, {shape.n, shape.d}, shape.layout, gaps);
+      shape.h >= 0 ? make_tensor(shape.dtype, {shape.n, shape.h, shape.d}, shape.layout, gaps)
+                   : make_tensor(shape.dtype, {shape.n, shape.d}, shape.layout, gaps);
   for (std::int64_t i = 0; i < shape.n; ++i) {
     const TensorView row = x.view.slice(0, i, i + 1);
-    if (shape.h == 0) fill_row(row, i, random);
+    if (shape.h < 0) fill_row(row, i, random);
     for (std::int64_t h = 0; h < shape.h; ++h) fill_row(row.slice(1, h, h + 1), i + 3 * h, random);
   }
   Tensor slots, slots_there;

@@ -6,8 +6,8 @@
 //   gather    four warps  the heads of an item, and its rows, tile by tile, into a ring
 //   multiply  four warps  products of 64 rows with all heads; ReLU, weighted sums, the scores
 //
-//   rows  --gather--> ring (full, empty)             --multiply--> scores
-//   heads --gather--> two (heads_full, heads_empty)  --multiply
+//   rows  --gather--> ring (full, empty)                     --multiply--> scores
+//   heads --gather--> two buffers (heads_full, heads_empty)  --multiply
 #pragma once
 
 #include <cstddef>
@@ -29,14 +29,14 @@ using namespace winnow::device;
 using chosen_sm90::Entries;
 using chosen_sm90::kTileEntries;
 
-inline constexpr int kThreads = 256;  // multiply, gather
-inline constexpr int kWarps = 4;      // of either
+inline constexpr int kThreads = 256;  // a warpgroup that multiplies and one that gathers
+inline constexpr int kWarps = 4;      // of each of them
 inline constexpr int kMultiplyRegisters = 184;
 inline constexpr int kGatherRegisters = 72;
-static_assert(2 * (kMultiplyRegisters + kGatherRegisters) == 512);  // of two blocks
+static_assert(2 * (kMultiplyRegisters + kGatherRegisters) == 512);  // all registers, for two blocks
 
-// kHeads: 64, or 128 (always with f8_e4m3); kMasked: fewer heads than that; kRowChunks: of 128
-// bytes.
+// kHeads: the heads, padded to 64 or 128 (to 128 with f8_e4m3); kMasked: there is padding; kChunks:
+// chunks of 128 bytes in a row.
 template <bool kIsF8, int kPaddedHeads, bool kHasFewer, int kRowChunks>
 struct Shape {
   static constexpr bool kF8 = kIsF8;
@@ -49,22 +49,23 @@ struct Params {
   chosen_sm90::View view;
   float* scores;  // [s_q, columns]
   std::int64_t scores_stride;
-  int splits;  // items of a query
+  int splits;  // items that a query is cut into
 };
 
 template <class Shape>
 struct Layout {
-  static constexpr int kLimit = 115712 - 640;  // half of what a multiprocessor has
+  static constexpr int kLimit = 115712 - 640;  // of half an SM, less barriers and masks
   static constexpr int kFitting =
       (kLimit / kChunkBytes - 2 * Shape::kChunks * Shape::kHeads / 64) / Shape::kChunks;
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
 
   Chunk rows[kStages][Shape::kChunks];
-  Chunk heads[2][Shape::kChunks][Shape::kHeads / 64];  // [128 bytes of columns][64 heads]
-  Barrier full[kStages];   // lanes of gather with their copies, and its warps
-  Barrier empty[kStages];  // warps of multiply
-  Barrier heads_full[2];   // lanes of gather with their copies
-  Barrier heads_empty[2];  // warps of multiply
+  Chunk heads[2][Shape::kChunks][Shape::kHeads / 64];  // [buffers][chunks][blocks of 64 heads]
+  // Who arrives:
+  Barrier full[kStages];   // each lane of gather with its copies, each warp with mask and scales
+  Barrier empty[kStages];  // each warp of multiply
+  Barrier heads_full[2];   // each lane of gather with its copies
+  Barrier heads_empty[2];  // each warp of multiply
   float k_scale[Shape::kF8 ? kStages : 1][kTileEntries];  // only with f8_e4m3
   std::uint16_t mask[kStages][kWarps];                    // bit r: entry 16 w + r is there
 };
@@ -87,7 +88,7 @@ struct Plan : Shared<Layout<Shape>> {
 };
 inline constexpr int kFullArrivals = kWarps * 32 + kWarps * kWarpArrival;
 
-// Items in order: the tiles [tile, end) of a query.
+// The tiles [tile, end) of a query.
 struct Item {
   Entries entries;
   int tile, end;
@@ -95,7 +96,7 @@ struct Item {
 __device__ __forceinline__ bool next_item(const Params& p, int& number, Item& item) {
   if (number >= p.view.s_q * p.splits) return false;
   item.entries = chosen_sm90::entries_of(p.view, number / p.splits);
-  // Every column gets a score, also where there are no indices or nothing is seen.
+  // Every column gets a score, even one whose row the query does not see.
   item.entries.first = 0;
   item.entries.entries = p.view.columns;
   const int tiles = item.entries.tiles(), split = number % p.splits;
@@ -118,7 +119,7 @@ __device__ __forceinline__ void gather(const Params& p, Plan<Shape> shared) {
   int number = static_cast<int>(blockIdx.x);
   Item item;
   bool more = next_item(p, number, item);
-  // The index of the entry that this lane holds of the next tile: on its way during this one.
+  // The index of this lane's entry in the next tile is loaded while this tile is copied.
   const auto load_index = [&](int tile) {
     const int entry = tile * kTileEntries + kWarpRows * warp + lane;
     return lane < kWarpRows ? chosen_sm90::index_of_entry(view, item.entries, entry) : -1;
@@ -180,7 +181,7 @@ __device__ __forceinline__ void load_weights(const chosen_sm90::View& view, int 
   }
 }
 
-// d[64 rows x kHeads] of the tile and the heads in the given places.
+// d[64 rows x kHeads]: the products of the rows and the heads at these addresses.
 template <class Shape>
 __device__ __forceinline__ void multiply_tile(std::uint32_t rows, std::uint32_t heads,
                                               float (&d)[Shape::kHeads / 2]) {
@@ -221,7 +222,7 @@ __device__ __forceinline__ void multiply(const Params& p, Plan<Shape> shared) {
       shared.full()[ring.stage].wait(ring.parity, "multiply", ring.stage);
       float dots[Shape::kHeads / 2];
       multiply_tile<Shape>(shared.rows()[ring.stage].address, heads, dots);
-      // This lane has the row lane / 4 of the warp's 16, and the one 8 further.
+      // This lane has rows lane / 4 and lane / 4 + 8 of the warp's 16.
       const auto mask = static_cast<std::uint32_t>(
           ld_shared<std::uint64_t>(shared.mask()[ring.stage].address) >> (16 * warp));
       float k_scale[2] = {1.0f, 1.0f};
@@ -265,7 +266,7 @@ template <class Shape>
 __global__ void __launch_bounds__(kThreads, 2) scores_at_kernel(const __grid_constant__ Params p) {
   const Plan<Shape> shared{shared_address(dynamic_shared<1024>())};
   if (threadIdx.x == 0) {
-    if (shared.base % 1024 != 0) __trap();  // the swizzle is one of address bits
+    if (shared.base % 1024 != 0) __trap();  // the swizzle uses address bits
     for (int i = 0; i < Plan<Shape>::kStages; ++i) {
       shared.full()[i].init(kFullArrivals);
       shared.empty()[i].init(kWarps * kWarpArrival);

@@ -1,6 +1,6 @@
-// Dense scores and scores at given rows, for GPUs of compute capability 8.0 and newer: what
-// score_tiles_cuda.cuh scores, and where the scores go. A block has one item: some queries and a
-// part of the rows they see, or a query and a part of its entries.
+// Dense scores and scores at given rows, for GPUs of compute capability 8.0 and newer: the classes
+// that tell score_tiles_cuda.cuh what to score, and store the scores. A block has one item: some
+// queries and a part of the rows they see, or a query and a part of its entries.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace winnow::indexer::cuda_detail {
 
 struct DenseParams {
   gpu::SeenRows seen;
-  HeadsView heads;  // of query 0
+  HeadsView heads;  // from query 0 on
   Columns columns;
   const char* k;
   std::int64_t k_row_stride;  // bytes
@@ -21,10 +21,10 @@ struct DenseParams {
   std::int64_t k_scale_stride;
   float* scores;  // [s_q, s_k]
   std::int64_t stride;
-  bool aligned;  // every row of scores to 16 bytes
-  bool clean;    // scores of rows that nobody sees are -inf
-  int groups;    // of queries
-  int splits;    // items of a group
+  bool aligned;  // every row of scores begins at a multiple of 16 bytes
+  bool clean;    // rows that no query of an item sees get scores, too: -inf
+  int groups;    // of columns.queries queries
+  int splits;    // items that a group is cut into
 };
 
 template <DType kDType>
@@ -121,7 +121,7 @@ struct AtParams {
   Columns columns;  // of one query
   float* scores;    // [s_q, columns]
   std::int64_t scores_stride;
-  int splits;  // items of a query
+  int splits;  // items that a query is cut into
 };
 
 template <DType kDType>
@@ -144,7 +144,7 @@ class AtWork {
          view.row_bytes / (kDType == DType::f8_e4m3 ? 1 : 2), view.weights_are_bf16},
         entries_.query);
   }
-  // The index that a lane has of the next tile is on its way during this one.
+  // A lane's index of the next tile is loaded during this one.
   __device__ void prepare(int tile, int warp, int lane) {
     chosen_ = entries_.row(next_);
     next_ = load(tile + 1, warp, lane);

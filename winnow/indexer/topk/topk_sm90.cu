@@ -20,8 +20,9 @@ constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
 
 // ---- Few rows: their scores are stored, and a second kernel chooses ----
 
-// The choice beside the products is hidden better the more rows there are and the longer their
-// products take, and worst where few queries leave multiprocessors idle (docs/notes/indexer.md).
+// Products hide a choice that is made beside them better the more rows there are and the longer
+// their products take, and worst where few queries leave multiprocessors idle
+// (docs/notes/indexer.md).
 bool stores_scores(const Problem& problem) {
   const bool hidden = problem.dtype == DType::bf16 && problem.s_q > kRuntime.multiprocessors();
   return problem.s_k <= (hidden ? kMostStoredRows / 2 : kMostStoredRows);
@@ -43,7 +44,7 @@ void choose_from_stored(const TopkParams& params, float* stored, cudaStream_t st
 struct Work {
   std::int64_t capacity;  // candidates of a buffer
   int splits, blocks;
-  std::int64_t kept;                               // rows that a range of rows may send on
+  std::int64_t kept;                               // candidates of a range of rows that are merged
   std::int64_t parts_offset, count_offset, bytes;  // candidate buffers begin at 0
 };
 
@@ -53,10 +54,10 @@ Work plan(const TopkParams& params, int queries) {
   const int multiprocessors = kRuntime.multiprocessors();
   const std::int64_t rows = problem.s_k;
   Work work{};
-  // What may wait is never more than there are rows.
+  // A buffer never holds more candidates than there are rows.
   work.capacity = std::min(candidate_capacity(params.topk), (rows + 255) / 128 * 128);
   const std::int64_t buffer_bytes = work.capacity * std::int64_t{sizeof(Candidate)};
-  // Few queries are cut by rows, so that every multiprocessor has a range of a few thousand.
+  // The rows of few queries are cut into ranges of at least 2048, to occupy every multiprocessor.
   const std::int64_t most_splits = std::max<std::int64_t>(1, rows / 2048);
   std::int64_t splits = std::clamp<std::int64_t>(multiprocessors / groups, 1, most_splits);
   work.kept = std::min(params.topk, rows);

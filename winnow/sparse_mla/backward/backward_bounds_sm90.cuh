@@ -1,15 +1,15 @@
 // Backward of top-k sparse MLA attention, sm90, deterministic with up to 64 heads: bounds of what
 // the fused kernel (backward_fused_sm90.cuh) will add to the rows of dkv, before it adds anything.
 //
-// An addend of query i to row j is sum over heads h of P d_out + dS q. P is computed here as it is
-// there. dS is bounded by the lengths of d_out and of the row's values (Cauchy and Schwarz), so
+// An addend of query i to row j is sum over heads h of P d_out + dS q. P is computed as in that
+// kernel. dS is bounded by the lengths of d_out and of the row's values (Cauchy and Schwarz), so
 // that half of the products are enough and nothing is stored:
 //
 //   |addend| <= sum over h of P[h,j] (A[h] + B[h] |v[j]|)
 //   A = max |d_out[h]| + scale max |q[h]| |delta[h]|,  B = scale max |q[h]| |d_out[h]|
 //
 // Two warpgroups take the tiles in turn, so that the arithmetic of one hides behind the products of
-// the other. Rows come as in the scores kernel of the split design, whose parts these are.
+// the other. The functions that gather and multiply are those of the split design's scores kernel.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct BoundHeads {
   float lse2[2], a[2], b[2];
 };
 
-// The largest magnitudes of the rows lane / 4 and lane / 4 + 8 of the warp's 16 heads, as
+// The largest magnitude in head lane / 4 + 8 r of the warp's 16 heads, which are as
 // scores_load_heads() leaves them. NaN is largest.
 template <int kSteps>
 __device__ __forceinline__ float largest_of_head(const std::uint32_t (&q)[kSteps][4], int r) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint4 bound_sums(const Params& p, const BoundHeads& h
           __float_as_uint(b[1])};
 }
 
-// The row of an entry, loaded where it is asked for.
+// The row of an entry, by a load that the compiler does not move.
 __device__ __forceinline__ std::int32_t row_now(const std::int32_t* list, int entry) {
   return load_now(list + entry);
 }
@@ -100,8 +100,8 @@ __device__ __forceinline__ std::int32_t row_now(const RangedEntries& rows, int e
 template <class Plan, class Kernel>
 __device__ __forceinline__ void bound_tiles(const Kernel& p, Plan shared, int warpgroup) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  // [2 warpgroups, 2 buffers, 4 warps, 64 entries]: the warps' contributions, where the images
-  // would be.
+  // [2 warpgroups, 2 buffers, 4 warps, 64 entries]: the warps' contributions, in the memory that
+  // the scores kernel uses for images.
   const auto shares = Place<std::uint64_t[2][2][4][kTileRows]>{shared.p().address}[warpgroup];
   std::uint32_t q[Plan::kSteps][4];
   PipelineState<Plan::kStages> ring;
@@ -111,8 +111,9 @@ __device__ __forceinline__ void bound_tiles(const Kernel& p, Plan shared, int wa
     if (item.first_tile == item.end_tile) continue;
     scores_load_heads(shared, ring, q);
     const BoundHeads heads = bound_heads(p, item.query, warp, lane, q);
-    // Thread n of the first 64 completes the bound of entry n; its row is loaded a tile ahead and
-    // the length of that before the products, among which the compiler would put both otherwise.
+    // Thread n of the first 64 completes the bound of entry n. It loads the entry's row a tile
+    // ahead, and the row's length before the products; ordinary loads the compiler would put among
+    // the products.
     const auto list = entries_of(p, item.query);
     const auto row_of = [&](int tile) {
       const int entry = tile * kTileRows + thread;

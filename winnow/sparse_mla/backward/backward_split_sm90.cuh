@@ -45,18 +45,18 @@ inline constexpr int kValueColumns = 512;
 inline constexpr int kValueChunks = kValueColumns / kChunkColumns;
 inline constexpr int kMaxRanges = kOrderRanges;  // of keys
 inline constexpr int kSharedLimit = 232448;
-// What L2 fetches at a time of rows and heads. Those of 1152 bytes begin at odd multiples of 128,
-// so that 256 bytes would hold parts of others: measured, 1 % of the time.
+// The bytes of rows and heads that L2 fetches at a time. Rows of 1152 bytes begin at odd multiples
+// of 128, too, so that fetches of 256 would bring parts of other rows: 1 % of the time, measured.
 inline constexpr int kFetched = 128;
 inline constexpr int kImagePair = 2 * kChunkBytes;  // P and dS of a block of heads and a tile
 
-// How the items of dkv are taken. So many rounds of them go round the blocks, the others are taken
-// by who is ready; those from `whole` on are cut into shares of their tiles.
+// How the items of dkv are taken: in the first `fixed` rounds each block has its own, the others go
+// to the block that is ready first. Items from `whole` on are cut into `shares` parts.
 struct DkvCut {
   int fixed, whole, shares;
 };
 
-// A chunk of queries, numbered from 0. Strides of q and d_out count bytes, the others elements.
+// A chunk of queries, numbered from 0. Strides of q, out and d_out count bytes, others elements.
 struct Params {
   GatherView chosen;  // the caller's entries
   GatherView rows;    // those that count: lists in scratch
@@ -79,7 +79,7 @@ struct Params {
   float* lse2;            // [queries, 64 blocks]: base 2, with the sink; +inf: no gradient
   float* delta;           // [queries, 64 blocks]
   char* images;           // [queries, tiles, blocks, {P, dS}]: chunks of 64 heads x 64 entries
-  unsigned* dkv_taken;    // items of dkv that were taken, beside those that go round the blocks
+  unsigned* dkv_taken;    // how many items of dkv were taken after the fixed rounds
 
   char* dq;
   std::int64_t dq_stride0, dq_stride1;  // elements
@@ -88,13 +88,13 @@ struct Params {
   std::int64_t dkv_stride;
 
   // Scratch of the deterministic mode (backward_split_drain_sm90.cuh).
-  float* head_norms;          // [queries, blocks, 4 warps, {q, d_out}]: norms over 16 heads, the
-                              // largest of all columns
-  float* tile_norms;          // [queries, tiles, blocks, 4 warps, {P, dS}], the same of all entries
+  float* head_norms;          // [queries, blocks, 4 warps, {q, d_out}]: of 16 heads, the largest
+                              // sum of the magnitudes in a column
+  float* tile_norms;          // [queries, tiles, blocks, 4 warps, {P, dS}]: the largest magnitude
   unsigned* row_bounds;       // [s_kv], f32 bits
   unsigned* row_counts;       // [s_kv]
   RowState* row_states;       // [s_kv]
-  unsigned long long* fixed;  // [s_kv, d_qk / 2]
+  unsigned long long* fixed;  // [s_kv, d_qk / 2], sums of two columns each
   // With the fused kernel, in the place of the norms (backward_bounds_sm90.cuh).
   float2* head_sizes;  // [queries, 64 blocks]: the largest of d_out and its length
   float* row_sizes;    // [s_kv]: the length of the row's values
@@ -190,13 +190,13 @@ __device__ __forceinline__ void select_entries(const Params& p, int query, const
     __syncwarp();
     if (range < 0) return;
     const int rank = __popc(same & ((1u << lane) - 1));
-    // A list that is rewritten meanwhile may have other counts now.
+    // If the list is rewritten meanwhile, the counts may be wrong.
     if (first + rank < entries) list[first + rank] = index;
     if (rank == 0) counts[range][warp] = first + __popc(same);
   });
 }
 
-// Of 512 bf16 values: the largest magnitude and the length. NaN is largest. A warp.
+// The largest magnitude and the length of 512 bf16 values. NaN is largest. A warp calls it.
 __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) {
   const uint4 loaded[2] = {__ldg(reinterpret_cast<const uint4*>(values + 16 * lane)),
                            __ldg(reinterpret_cast<const uint4*>(values + 16 * lane + 512))};
@@ -207,7 +207,7 @@ __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) 
   }
   const float largest =
       __uint_as_float(__reduce_max_sync(kFullWarp, max(tops & 0xffffu, tops >> 16)) << 16);
-  // Squares of what lies below 1 neither overflow nor vanish beside the largest.
+  // The values are scaled below 1, so that no square overflows and the largest does not vanish.
   int exponent;
   frexpf(largest, &exponent);
   const float unit = ldexpf(1.0f, min(-exponent, 126));
@@ -223,8 +223,9 @@ __device__ __forceinline__ float2 sizes_of_values(const char* values, int lane) 
   return {largest, sqrtf(warp_sum(sum)) / unit};
 }
 
-// A given delta is taken over; others are formed by the scores. With kForBounds, which come before
-// the fused kernel, they are formed here, and head_sizes too. `any`: the query sees something.
+// Writes lse2 of a query's heads, and delta if it is given. Otherwise the scores kernel computes
+// delta or, with kForBounds (before the fused kernel), this function, which then also writes
+// head_sizes. `any`: the query sees something.
 template <bool kForBounds>
 __device__ __forceinline__ void prepare_heads(const Params& p, int query, int warp, int lane,
                                               bool any) {
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   prepare_heads<kForBounds>(p, query, warp, lane, any_listed(p, query));
 }
 
-// The same of two sources or of ranges.
+// The same for two sources, and for ranges.
 template <bool kForBounds>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_sources_kernel(const __grid_constant__ Params p,
@@ -372,7 +373,7 @@ __device__ __forceinline__ bool scores_item(const Params& p, int number, ScoresI
   return true;
 }
 
-// Whether the scores form delta: where it is not given.
+// Whether the scores kernel computes delta.
 __device__ __forceinline__ bool forms_delta(const Params& p) { return p.given_delta == nullptr; }
 
 // lse2 of a block's 64 heads.
@@ -417,7 +418,8 @@ __device__ __forceinline__ RangedEntries entries_of(const WithRanges<Params>& p,
   return {p.query_ranges + query, p.rows.indices + query * p.rows.indices_stride};
 }
 
-// q, with kDOut d_out, and the rows of each item. Kernel: Params, or WithRanges of them.
+// Copies q, with kDOut also d_out and out, and the rows of each item. Kernel: Params, or WithRanges
+// of them.
 template <bool kDOut = true, class Plan, class Kernel>
 __device__ __forceinline__ void scores_gather(const Kernel& p, Plan shared) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -455,7 +457,7 @@ __device__ __forceinline__ void scores_gather(const Kernel& p, Plan shared) {
   }
 }
 
-// Lets a tile in the ring pass that only the other warpgroup reads.
+// Releases a tile of the ring that only the other warpgroup reads.
 template <class Plan>
 __device__ __forceinline__ void scores_skip(Plan shared, PipelineState<Plan::kStages>& ring) {
 #pragma unroll
@@ -707,7 +709,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, Plan shared) {
       for (int r = 0; r < 2; ++r) shift[r] = -__ldg(delta + 8 * r) * p.scale;
     }
     if constexpr (kNorms) {
-      // The values that delta unpacks are not kept for the norms: there are no registers for them.
+      // So that values which delta has unpacked are not kept for the norms: registers are short.
 #pragma unroll
       for (auto& step : d_out) wgmma_pin(step);
       const float norm = largest_column_of_heads(d_out);
@@ -728,7 +730,7 @@ __device__ __forceinline__ void scores_ds(const Params& p, Plan shared) {
       shared.p_free()[buffer].arrive_warp();
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        // Selected where P is 0, so that nothing of a hidden entry or a dead head gets through.
+        // 0 where P is 0, so that nothing of a hidden entry or a head without gradient remains.
         const float low = __uint_as_float(w[i] << 16);
         const float high = __uint_as_float(w[i] & 0xffff0000u);
         const float a = low * fmaf(d[2 * i], p.scale, shift[i % 2]);

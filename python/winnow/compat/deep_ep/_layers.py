@@ -19,8 +19,8 @@ from winnow.compat.deep_ep._entry import Why, called, text_of
 from winnow.compat.deep_ep._worlds import make, world_of
 from winnow.errors import Error, InvalidArgument
 
-# What a rank names when it refuses a call of the last layer because it wants a new one, and what it
-# names when the layer of the call is too small for it. All ranks then go on to an agreement.
+# Refusals of these arguments lead all ranks to an agreement: a rank wants a new layer instead of
+# the last one, or the layer of the call is too small for it.
 _ANOTHER = "another layer"
 _TOO_SMALL = {"max_tokens", "topk"}
 _WANTS_ANOTHER = f"{_ANOTHER}: want one that is new, got the last"
@@ -33,7 +33,7 @@ ranks_per_node: Optional[int] = None
 
 
 class Sizes(NamedTuple):
-    """What a layer is made for. topk 0: as many experts per token as any rank has needed."""
+    """What a layer is made for. topk 0: the most experts per token that any rank has needed."""
 
     hidden: int
     topk: int
@@ -70,8 +70,7 @@ def _gpu() -> Optional[str]:
     return str(known.uuid) if hasattr(known, "uuid") else None
 
 
-# The Layers of each group. They share its transports, on which all their calls are numbered
-# together.
+# The Layers of each group. They share its transports, which number the calls of all of them.
 _of_group: "WeakKeyDictionary[Any, WeakSet[Layers]]" = WeakKeyDictionary()
 
 
@@ -82,7 +81,7 @@ def wrong_group(group: Any) -> Optional[Why]:
 
 
 def refuse_new(group: Any, why: Why) -> NoReturn:
-    """Takes part in the making of a buffer, so that all ranks refuse it."""
+    """Takes part in the constructor of a buffer, so that all ranks refuse it."""
     if (wrong := wrong_group(group)) is not None:
         refuse(called(), *wrong)
     count_call(group)
@@ -120,7 +119,7 @@ class Layers:
         places = [said["place"] for said in heard.values()]
         self.local_world_size = _local_world_size([host for host, _ in places])
         mine = places[self.rank]
-        # True also if it is not known.
+        # Also true if the GPU is not known.
         self.shares_gpu = mine[1] is None or places.count(mine) > 1
 
     def count_call(self) -> None:
@@ -131,11 +130,11 @@ class Layers:
     ) -> Tuple[AllToAll, Dispatched]:
         """AllToAll.dispatch() on a layer of these sizes, for `tokens` or more tokens a rank.
 
-        With sizes.topk 0 the indices may have any number of columns. If the layer has more columns,
-        the pairs in these are dropped.
+        With sizes.topk 0 the indices may have any number of columns; -1 fills those that only the
+        layer has.
         """
         columns = indices.shape[1]
-        # If the host does not wait, the other ranks hear only later that a layer is too small.
+        # If the host does not wait, the others would learn too late that a layer is too small.
         grows = sizes.device.type != "cuda" or options.get("worst_case_rows", 0) == 0
 
         def call(layer: AllToAll) -> Dispatched:
@@ -161,7 +160,7 @@ class Layers:
         self, sizes: Sizes, tokens: int, topk: int, call: Any, grows: bool = True
     ) -> Tuple[AllToAll, Any]:
         """A layer of these sizes and the result of call(layer). With `grows`, if the layer is too
-        small for a rank, all ranks hear of it in the call, and repeat it with a larger layer."""
+        small for a rank, all ranks learn it in the call and repeat the call with a larger layer."""
         self._check_open()
         if sizes not in self._made and self._last is not None:
             # If only this rank wants another layer, the others are in a call of the last one, where
@@ -211,8 +210,8 @@ class Layers:
             self._agree({"sizes": sizes}, {}, masked)
 
     def _make_anew(self, sizes: Sizes, tokens: int, topk: int) -> None:
-        """Joins the agreement that another rank goes on to. If it wants a layer of these sizes, all
-        ranks make a new one; else raises how they differ and keeps the layer."""
+        """Joins the agreement to which another rank has gone. If that rank wants a layer of these
+        sizes, all ranks make a new one; else raises how the ranks differ and keeps the layer."""
         kept = self._made.pop(sizes)
         try:
             self._layer(sizes, tokens, topk)
@@ -257,10 +256,10 @@ class Layers:
         self._check_open()
         on_gpu = key.device.type == "cuda"
         if key in self._low_latency:
-            if enable_shrink and not on_gpu:  # on a GPU it would wait for calls under way
+            if enable_shrink and not on_gpu:  # on a GPU this would wait for calls under way
                 self._mask_in(self._low_latency[key].layer)
             return self._low_latency[key].layer
-        # On a GPU the other ranks would hear of it only in a later call.
+        # On a GPU the other ranks would learn of it only in a later call.
         if self._last_low_latency is not None and not on_gpu:
             if enable_shrink:
                 self._mask_in(self._last_low_latency)
@@ -299,10 +298,10 @@ class Layers:
         return self._masked
 
     def set_mask(self, rank: int, masked: bool) -> None:
-        """Masks or unmasks a rank in all low-latency layers, also in those that are made later."""
+        """Masks or unmasks a rank in all low-latency layers, including those made later."""
         self.masked()
         (self._masked.add if masked else self._masked.discard)(rank)
-        if not masked:  # layers in which it has no part must be made anew, by all ranks
+        if not masked:  # all ranks must make anew the layers without this rank
             self._low_latency = {
                 key: made for key, made in self._low_latency.items() if rank not in made.absent
             }
@@ -320,7 +319,7 @@ class Layers:
             layer.set_mask(rank, True)
 
     def call_low_latency(self, key: Any, layer: LowLatency, call: Callable[[], Any]) -> Any:
-        """The result of call(), of this layer, which becomes the last one."""
+        """Makes `layer` the last one, and returns the result of call(), a call of it."""
         self._last_low_latency = layer
         try:
             return call()
@@ -338,7 +337,7 @@ class Layers:
 
     def refuse_combine(self, why: Why) -> NoReturn:
         """The same for a combine whose route is not known."""
-        if self._last is None:  # no layer in which the other ranks would hear of it
+        if self._last is None:  # no layer in which the other ranks would learn of it
             refuse(called(), *why)
         self.refuse_in(self._last, AllToAll._refuse_combine, why)
 
@@ -365,10 +364,10 @@ class Layers:
         masked: Iterable[int] = (),
         refusal: Optional[str] = None,
     ) -> None:
-        """Forgets a layer that an error has broken, so that the ranks that live can make a new one.
+        """Forgets a layer that an error has broken, so that the living ranks can make a new one.
 
         If the ranks have called different layers, of this buffer or of others, every rank comes
-        here when it first hears of it, and raises how they differ.
+        here when it first learns that, and raises how they differ.
         """
         if isinstance(error, InvalidArgument):
             return
@@ -379,7 +378,7 @@ class Layers:
             self._agree({"sizes": sizes}, {"refusal": refusal}, masked)
 
     def _apart(self, layer: Any, error: Error) -> bool:
-        """Whether the ranks have called different layers, and this rank hears of it first now."""
+        """Whether the error says, for the first time, that the ranks called different layers."""
         if isinstance(layer, LowLatency):
             first = any(made.layer is layer for made in self._low_latency.values())
         else:
@@ -394,8 +393,8 @@ class Layers:
 
     def _forget(self, broken: Any, apart: bool) -> None:
         """Forgets the broken layer, and all layers on the CPU: if a call has failed on this rank,
-        calls have failed on the others, maybe of other layers, so all ranks make new ones. Handles
-        keep theirs."""
+        calls have failed on the others, perhaps of other layers, so all ranks make new ones.
+        Handles keep their layers."""
 
         def stays(device: torch.device, layer: Any) -> bool:
             return device.type != "cpu" and layer is not broken
@@ -464,7 +463,8 @@ class Layers:
         return self._made[sizes]
 
     def _arena_rows(self, device: torch.device, tokens: int, topk: int) -> int:
-        """On a GPU enough for two dispatches, so that the second need not wait for the first."""
+        """On a GPU room for two dispatches, so that the second need not wait for the first: with
+        copy_out a dispatch takes half of what arena_rows allows for."""
         return tokens * min(self.world_size, topk) * 9 // 8 if device.type == "cuda" else 0
 
     def _agree(
@@ -490,7 +490,7 @@ class Layers:
         masked: Iterable[int] = (),
         shrink: bool = False,
     ) -> Agreement:
-        """_agree() ahead of make(): the message also says which world this rank has."""
+        """_agree() before make(): the message also says which world this rank has."""
         world = world_of(self.group, device)
         return self._agree(of, {**message, "world": world}, masked, shrink)
 

@@ -26,7 +26,7 @@ class EventOverlap:
     """An event, or none, for code that overlaps its own work with a call's.
 
     Attributes:
-        event: an EventHandle, None of a call that was not asynchronous.
+        event: an EventHandle; None if the call was not asynchronous.
         extra_tensors: kept as long as this object.
     """
 
@@ -51,7 +51,7 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
-        """Calls it once, after the next current_stream_wait()."""
+        """Calls the hook once, after the next current_stream_wait()."""
         assert self.hook_after_wait is None, "EventOverlap: it has a hook already"
         self.hook_after_wait = hook_after_wait
 

@@ -1,4 +1,4 @@
-// libwinnow_nvshmem: the calls of NVSHMEM, and the kernels that put through it.
+// libwinnow_nvshmem: the host functions of NVSHMEM that are used, and the kernels that put with it.
 #include <cstring>
 
 #include <cuda_runtime.h>
@@ -37,7 +37,7 @@ int gpu_id(int device, void* id) {
 
 int use_gpu(int device) { return cudaSetDevice(device); }
 
-// As nvshmemx_init_attr(), which ends the process where it fails.
+// Does what nvshmemx_init_attr() does, but returns an error where that ends the process.
 int start(const void* id, int rank, int world_size) {
   nvshmemx_uniqueid_t unique;
   std::memcpy(&unique, id, sizeof(unique));
@@ -68,7 +68,8 @@ void* allocate(std::size_t bytes) {
   return filled ? memory : nullptr;
 }
 
-// Kernels of this rank may still use the memory of all; every rank comes here before any goes on.
+// Collective: nvshmem_free() waits for all ranks. Each first waits for its own kernels, which may
+// still use the memory of other ranks.
 void release(void* memory) {
   cudaDeviceSynchronize();
   nvshmem_free(memory);
