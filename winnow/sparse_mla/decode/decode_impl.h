@@ -19,8 +19,10 @@ namespace winnow::sparse_mla {
 struct ChosenRows {
   Cache<const std::uint8_t> cache;
   bool paged = false;
-  std::int64_t step = 0;  // paged: s_q, where context_lens counts all queries of the step
-  std::int64_t topk = 0;  // 0: there is no such cache, or nothing chosen of it
+  // Paged: s_q where context_lens counts all queries of the step and each sees the rows up to its
+  // own; otherwise 0, and topk_length is what each query sees.
+  std::int64_t step = 0;
+  std::int64_t topk = 0;                  // 0: there is no such cache, or nothing chosen of it
   Rows<const std::int32_t*> indices;      // [b, s_q, topk]
   Rows<const std::int32_t*> topk_length;  // [b, s_q], stride1 0 for [b]; null: every entry counts
 
