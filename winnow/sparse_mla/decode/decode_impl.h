@@ -8,6 +8,7 @@
 #include "winnow/core/executor.h"
 #include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
+#include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 
 namespace winnow::sparse_mla {
@@ -31,7 +32,7 @@ struct ChosenRows {
     if (!topk_length.present()) return topk;
     const std::int64_t given =
         std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0, topk);
-    return step > 0 ? std::max<std::int64_t>(given - step + s + 1, 0) : given;
+    return step > 0 ? rows_of_step(given, step, s) : given;
   }
   // The slot of entry j of query s of sequence i; it may not be in the cache.
   std::int64_t slot(std::int64_t i, std::int64_t s, std::int64_t j) const {
