@@ -107,6 +107,33 @@ def test_all_rows_of_a_sequence(of_queries, format, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", ["fp8_656", "bf16"])
+def test_queries_that_are_not_causal_see_all_rows(format, device):
+    """The formula, and the bits of one length for all queries by a stride of 0."""
+    q, cache, indices, rows = problem(format, device=device)
+    tables = torch.tensor([[4, 0, 2], [1, 1, 3], [3, 2, 0]], dtype=torch.int32)
+    lens = torch.tensor([40, 0, 17], dtype=torch.int32)
+    t = torch.arange(48)
+    slots = (tables[:, t // 16] * 16 + t % 16)[:, None].expand(3, 2, 48)
+    want = attention(q.cpu(), [(rows, slots, lens[:, None].expand(3, 2))], 0.05)
+    given = {"format": format, "scale": 0.05, "block_tables": tables.to(device)}
+    lens = lens.to(device)
+    for call in (sparse_mla.decode, ops.sparse_mla_decode):
+        got = call(q, cache, context_lens=lens, causal=False, **given)
+        close(*got, want)
+        for causal in (False, True):  # which says nothing of lengths of queries
+            of_queries = lens[:, None].expand(3, 2)
+            same = call(q, cache, context_lens=of_queries, causal=causal, **given)
+            assert torch.equal(got[0], same[0]) and torch.equal(got[1], same[1])
+        one = call(q[:, :1], cache, context_lens=lens, causal=False, **given)
+        same = call(q[:, :1], cache, context_lens=lens, **given)
+        assert torch.equal(one[0], same[0]) and torch.equal(one[1], same[1])
+        text = "causal: want true, without context_lens, got false"
+        with pytest.raises(ValueError, match=text):
+            call(q, cache, indices, format=format, causal=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_lengths_have_any_strides(device):
     """One for all queries of a sequence by a stride of 0, and with gaps: as dense copies."""
     q, cache, indices, _ = problem("bf16", device=device)

@@ -129,6 +129,25 @@ def test_dense_decode_as_vllm_and_megatron_call_it(device, format, causal):
     close(out, lse_of_flash_mla(lse), want)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_dense_decode_costs_no_view_of_the_lengths(device, causal, monkeypatch):
+    """A view made here costs 2 us a call; decode() has an argument instead."""
+    given, decode = [], sparse_mla.decode
+
+    def spy(*arguments, **named):
+        given.append(named)
+        return decode(*arguments, **named)
+
+    monkeypatch.setattr(sparse_mla, "decode", spy)
+    q, cache, _, _ = problem("bf16", device=device)
+    lengths = torch.tensor([40, 16, 17], dtype=torch.int32, device=device)
+    table = torch.zeros(3, 3, dtype=torch.int32, device=device)
+    flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, None, causal=causal)
+    (call,) = given
+    assert call["context_lens"] is lengths and call["block_tables"] is table
+    assert call["causal"] is causal
+
+
 def test_dense_decode_sees_no_rows_of_blocks_outside_of_the_cache(device):
     """As sparse decode ignores indices outside of it."""
     q, cache, _, _ = problem("bf16", blocks=7, block_size=16, device=device)

@@ -43,6 +43,7 @@ def decode():
         steps = queries.shape[1]
         yield "sparse_mla_decode", (queries, cache, ints(2, steps, 6)), {}
         yield "sparse_mla_decode", (queries, cache), tables
+        yield "sparse_mla_decode", (queries, cache), {**tables, "causal": False}
     yield "sparse_mla_store", (q[0, :, 0], cache, torch.arange(5)), {}
 
 

@@ -28,6 +28,14 @@ WINNOW_HOST_DEVICE constexpr std::int64_t causal_rows(std::int64_t q_start, std:
   return tokens < k_stride ? 0 : tokens / k_stride;
 }
 
+// Of a sequence's `rows` rows the last s_q are those of its queries: how many there are up to that
+// of query `query`.
+template <class Count>
+WINNOW_HOST_DEVICE constexpr Count rows_of_step(Count rows, Count s_q, Count query) {
+  const Count seen = rows - s_q + query + 1;
+  return seen < 0 ? 0 : seen;
+}
+
 // The rows [start, end), with both clamped so that 0 <= begin <= end.
 WINNOW_HOST_DEVICE constexpr RowRange row_range(std::int64_t start, std::int64_t end) {
   if (end < 0) end = 0;

@@ -131,19 +131,6 @@ def _bytes(cache: Any) -> Any:
     return cache if bytes_ is None else cache.view(bytes_)
 
 
-def _seen_by_all(q: Any, lens: Any) -> Any:
-    """The lengths for each query, all of which see all rows: a view [b, s_q] of several."""
-    try:
-        s_q = q.shape[1]
-        if s_q < 2 or lens.ndim != 1:
-            return lens
-        if hasattr(lens, "as_strided"):  # half the cost of expand()
-            return lens.as_strided((lens.shape[0], s_q), (lens.stride(0), 0))
-        return lens[:, None].repeat(s_q, 1)
-    except (AttributeError, IndexError, RuntimeError, TypeError):  # which decode refuses
-        return lens
-
-
 def _is_plain(cache: Any) -> bool:
     """Whether the cache has rows of 576 values in 8 bits, without scales."""
     try:
@@ -212,7 +199,8 @@ def flash_mla_with_kvcache(
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: of get_mla_metadata(); not read.
         softmax_scale: of the logits; 1 / sqrt(d_qk) if None.
-        causal: False beside indices; without, query s sees cache_seqlens - s_q + s + 1 rows.
+        causal: False beside indices; without, True means that query s sees the first
+            cache_seqlens - s_q + s + 1 rows, and False that each sees all.
         is_fp8_kvcache: whether k_cache is one; True beside indices.
         indices: [b, s_q, topk], int32: block * block_size + offset.
         attn_sink: [h_q], float32.
@@ -265,8 +253,6 @@ def flash_mla_with_kvcache(
                     refuse(name, argument, "None without indices", type(value).__name__)
         if kv_format is not None and str(kv_format) != "V32":
             refuse(name, "kv_format", "None or V32 without indices", kv_format)
-        if not causal:
-            cache_seqlens = _seen_by_all(q, cache_seqlens)
         if plain and str(getattr(q, "dtype", "")) == "torch.float8_e4m3fn":
             q = q.bfloat16()  # exact
         try:
@@ -281,6 +267,7 @@ def flash_mla_with_kvcache(
                 out=out,
                 q_scale=descale_q,
                 kv_scale=descale_k,
+                causal=causal,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None

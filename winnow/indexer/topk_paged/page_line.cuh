@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "winnow/core/row_limits.h"
 #include "winnow/device/common/kernel_order.cuh"
 #include "winnow/device/common/math.cuh"
 #include "winnow/device/common/warp.cuh"
@@ -64,7 +65,7 @@ __device__ __forceinline__ int rows_of_length(const PageLine& line, std::int32_t
                                               std::int64_t j) {
   const int context = max(0, min(length, line.table * kPagedPageRows));
   if (line.of_queries) return context;
-  return static_cast<int>(max(context - line.s_q + j + 1, std::int64_t{0}));
+  return static_cast<int>(rows_of_step<std::int64_t>(context, line.s_q, j));
 }
 __device__ __forceinline__ int rows_of_query(const PageLine& line, std::int64_t sequence,
                                              std::int64_t j) {

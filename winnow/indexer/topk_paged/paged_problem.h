@@ -9,6 +9,7 @@
 #include "winnow/core/contract.h"
 #include "winnow/core/dtype.h"
 #include "winnow/core/read_once.h"
+#include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 #include "winnow/indexer/problem.h"
 
@@ -32,7 +33,7 @@ struct PagedProblem {
     const std::int64_t given =
         read_once(context_lens.data + context_lens.offset(i, lens_of_queries ? j : 0));
     const std::int64_t context = std::clamp<std::int64_t>(given, 0, table * 64);
-    return lens_of_queries ? context : std::max<std::int64_t>(context - s_q + j + 1, 0);
+    return lens_of_queries ? context : rows_of_step(context, s_q, j);
   }
 };
 

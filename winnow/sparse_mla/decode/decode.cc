@@ -77,17 +77,20 @@ ChosenRows check_paged(const Check& check, const DecodeArgs& args) {
   all.topk = n * block_size;
   all.indices = rows_of<const std::int32_t*>(args.block_tables, 0);
   all.topk_length = check_lengths(check, args, "context_lens", args.context_lens);
-  if (args.context_lens.rank() == 1) all.step = args.q.size(1);
+  if (args.context_lens.rank() == 1 && args.causal) all.step = args.q.size(1);
   return all;
 }
 
 }  // namespace
 
 void check_chosen_rows(const Check& check, const DecodeArgs& args, DecodeParams& params) {
-  params.chosen = args.block_tables.present() || args.context_lens.present()
-                      ? check_paged(check, args)
-                      : check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
-                                     args.indices, args.topk_length);
+  if (args.block_tables.present() || args.context_lens.present()) {
+    params.chosen = check_paged(check, args);
+  } else {
+    params.chosen = check_chosen(check, args, {"cache", "indices", "topk_length"}, args.cache,
+                                 args.indices, args.topk_length);
+    check.that(args.causal, "causal", "true, without context_lens", "false");
+  }
   params.d_qk = params.chosen.cache.columns;
   const Dim b{"b", args.q.size(0)}, s_q{"s_q", args.q.size(1)}, h_q{"h_q", args.q.size(2)};
   check.input("q", args.q, {b, s_q, h_q, {"d_qk", params.d_qk}}, {DType::bf16}, args.q.device());

@@ -23,7 +23,7 @@ struct DecodeArgs {
   // the other arguments that choose rows with them.
   ConstTensorView block_tables{};  // [b, n], i32: the blocks of each sequence in `cache`
   // i32: [b], cached rows, including those of the step's own queries; or [b, s_q], the rows that
-  // each query sees.
+  // each query sees, whatever `causal` is.
   ConstTensorView context_lens{};
   // A second cache of the same format, attended in the same softmax, with slots of its own. Either
   // both of the first two are given or none of the three.
@@ -43,6 +43,8 @@ struct DecodeArgs {
   // the second cache behind them, as forward() does with the same argument: of the same rows in
   // bf16 both give the same bits. On sm90 that is what batch_invariant does, too.
   bool in_list_order = false;
+  // Of context_lens [b]: whether each query sees the rows up to its own, or otherwise all of them.
+  bool causal = true;
   TensorView out{};  // [b, s_q, h_q, 512], bf16
   TensorView lse{};  // optional [b, s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least decode_workspace_bytes():
@@ -64,7 +66,8 @@ struct DecodeArgs {
 // With block_tables the entries of a query are the positions t of its sequence, whose slots are
 // block_tables[i, t / block_size] * block_size + t % block_size. With context_lens [b] query s sees
 // the positions t < context_lens[i] - s_q + s + 1: the queries of a step are the last rows of its
-// sequence. With context_lens [b, s_q] it sees the positions t < context_lens[i,s]. Lengths are
+// sequence. With causal = false, which only context_lens allows, it sees the positions
+// t < context_lens[i]; with context_lens [b, s_q] the positions t < context_lens[i,s]. Lengths are
 // clamped to [0, n * block_size]; the rows of a block outside of [0, blocks) are ignored, and
 // entries of the table behind what any query sees are not read.
 //

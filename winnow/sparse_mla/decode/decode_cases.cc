@@ -261,6 +261,11 @@ std::vector<DecodeCase> make_cases() {
              .lengths = Lengths::ragged,
              .length_per_query = true,
              .length_stride = 0});
+  add_paged({.name = "paged-all-queries-see-all",
+             .b = 3,
+             .s_q = 3,
+             .lengths = Lengths::ragged,
+             .causal = false});
   add_paged({.name = "paged-length-gaps",
              .b = 3,
              .s_q = 2,

@@ -50,6 +50,9 @@ struct DecodeTable {
             "or, [b, s_q], the rows that each query sees")
             .or_as("[b, s_q]")
             .by_rule(),
+        value<&Args::causal>(
+            "of context_lens [b]: whether each query sees the rows up to its own, or otherwise all "
+            "of them. With [b, s_q] both mean the same; without context_lens it must be True"),
         rule<check_chosen_rows>,
         optional_input<&Args::extra_cache>(
             "[extra_blocks, extra_block_size, 1, row]", any_of(u8, f8_e4m3, bf16),

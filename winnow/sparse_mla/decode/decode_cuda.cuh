@@ -57,7 +57,7 @@ __device__ __forceinline__ int entries_of(const KernelParams& params, int c, std
   const std::int32_t given =
       __ldg(chosen.topk_length + i * chosen.topk_length_stride_b + s * chosen.topk_length_stride_s);
   const int entries = min(max(given, 0), chosen.topk);
-  return c == 0 && params.step > 0 ? max(entries - params.step + static_cast<int>(s) + 1, 0)
+  return c == 0 && params.step > 0 ? rows_of_step(entries, params.step, static_cast<int>(s))
                                    : entries;
 }
 

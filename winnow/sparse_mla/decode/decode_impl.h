@@ -8,6 +8,7 @@
 #include "winnow/core/executor.h"
 #include "winnow/core/host_device.h"
 #include "winnow/core/read_once.h"
+#include "winnow/core/row_limits.h"
 #include "winnow/core/rows.h"
 
 namespace winnow::sparse_mla {
@@ -19,8 +20,10 @@ namespace winnow::sparse_mla {
 struct ChosenRows {
   Cache<const std::uint8_t> cache;
   bool paged = false;
-  std::int64_t step = 0;  // paged: s_q, where context_lens counts all queries of the step
-  std::int64_t topk = 0;  // 0: there is no such cache, or nothing chosen of it
+  // Paged: s_q where context_lens counts all queries of the step and each sees the rows up to its
+  // own; otherwise 0, and topk_length is what each query sees.
+  std::int64_t step = 0;
+  std::int64_t topk = 0;                  // 0: there is no such cache, or nothing chosen of it
   Rows<const std::int32_t*> indices;      // [b, s_q, topk]
   Rows<const std::int32_t*> topk_length;  // [b, s_q], stride1 0 for [b]; null: every entry counts
 
@@ -29,7 +32,7 @@ struct ChosenRows {
     if (!topk_length.present()) return topk;
     const std::int64_t given =
         std::clamp<std::int64_t>(read_once(topk_length.data + topk_length.offset(i, s)), 0, topk);
-    return step > 0 ? std::max<std::int64_t>(given - step + s + 1, 0) : given;
+    return step > 0 ? rows_of_step(given, step, s) : given;
   }
   // The slot of entry j of query s of sequence i; it may not be in the cache.
   std::int64_t slot(std::int64_t i, std::int64_t s, std::int64_t j) const {

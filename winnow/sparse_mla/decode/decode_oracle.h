@@ -43,7 +43,8 @@ inline std::vector<std::int64_t> paged_slots(const DecodeArgs& args, std::int64_
   if (args.context_lens.rank() == 2) {
     seen = std::clamp<std::int64_t>(args.context_lens.at<std::int32_t>(i, s), 0, room);
   } else {
-    seen = std::clamp<std::int64_t>(args.context_lens.at<std::int32_t>(i), 0, room) - s_q + s + 1;
+    seen = std::clamp<std::int64_t>(args.context_lens.at<std::int32_t>(i), 0, room);
+    if (args.causal) seen += s + 1 - s_q;
   }
   for (std::int64_t t = 0; t < seen; ++t) {
     const std::int64_t block = args.block_tables.at<std::int32_t>(i, t / block_size);

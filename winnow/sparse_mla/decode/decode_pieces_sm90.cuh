@@ -140,7 +140,7 @@ __device__ __forceinline__ int entries_of(const Params& params, int list, std::u
       __ldg(chosen.topk_length + i * chosen.topk_length_stride_b + s * chosen.topk_length_stride_s);
   const int count = min(max(length, 0), chosen.topk);
   if constexpr (Params::kPaged) {
-    if (params.step > 0) return max(count - params.step + static_cast<int>(s) + 1, 0);
+    if (params.step > 0) return rows_of_step(count, params.step, static_cast<int>(s));
   }
   return count;
 }

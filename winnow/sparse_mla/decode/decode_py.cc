@@ -15,7 +15,7 @@ constexpr Declaration<sparse_mla::kDecode> kDecode(
     "extra_topk_length: T | None = None, batch_invariant: bool = True, "
     "in_list_order: bool = False, "
     "block_tables: T | None = None, context_lens: T | None = None, "
-    "q_scale: T | None = None, kv_scale: T | None = None, "
+    "q_scale: T | None = None, kv_scale: T | None = None, causal: bool = True, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
 
@@ -40,10 +40,11 @@ row(t) is what slot t = block * block_size + offset of the cache holds: float8 v
 by the scales stored beside them and rounded to bfloat16. An entry is visible if j < topk_length and
 its slot is in the cache. With block_tables the entries are the positions of the sequence, position
 t being row t % block_size of block block_tables[i, t // block_size]; query s sees those below
-context_lens[i] - s_q + s + 1, or below context_lens[i,s]. On a GPU rows have 576
-columns with block_tables. Of "fp8_576", which a GPU takes with block_tables alone, logits are
-multiplied by q_scale * kv_scale and out by kv_scale. sink = attn_sink[h], or -inf without one. A query without visible entries
-gets out = 0 and lse = -inf.
+context_lens[i] - s_q + s + 1, with causal=False those below context_lens[i], or those below
+context_lens[i,s]. On a GPU rows have 576 columns with block_tables. Of "fp8_576", which a GPU takes
+with block_tables alone, logits are multiplied by q_scale * kv_scale and out by kv_scale.
+sink = attn_sink[h], or -inf without one. A query without visible entries gets out = 0 and
+lse = -inf.
 
 Args:
     out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse), each a tensor or

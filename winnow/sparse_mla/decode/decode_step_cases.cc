@@ -290,6 +290,7 @@ DecodeArgs DecodeStep::args() const {
           .format = shape.format,
           .scale = shape.scale,
           .batch_invariant = shape.batch_invariant,
+          .causal = shape.causal,
           .out = out.view,
           .lse = lse.view};
 }

@@ -25,6 +25,7 @@ struct DecodeCase {
   // Block tables in place of indices, with that many blocks each; -1: none. `choice` and `lengths`
   // are those of their entries and of the contexts.
   std::int64_t table = -1;
+  bool causal = true;            // of lengths [b]
   std::int64_t extra_topk = -1;  // of the second cache; -1: none
   std::int64_t extra_blocks = 3, extra_block_size = 32;
   Sink sink = Sink::absent;

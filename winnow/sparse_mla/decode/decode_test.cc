@@ -224,6 +224,39 @@ TEST(Decode, BlockTablesAreAllIndices) {
   }
 }
 
+// Without `causal` the bits are those of lengths [b, s_q] with a stride of 0, of which it says
+// nothing.
+TEST(Decode, QueriesThatAreNotCausalShareALength) {
+  for (const CacheFormat format :
+       {CacheFormat::fp8_656, CacheFormat::fp8_584, CacheFormat::fp8_576, CacheFormat::bf16}) {
+    for (const std::int64_t s_q : {1, 3}) {
+      const DecodeStep step({.name = "not-causal",
+                             .format = format,
+                             .columns = row_columns(format),
+                             .b = 3,
+                             .s_q = s_q,
+                             .blocks = 9,
+                             .lengths = Lengths::ragged,
+                             .table = 4,
+                             .causal = false});
+      decode(step.args());
+      const ConstTensorView lens = step.chosen.context_lens.view;
+      const ConstTensorView of_queries(lens.data(), DType::i32, {3, s_q}, {lens.stride(0), 0});
+      for (const bool causal : {false, true}) {
+        Tensor out(DType::bf16, {3, s_q, 8, 512}), lse(DType::f32, {3, s_q, 8});
+        DecodeArgs args = step.args();
+        args.context_lens = of_queries;
+        args.causal = causal;
+        args.out = out;
+        args.lse = lse;
+        decode(args);
+        EXPECT_TRUE(winnow::testing::same_bytes(out, step.out.storage)) << causal;
+        EXPECT_TRUE(winnow::testing::same_bytes(lse, step.lse.storage)) << causal;
+      }
+    }
+  }
+}
+
 TEST(Decode, RefusesTablesBesideIndices) {
   const DecodeStep step({.name = "refused", .table = 4}), chosen({.name = "refused-indices"});
   Tensor wide(DType::i64, {2, 4}), three(DType::i32, {3, 4}), flat(DType::i32, {8});
@@ -325,6 +358,7 @@ TEST(Decode, Refuses) {
         a.extra_cache = brain576;
       },
       "extra_cache: want rows of 512 columns as in cache, got 576");
+  reject([](Args& a) { a.causal = false; }, "causal: want true, without context_lens, got false");
   reject([](Args& a) { a.scale = std::numeric_limits<double>::infinity(); },
          "scale: want a finite number, got inf");
   reject([](Args& a) { a.scale = 1e300; },
