@@ -47,6 +47,8 @@ struct GridRun {
 };
 // The function that the calling thread has noted for its next launch.
 const void* noted_kernel();
+// Where a bug is planted in launches of the kernel.
+void alter_launch(const void* kernel, Grid& grid, const void*& stream);
 // Whether all before it in its stream has ended.
 bool knows_before(const GridRun& run);
 

@@ -324,11 +324,13 @@ bool knows_before(const GridRun& run) {
 int current_device() { return device_of_thread; }
 void set_current_device(int device) { device_of_thread = device; }
 
-Ticket launch(const void* stream, const Grid& grid, void (*kernel)(const void* parameters),
+Ticket launch(const void* stream, const Grid& given, void (*kernel)(const void* parameters),
               const void* parameters, std::size_t parameter_bytes) {
   const Lock lock;
   throw_failure();
   ++statistics().launches;
+  Grid grid = given;
+  if (detail::any_planted) alter_launch(noted_kernel(), grid, stream);
   check_launch(grid);
   auto run = std::make_unique<GridRun>();
   run->grid = grid;
