@@ -32,7 +32,18 @@ const BugsOf bug{"indexer/backward/backward_cuda.cuh", "bf16-k512"},
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-k512"}, f8{"copy_rows_cuda.cuh", "f8_e4m3-k512"};
 
 const BugsOf fixed{"indexer/backward/backward_cuda.cuh", "bf16-h96-deterministic"},
-    bounds{"backward_sums.cuh", "bf16-h96-deterministic"};
+    bounds{"backward_sums.cuh", "bf16-h96-deterministic"},
+    several{"backward_sums.cuh", "bf16-all-rules-deterministic", 1},  // queries of a block
+    one{"backward_sums.cuh", "bf16-h96-deterministic", 1},            // multiprocessor
+    plain{"backward_sums.cuh", "bf16-all-rules-as-q"};
+// Of the kernels before and after the products.
+constexpr const char* kBound = "bound_kernel(const __grid_constant__";
+constexpr const char* kScale = "scale_kernel(const __grid_constant__";
+constexpr const char* kFinish = "finish_kernel(const __grid_constant__";
+constexpr const char* kLargest = "atomicMax(&largest, __float_as_uint(sum)";
+constexpr const char* kScales = "p.scales[row] = scale;";
+constexpr const char* kWide = "*reinterpret_cast<float4*>(reinterpret_cast<float*>(p.dk) + at) =";
+constexpr const char* kNarrow = "*reinterpret_cast<uint2*>(p.dk + 2 * at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
@@ -60,6 +71,43 @@ const std::vector<PlantedBug> kThoroughBugs = {
     bug("NoTargets", "shared.targets()[slot][local].store", drop),
     bug("LateScores", "shared.d_scores()[slot][local].store", delay),
     bug("NoAdditions", "reduce_add(p.dk", drop),
+    // bound_kernel
+    race(bounds("LargestBeforeTheSums", "sums[threadIdx.x] = sum;", drop, 0, 1)),
+    race(bounds("LargestBeforeItIsThere", kLargest, drop, 0, 2)),
+    race(several("SumsOfTheNextQueryTooEarly", "atomicMax(p.bounds + row", drop, 0, 2)),
+    bounds.undo("LargestNotCleared", "if (threadIdx.x == 0) largest = 0;"),
+    in_one_schedule(bounds("NoLargest", kLargest, drop)),
+    race(bounds("LargestByPlainStores", kLargest, weaken)),
+    in_one_schedule(bounds("NoBounds", "atomicMax(p.bounds + row", drop)),
+    bounds.undo("SumsOfPartsNotStored", "sums[threadIdx.x] = sum;"),
+    in_one_schedule(bounds("BoundQueriesOneFurther", kBound, shift_block, 1)),
+    race(bounds("BoundAside", kBound, launch_astray)),
+    // scale_kernel
+    bounds.undo("ScalesNotStored", kScales),
+    bounds.move("ScalesOfTheNextRow", kScales, 4),
+    of_threads(0, 1, bounds.undo("ScaleOfTheFirstRowNotStored", kScales)),
+    of_threads(32, 64, bounds.undo("ScalesOfOneWarpNotStored", kScales)),
+    in_one_schedule(bounds("ScalesByTheNextBound", "__uint_as_float(p.bounds[row]);", misread, 4)),
+    in_one_schedule(
+        bounds("ScalesByTheBoundBefore", "__uint_as_float(p.bounds[row]);", misread, -4)),
+    in_one_schedule(bounds("ScaleThreadsOneFurther", kScale, shift_thread, 1)),
+    in_one_schedule(bounds("ScaleRowsOneBlockFurther", kScale, shift_block, 1)),
+    in_one_schedule(bounds("ScaleOfOneBlockLess", kScale, launch_blocks, -1)),
+    race(bounds("ScaleAside", kScale, launch_astray)),
+    // finish_kernel
+    bounds.undo("DkNotStored", kWide),
+    bounds.move("DkOfTheNextQuad", kWide, 16),
+    plain.undo("NarrowDkNotStored", kNarrow),
+    plain.move("NarrowDkOfTheNextQuad", kNarrow, 8),
+    in_one_schedule(plain("PlainSumsOfTheNextQuad", "const float4 sums = __ldcs(", add, 16)),
+    in_one_schedule(
+        bounds("UnitsOfTheNextRow", "const float unit = 1.0f / p.scales[row];", misread, 4)),
+    in_one_schedule(bounds("FixedSumsOfTheNextColumn", "static_cast<long long>(p.fixed[4 * n + i])",
+                           misread, 8)),
+    in_one_schedule(bounds("FinishThreadsOneFurther", kFinish, shift_thread, 1)),
+    in_one_schedule(bounds("FinishBlocksOneFurther", kFinish, shift_block, 1)),
+    in_one_schedule(one("FinishRowsTooFarApart", kFinish, shift_grid, 1)),
+    race(bounds("FinishAside", kFinish, launch_astray)),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorIndexerBackwardCuda, backward_operation(), kQuickCases,

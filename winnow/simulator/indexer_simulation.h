@@ -13,6 +13,7 @@ using simulator::all_cases;
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::in_one_schedule;
+using simulator::of_argument;
 using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;

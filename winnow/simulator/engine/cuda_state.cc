@@ -8,6 +8,7 @@
 #include <iomanip>
 #include <map>
 #include <set>
+#include <string>
 
 #include <cuda_runtime.h>
 
@@ -76,16 +77,26 @@ thread_local const void* noted = nullptr;
 
 const void* noted_kernel() { return noted; }
 
-void note_kernel(const void* kernel) {
-  noted = kernel;
+namespace {
+// The program, the kernel's address in it as nm has it, and the text.
+void record(const void* kernel, const std::string& text) {
   static const char* const file = std::getenv("WINNOW_SIMULATOR_KERNELS");
-  static std::set<const void*> known;
-  if (file == nullptr || !known.insert(kernel).second) return;
-  // The program, and the kernel's address in it as nm has it.
+  if (file == nullptr) return;
   std::ofstream(file, std::ios::app)
       << std::filesystem::read_symlink("/proc/self/exe").string() << ' ' << std::hex
       << std::setfill('0') << std::setw(16)
-      << static_cast<const char*>(kernel) - &__executable_start << '\n';
+      << static_cast<const char*>(kernel) - &__executable_start << text << '\n';
+}
+}  // namespace
+
+void note_kernel(const void* kernel) {
+  noted = kernel;
+  static std::set<const void*> known;
+  if (known.insert(kernel).second) record(kernel, "");
+}
+
+void note_found(const std::string& bug) {
+  for (const void* const kernel : planted_kernels()) record(kernel, " " + bug);
 }
 
 }  // namespace winnow::simulator

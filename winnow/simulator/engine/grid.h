@@ -47,6 +47,8 @@ struct GridRun {
 };
 // The function that the calling thread has noted for its next launch.
 const void* noted_kernel();
+// Where a bug is planted in launches of the kernel.
+void alter_launch(const void* kernel, Grid& grid, const void*& stream);
 // Whether all before it in its stream has ended.
 bool knows_before(const GridRun& run);
 
@@ -63,7 +65,7 @@ void drop_resident();
 [[noreturn]] void report_deadlock();
 // Before the first operation after all streams were empty: schedules begin anew.
 void begin_session();
-// Lets the clocks of kernels go on.
-void pass_time(std::uint64_t ticks);
+// Lets the clocks of kernels go on. Returns what they show then.
+std::uint64_t pass_time(std::uint64_t ticks);
 
 }  // namespace winnow::simulator

@@ -30,10 +30,12 @@ struct {
   bool is_global = false;
 } held;
 
-// The store that is about to be made, if a planted bug undoes or moves it afterwards.
+// The access that is about to be made, if a planted bug alters it: a store is undone or moved
+// afterwards, what a load is to read stands at its address until then.
 struct {
   std::byte* address = nullptr;  // null: there is none
   std::int64_t moved = 0;        // 0: undone
+  bool stores = false;
   std::vector<std::byte> before;
 } planted;
 
@@ -43,7 +45,9 @@ void settle_planted() {
   const std::size_t bytes = planted.before.size();
   std::vector<std::byte> stored(address, address + bytes);
   std::memcpy(address, planted.before.data(), bytes);
-  if (planted.moved != 0) std::memcpy(address + planted.moved, stored.data(), bytes);
+  if (planted.stores && planted.moved != 0) {
+    std::memcpy(address + planted.moved, stored.data(), bytes);
+  }
 }
 
 void check(const void* address, std::size_t bytes, bool writes, bool strong, const Where& where) {
@@ -79,7 +83,7 @@ void access(void* address, std::size_t bytes, bool writes, bool strong, const vo
   if (current == nullptr || is_busy || current->fiber->has_on_stack(address)) return;
   is_busy = true;
   settle_store();
-  const bool alters = writes && detail::any_planted && detail::is_planted_store(code);
+  const bool alters = detail::any_planted && detail::is_planted_access(code, writes);
   const std::int64_t moved = alters ? detail::planted_addend() : 0;
   // check() does not return if it fails. A store that will be undone is not checked.
   if (!alters || moved != 0) {
@@ -88,7 +92,9 @@ void access(void* address, std::size_t bytes, bool writes, bool strong, const vo
   if (alters) {
     planted.address = static_cast<std::byte*>(address);
     planted.moved = moved;
+    planted.stores = writes;
     planted.before.assign(planted.address, planted.address + bytes);
+    if (!writes) std::memcpy(planted.address, planted.address + moved, bytes);
   }
   is_busy = false;
 }

@@ -5,11 +5,14 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "winnow/simulator/engine.h"
+#include "winnow/simulator/engine/block.h"
+#include "winnow/simulator/engine/grid.h"
 #include "winnow/simulator/engine/report.h"
 
 namespace winnow::simulator {
@@ -17,6 +20,12 @@ namespace {
 
 Plant planted;
 std::int64_t hits = 0;
+std::set<const void*> kernels;  // in which it has taken effect
+
+void note_hit(const void* kernel) {
+  ++hits;
+  kernels.insert(kernel);
+}
 
 bool ends_with(const char* text, const std::string& end) {
   const std::size_t length = std::strlen(text);
@@ -27,11 +36,17 @@ bool alters_stores(const Plant& bug) {
   return bug.action == Plant::Action::undo || bug.action == Plant::Action::move;
 }
 
+bool is_planted_kernel(const void* kernel) {
+  const std::string& text = planted.text;
+  const std::size_t end = text.find('('), begin = text.find_last_of(" *&", end) + 1;
+  return name_of_kernel(kernel) == text.substr(begin, end - begin);
+}
+
 // Counts it if so.
 bool is_of_planted_thread() {
   const unsigned thread = thread_number();
   if (thread < planted.first_thread || thread >= planted.end_thread) return false;
-  ++hits;
+  note_hit(cluster->run->function);
   return true;
 }
 
@@ -66,9 +81,9 @@ unsigned line_of_plant(const Plant& bug, const std::string& root) {
   }
   const auto line = found - lines.begin() + bug.below;
   const bool exists = line >= 0 && line < std::ssize(lines);
-  const bool of_store = alters_stores(bug);
-  if (!exists ||
-      lines[static_cast<std::size_t>(line)].find(of_store ? '=' : '(') == std::string::npos) {
+  const bool of_store = alters_stores(bug), of_load = bug.action == Plant::Action::misread;
+  if (!exists || (!of_load && lines[static_cast<std::size_t>(line)].find(of_store ? '=' : '(') ==
+                                  std::string::npos)) {
     throw std::invalid_argument(std::string("plant: no ") + (of_store ? "store" : "call") +
                                 " begins " + std::to_string(bug.below) +
                                 " lines below the line of " + named);
@@ -86,8 +101,8 @@ bool is_planted(const Where& where, Plant::Action action, unsigned rank) {
   return is_of_planted_thread();
 }
 
-bool is_planted_store(const void* code) {
-  if (!alters_stores(planted)) return false;
+bool is_planted_access(const void* code, bool stores) {
+  if (stores ? !alters_stores(planted) : planted.action != Plant::Action::misread) return false;
   const std::string line = line_of_code(code);  // of a file without its path
   return ("/" + planted.file + ":" + std::to_string(planted.line)).ends_with("/" + line) &&
          is_of_planted_thread();
@@ -96,19 +111,43 @@ bool is_planted_store(const void* code) {
 std::int64_t planted_addend() { return planted.addend; }
 
 unsigned planted_shift(const void* kernel, Plant::Action action) {
-  if (planted.action != action) return 0;
-  const std::string& text = planted.text;
-  const std::size_t end = text.find('('), begin = text.find_last_of(" *&", end) + 1;
-  if (name_of_kernel(kernel) != text.substr(begin, end - begin)) return 0;
+  if (planted.action != action || !is_planted_kernel(kernel)) return 0;
   return is_of_planted_thread() ? static_cast<unsigned>(planted.addend) : 0;
 }
 
+void alter_argument(int number, void* argument, std::size_t bytes) {
+  if (planted.action != Plant::Action::launch_argument || planted.argument.number != number ||
+      !is_planted_kernel(noted_kernel())) {
+    return;
+  }
+  note_hit(noted_kernel());
+  std::int64_t value = 0;
+  if (planted.argument.bytes != 0) bytes = planted.argument.bytes;
+  bytes = std::min(bytes, sizeof(value));
+  auto* const at = static_cast<std::byte*>(argument) + planted.argument.offset;
+  std::memcpy(&value, at, bytes);
+  value += planted.addend;
+  std::memcpy(at, &value, bytes);
+}
+
 }  // namespace detail
+
+void alter_launch(const void* kernel, Grid& grid, const void*& stream) {
+  const bool blocks = planted.action == Plant::Action::launch_blocks,
+             threads = planted.action == Plant::Action::launch_threads,
+             astray = planted.action == Plant::Action::launch_astray;
+  if ((!blocks && !threads && !astray) || !is_planted_kernel(kernel)) return;
+  note_hit(kernel);
+  if (blocks) grid.grid[0] += static_cast<unsigned>(planted.addend);
+  if (threads) grid.block[0] += static_cast<unsigned>(planted.addend);
+  if (astray) stream = kernel;  // any address names one
+}
 
 void plant(Plant bug, const std::string& root) {
   bug.line = line_of_plant(bug, root);
   planted = std::move(bug);
   hits = 0;
+  kernels.clear();
   detail::any_planted = planted.action != Plant::Action::none;
 }
 
@@ -118,5 +157,6 @@ void unplant() {
 }
 
 std::int64_t plant_hits() { return hits; }
+const std::set<const void*>& planted_kernels() { return kernels; }
 
 }  // namespace winnow::simulator

@@ -237,7 +237,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     std::tuple<std::remove_cv_t<Params>...> parameters;
   };
   static_assert((std::is_trivially_copyable_v<Params> && ...));
-  const Call call{kernel, {std::forward<Arguments>(arguments)...}};
+  Call call{kernel, {std::forward<Arguments>(arguments)...}};
+  if (winnow::simulator::detail::any_planted) {
+    std::apply(
+        [number = 0](auto&... each) mutable {
+          (winnow::simulator::detail::alter_argument(number++, &each, sizeof(each)), ...);
+        },
+        call.parameters);
+  }
   winnow::simulator::Grid launched{
       {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config->dynamicSmemBytes, cluster};
   for (unsigned i = 0; i < config->numAttrs; ++i) {

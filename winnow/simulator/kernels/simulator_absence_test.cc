@@ -1,6 +1,7 @@
 // Ranks that do not come, come when the others have given up, or have left their world, in the
 // simulator: what the kernels that wait for them do, and what the errors say.
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
@@ -20,6 +22,7 @@
 namespace winnow::expert_parallel {
 namespace {
 
+using simulator::of_argument;
 using simulator::PlantedBug;
 using enum simulator::Plant::Action;
 using std::chrono::milliseconds;
@@ -306,7 +309,8 @@ const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
     thread{"wait.cuh", "1x4-low-latency-combine-late"},
     threads{"wait.cuh", "1x4-low-latency-dispatch-two-late"},
     nodes{"wait.cuh", "2x2-dispatch-late"}, barrier{"fabric_kernels.cuh", "1x4-barrier-late"},
-    fabric{"fabric.cuh", "2x2-dispatch-late"};
+    fabric{"fabric.cuh", "2x2-dispatch-late"}, signals{"fabric_kernels.cuh", "2x2-dispatch-late"};
+constexpr const char* kSignal = "signal_fault_kernel(const __grid_constant__ LayerView view";
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
@@ -334,6 +338,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
            add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
            add, 1, 1),
+    signals("SignalThreadsOneFurther", kSignal, shift_thread, 1),
+    of_argument(1, signals("SignalOfTheNextReporter", kSignal, launch_argument, 1)),
+    of_argument(0, signals("SignalToOneNodeLess", kSignal, launch_argument, -1),
+                offsetof(LayerView, topology) + offsetof(CudaTopology, nodes), sizeof(int)),
+    fabric("RailNoticeOfTheNextWord", "word[i] = source[first + i * step];", misread, 16),
     nodes("NodesSomeGiveUpBetweenNodes",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
 };

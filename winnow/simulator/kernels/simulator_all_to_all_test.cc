@@ -1,11 +1,13 @@
 // Dispatch, combine and barrier of the all-to-all in the simulator.
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
 #include "winnow/expert_parallel/testing/place.h"
@@ -19,6 +21,7 @@ testing::Operation all_to_all_operation();
 
 namespace {
 
+using simulator::of_argument;
 using simulator::of_threads;
 using simulator::PlantedBug;
 using enum simulator::Plant::Action;
@@ -528,6 +531,15 @@ const std::vector<PlantedBug> kThoroughBugs = {
                        "params.pairs[i] = to_float(params.dtype, bits);", undo)),
     weights("WeightsThreadsOneFurther", kWeights, shift_thread, 1),
     weights("WeightsBlocksOneFurther", kWeights, shift_block, 1),
+    of_argument(0, weights("WeightsOfAShorterNode", kWeights, launch_argument, -1),
+                offsetof(WeightParams, max_tokens), sizeof(std::int64_t)),
+    of_argument(0, weights("WeightsOfOneTokenLess", kWeights, launch_argument, -1),
+                offsetof(WeightParams, tokens), sizeof(std::int64_t)),
+    of_argument(0, weights("WeightsOfAnotherType", kWeights, launch_argument, -1),
+                offsetof(WeightParams, dtype), sizeof(DType)),
+    of_argument(0, weights("WeightsOfWiderRows", kWeights, launch_argument, 2),
+                offsetof(WeightParams, stride), sizeof(std::int64_t)),
+    race(weights("WeightsAside", kWeights, launch_astray)),
     segment("SegmentOfTheRankBefore", "i += blockDim.x) row[i] = pointers.data[i];", move, -8),
     of_threads(0, 1,
                segment("SegmentOfTheFirstRankNotSet", "i += blockDim.x) row[i] = pointers.data[i];",
@@ -536,6 +548,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
         3, 4,
         segment("SegmentOfTheLastRankNotSet", "i += blockDim.x) row[i] = pointers.data[i];", undo)),
     segment("SegmentThreadsOneFurther", kSegment, shift_thread, 1),
+    of_argument(2, segment("SegmentOfOneRankLess", kSegment, launch_argument, -1)),
+    of_argument(1, segment("SegmentFromItsSecondRow", kSegment, launch_argument, 16),
+                sizeof(std::byte*), sizeof(std::byte*)),
+    of_argument(0,
+                segment("SegmentInTheRowBehind", kSegment, launch_argument, std::int64_t{4} * 8)),
+    segment("SegmentAside", kSegment, launch_astray),
     columns("ColumnsOneBefore", "to[i * element_bytes + byte] = element[byte];", move, -1),
     columns("ColumnsOfTheNextElement", "to[i * element_bytes + byte] = element[byte];", move, 4),
     of_threads(0, 1,
@@ -546,6 +564,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
                        "to[i * element_bytes + byte] = element[byte];", undo)),
     columns("ColumnsThreadsOneFurther", kColumns, shift_thread, 1),
     columns("ColumnsBlocksOneFurther", kColumns, shift_block, 1),
+    columns("ColumnsOfTheNextByte", "to[i * element_bytes + byte] = element[byte];", misread, 1),
+    of_argument(2, columns("ColumnsOfWiderRows", kColumns, launch_argument, 4)),
+    of_argument(3, columns("ColumnsTooFarApart", kColumns, launch_argument, 4)),
+    of_argument(4, columns("ColumnsOfOneRowLess", kColumns, launch_argument, -1)),
+    of_argument(5, columns("ColumnsWithoutTheLast", kColumns, launch_argument, -1)),
+    of_argument(6, columns("ColumnsOfShorterElements", kColumns, launch_argument, -1)),
+    race(columns("ColumnsAside", kColumns, launch_astray)),
     words_of_row("RowsNotCopied", "destination[first + i * step] = word[i];", undo),
     words_of_row("RowsOneWordFurther", "destination[first + i * step] = word[i];", move, 16),
     of_threads(0, 1,
@@ -556,6 +581,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
         words_of_row("RowsWithoutTheirLastWord", "destination[first + i * step] = word[i];", undo)),
     one_row("RowsThreadsOneFurther", kRows, shift_thread, 1),
     one_row("RowsBlocksOneFurther", kRows, shift_block, 1),
+    words_of_row("RowsFromTheNextWord", "word[i] = source[first + i * step];", misread, 16),
+    of_argument(1, one_row("RowsTooFarApart", kRows, launch_argument, 16)),
+    of_argument(3, one_row("RowsOfSeveral", kRows, launch_argument, 16)),
+    of_argument(4, one_row("RowsOfFewerWords", kRows, launch_argument, -16)),
+    of_argument(5, one_row("RowsWithoutTheLast", kRows, launch_argument, -1)),
+    race(one_row("RowsAside", kRows, launch_astray)),
     finish("FinishNobodyWaits",
            "if (__any_sync(device::kFullWarp, last)) wait_for_node(view, kEndOfSumsPhase);", drop),
 };

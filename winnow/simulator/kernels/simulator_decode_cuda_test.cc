@@ -36,6 +36,12 @@ const BugsOf tiles{"attend_cuda.cuh", "fp8_656-k100"}, few{"attention_cuda.cuh",
     odd{"decode_cuda.cuh", "fp8_656-odd-scales-h8"}, paged{"decode_cuda.cuh", "fp8_656-paged-sq3"},
     ahead{"attend_cuda.cuh", "fp8_656-h32"}, turned{"decode_cuda.cuh", "fp8_656-h64"},
     turned584{"decode_cuda.cuh", "fp8_584-h64"};
+// Two queries of 65 heads in parts, which are put together.
+const BugsOf merge{"decode_cuda.cuh", "bf16_576-parts-h65", 8};
+constexpr const char* kMerge = "merge_kernel(const __grid_constant__";
+constexpr const char* kMerged =
+    "*reinterpret_cast<uint2*>(params.out.at(i, s, at) + 8 * threadIdx.x) =";
+constexpr const char* kLse = "*reinterpret_cast<float*>(params.lse.at(i, s, head)) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(tiles("NoWaitForRows", "the thread's copies are there", drop)),
@@ -65,6 +71,23 @@ const std::vector<PlantedBug> kThoroughBugs = {
     turned("TurnedElsewhere", "st_shared(slot.unit(row, column8 + 1)", add, 16),
     turned("NoTurnedRope", "st_shared(slot.unit(row, Rows::kQuantised / 8", drop),
     turned584("TurnedWithOtherScales", "const auto scales = ld_shared", add, 4),
+    // merge_kernel
+    merge.undo("MergedNotStored", kMerged),
+    merge.move("MergedOfTheNextThread", kMerged, 8),
+    of_threads(96, 128, merge.undo("MergedOfTheLastWarpNotStored", kMerged)),
+    of_threads(0, 1, merge.undo("LseNotStored", kLse)),
+    merge.move("LseOfTheNextHead", kLse, 4),
+    in_one_schedule(merge("SumsOfTheNextHead",
+                          "const PartialSums sums = params.partial_sums[row_of(n)];", misread, 8)),
+    in_one_schedule(merge("PartsOfTheNextThread",
+                          "const float4 row = *reinterpret_cast<const float4*>(", misread, 16)),
+    in_one_schedule(merge("PartsOfTheNextHead",
+                          "const float4 row = *reinterpret_cast<const float4*>(", misread, 2048)),
+    in_one_schedule(merge("MergeThreadsOneFurther", kMerge, shift_thread, 1)),
+    in_one_schedule(merge("MergeHeadsOneFurther", kMerge, shift_block, 1)),
+    in_one_schedule(merge("MergeOfOneHeadLess", kMerge, launch_blocks, -1)),
+    in_one_schedule(merge("MergeOfOneWarpLess", kMerge, launch_threads, -32)),
+    race(merge("MergeAside", kMerge, launch_astray)),
 };
 
 // Of the turns that lie beside each other.

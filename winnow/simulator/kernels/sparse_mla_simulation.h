@@ -11,6 +11,9 @@ namespace winnow::sparse_mla {
 
 using simulator::all_cases;
 using simulator::BugsOf;
+using simulator::in_one_schedule;
+using simulator::of_argument;
+using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using simulator::schedules;

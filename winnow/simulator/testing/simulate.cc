@@ -161,6 +161,7 @@ void expect_found(const winnow::testing::Operation& operation, const PlantedBug&
     EXPECT_FALSE(simulated.failed.empty())
         << "the planted bug was not found\nrepeat it with\n  " << command(schedule);
     EXPECT_THAT(simulated.report, ::testing::HasSubstr(bug.says)) << command(schedule);
+    if (!simulated.failed.empty()) note_found(bug.name);
     if (prints) std::printf("%s\n", simulated.report.c_str());
   }
 }

@@ -76,6 +76,12 @@ inline PlantedBug of_threads(unsigned first, unsigned end, PlantedBug bug) {
   bug.plant.end_thread = end;
   return bug;
 }
+// In one argument of the kernel's launch, or in a member of it.
+inline PlantedBug of_argument(int number, PlantedBug bug, std::size_t offset = 0,
+                              std::size_t bytes = 0) {
+  bug.plant.argument = {number, offset, bytes};
+  return bug;
+}
 // For bugs that every schedule shows alike, in cases that take long.
 inline PlantedBug in_one_schedule(PlantedBug bug) {
   bug.schedules = {bug.schedules.front()};
