@@ -336,7 +336,9 @@ def test_flash_mla_refuses_what_it_does_not_do():
             flash_call("fp8_656", **options)
         assert caught.value.operation == "flash_mla_with_kvcache"
     q, cache, indices, _ = problem("bf16")
-    with pytest.raises(ValueError, match="k_cache: want rows of 656 bytes .* got 576"):
+    with pytest.raises(
+        ValueError, match="k_cache: want rows of 656 bytes .* got 576 elements of 2"
+    ):
         flash_mla.flash_mla_with_kvcache(
             q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices
         )
@@ -344,7 +346,7 @@ def test_flash_mla_refuses_what_it_does_not_do():
         (None, "a tensor, got NoneType"),
         ("text", "a tensor, got str"),
         (np, "a tensor, got module"),
-        (torch.zeros(()), "rows of 656 bytes .* got one number"),
+        (torch.zeros(()), "rows of 656 bytes .* got one number$"),
     ):
         with pytest.raises(ValueError, match=f"k_cache: want {text}"):
             flash_mla.flash_mla_with_kvcache(

@@ -278,7 +278,10 @@ def test_ranks_that_differ_are_named():
         ({"dtype": "float64"}, "dtype: want f32, f16 or bf16, got f64"),
         ({"weight_dtype": float}, "AllToAll: weight_dtype: want one of f32, f16, bf16, got float"),
         ({"dtype": np.int32}, "dtype: want f32, f16 or bf16, got i32"),
-        ({"hidden": 3}, "hidden: want rows of a multiple of 16 bytes"),
+        (
+            {"hidden": 250, "dtype": "bfloat16"},
+            "hidden: want rows of a multiple of 16 bytes, got 500 bytes, 250 of bf16$",
+        ),
         ({"topk": 33}, "topk: want 1 to 32, got 33"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"timeout": -1.0}, "timeout: want 0 seconds to a year"),

@@ -156,7 +156,10 @@ def _format_of(operation: str, argument: str, cache: Any) -> int:
         row = (shape_of(operation, argument, cache) or ("one number",))[-1]
     if row not in _FORMATS:
         known = f" ({_NOT_READ[row]})" if row in _NOT_READ else ""
-        refuse(operation, argument, "rows of 656 bytes (V3.2) or 584 bytes (V4)", f"{row}{known}")
+        size = getattr(getattr(cache, "dtype", None), "itemsize", 1)
+        bytes_or_none = size == 1 or not isinstance(row, int)
+        got = f"{row}{known}" if bytes_or_none else f"{row} elements of {size} bytes"
+        refuse(operation, argument, "rows of 656 bytes (V3.2) or 584 bytes (V4)", got)
     return row
 
 

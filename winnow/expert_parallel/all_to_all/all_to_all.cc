@@ -63,7 +63,9 @@ void check_config(const Check& check, const Config& config, int world) {
   in_range("max_tokens", config.max_tokens, 1, kMost / kMaxTopk);
   in_range("hidden", config.hidden, 1, kMostHidden);
   const std::int64_t row_bytes = config.hidden * size_of(config.dtype);
-  that("hidden", config.hidden, row_bytes % 16 == 0, "rows of a multiple of 16 bytes");
+  check.that(row_bytes % 16 == 0, "hidden", "rows of a multiple of 16 bytes",
+             std::to_string(row_bytes) + " bytes, " + std::to_string(config.hidden) + " of " +
+                 std::string(to_string(config.dtype)));
   in_range("experts", config.experts, 1, kMost);
   that("experts", config.experts, config.experts % world == 0, "a multiple of the " + ranks);
   in_range("local_world_size", config.local_world_size, 1, world);

@@ -95,7 +95,8 @@ void check_low_latency_config(const LowLatencyConfig& config, int world) {
              "a multiple of the " + std::to_string(world) + " ranks",
              std::to_string(config.experts));
   check.that(config.experts <= kMost / config.max_tokens, "experts",
-             "at most 2^31 - 1 rows of a rank's experts", std::to_string(config.experts));
+             "at most 2^31 - 1 rows of a rank's experts",
+             std::to_string(config.experts * config.max_tokens));
   in_range("sm_count", config.sm_count, 0, kMost);
 }
 

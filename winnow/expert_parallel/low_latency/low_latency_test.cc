@@ -449,6 +449,15 @@ TEST(LowLatencyConfigs, AreComparedAndChecked) {
     EXPECT_EQ(outcome.text,
               "expert_parallel::LowLatency: experts: want a multiple of the 2 ranks, got 3");
   }
+  const auto too_many = [](int, auto& config) {
+    config.experts = 1 << 12;
+    config.max_tokens = 1 << 20;
+  };
+  for (const Outcome& outcome : make(too_many)) {
+    EXPECT_EQ(outcome.text,
+              "expert_parallel::LowLatency: experts: want at most 2^31 - 1 rows of a rank's "
+              "experts, got 4294967296");
+  }
 }
 
 TEST(LowLatencyConfigs, TheForcedBackendServesTheDeviceOrIsRefused) {
