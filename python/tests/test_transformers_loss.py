@@ -265,3 +265,35 @@ def test_rows_in_a_cache_are_refused(model):
     model(input_ids=ids[:, 8:], **{CACHE: out[CACHE]})
     with pytest.raises(ValueError, match="past_key_values: want a forward pass whose 4 queries"):
         indexer_loss(model)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("where", ["a layer", "the head"])
+def test_a_forward_pass_that_raises_leaves_nothing(family, where):
+    """Neither beside what the pass before has left nor for a pass that keeps nothing itself."""
+    model = make(family, "winnow").train()
+    layers = [m for m in model.modules() if getattr(m, "indexer", None) is not None]
+    part = layers[-1] if where == "a layer" else model.get_output_embeddings()
+    first, second = tokens(), tokens(seed=3)
+
+    def stop(*_):
+        raise Stopped
+
+    model(input_ids=first, use_cache=False)
+    assert indexer_loss(model) > 0
+    handle = part.register_forward_pre_hook(stop)
+    with pytest.raises(Stopped):
+        model(input_ids=second, use_cache=False)
+    handle.remove()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="transformers: model: want one whose last forward"):
+            indexer_loss(model)
+        model.eval()(input_ids=second, use_cache=False)
+    model.train()(input_ids=second, use_cache=False)
+    got = indexer_loss(model)
+    model(input_ids=second, use_cache=False)
+    assert torch.equal(got, indexer_loss(model))

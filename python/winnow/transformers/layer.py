@@ -274,6 +274,28 @@ def recording(attention: nn.Module, indexer: nn.Module) -> bool:
     return any(p.requires_grad for p in _parameters(indexer))
 
 
+def forget_where_it_fails(kind: type) -> None:
+    """Has models of a class keep no Record of a forward pass that raises: layers before the error
+    would have those of that pass, and the others those of the pass before."""
+    original = kind.forward
+    if hasattr(original, "_winnow_forgets"):
+        return
+
+    @functools.wraps(original)
+    def forward(self, *arguments, **options):
+        if torch.compiler.is_compiling():  # nothing is kept there
+            return original(self, *arguments, **options)
+        try:
+            return original(self, *arguments, **options)
+        except BaseException:
+            for module in self.modules():
+                vars(module).pop("_winnow_record", None)
+            raise
+
+    forward._winnow_forgets = True
+    kind.forward = forward
+
+
 def _parameters(module: nn.Module) -> Iterator[Tensor]:
     """All of them, also where FSDP has put plain tensors in their place."""
     for part in module.modules():

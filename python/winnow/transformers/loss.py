@@ -340,8 +340,8 @@ def indexer_loss(model: nn.Module) -> Tensor:
     called.
 
     Raises:
-        ValueError: there was no such forward pass, or it began with rows in a cache; or model
-            is a part of a FullyShardedDataParallel, or has find_unused_parameters.
+        ValueError: there was no such forward pass, it raised, or it began with rows in a cache; or
+            model is a part of a FullyShardedDataParallel, or has find_unused_parameters.
     """
     return _mean_of_layers(model, _loss_of_layer)
 

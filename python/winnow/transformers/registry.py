@@ -164,6 +164,7 @@ def check(model: PreTrainedModel) -> None:
         refuse("model", f"a class of {folder}", f"{type(model).__module__}.{type(model).__name__}")
     _check_shapes(text)
     prepare(text.model_type)
+    layer.forget_where_it_fails(type(model))
 
 
 def _checking(choose):
