@@ -209,6 +209,16 @@ def of_no_values(group):
             if not mistaken:
                 assert f"deep_ep.Buffer.dispatch: rank {world - 1}: {named}: want" in text, text
         dispatched(buffer, given)
+    # The layer carries `world` columns at a time: fewer calls, as many, and more. On a GPU a later
+    # call says so.
+    rows, _, _, _, handle, _ = buffer.dispatch(**right)
+    for columns in () if oracle.on_gpu else (1, 2 * world, 3 * world):
+        weights = torch.ones(len(rows), columns if mistaken else world + 1)
+        text = refused(lambda weights=weights: buffer.combine(rows, handle, weights))
+        assert "Buffer.combine: topk_weights differs: given, to be added, of " in text, text
+        assert f" of {columns} columns on rank {world - 1}" in text, text
+        _, sums, _ = buffer.combine(rows, handle, torch.ones(len(rows), world + 1))
+        assert sums.shape == (len(given[0]), world + 1)
     for make, name in (
         (lambda: deep_ep.Buffer(group, enable_shrink=mistaken), "enable_shrink"),
         (lambda: deep_ep.ElasticBuffer(group, hidden=-1 if mistaken else H), "hidden"),

@@ -149,8 +149,8 @@ Tensor AllToAll::combine(const CombineArgs& args, const Descriptor& descriptor) 
   AllToAllBackend& backend = open(operation);
   using A = CombineArgs;
   constexpr Members<&A::expert_output, &A::bias, &A::second_bias, &A::weighted, &A::weights,
-                    &A::pair_values, &A::pair_values_out, &A::add_values, &A::out, &A::sm_count,
-                    &A::stream, &A::refusal>
+                    &A::pair_values, &A::pair_values_out, &A::add_values, &A::pair_columns, &A::out,
+                    &A::sm_count, &A::stream, &A::refusal>
       members;
   return logged(members, operation, rank_, args, which_,
                 [&] { return backend.combine(args, descriptor); });

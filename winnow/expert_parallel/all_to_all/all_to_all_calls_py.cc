@@ -160,8 +160,8 @@ void refuse_combine(BoundAllToAll& self, const std::string& text) {
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
                    const nb::args& extra, nb::handle bias, nb::handle second_bias,
                    nb::handle weighted, nb::handle weights, nb::handle pair_values,
-                   nb::handle add_values, nb::object out, nb::handle sm_count, nb::handle stream,
-                   const nb::kwargs& unknown) {
+                   nb::handle add_values, nb::handle pair_columns, nb::object out,
+                   nb::handle sm_count, nb::handle stream, const nb::kwargs& unknown) {
   const OneCall::Turn turn(self.one_call, kCombine);
   Call call(kCombine);
   call.on(self.layer.config().device);
@@ -181,6 +181,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
     args.pair_values = call.input("pair_values", pair_values);
     args.weighted = value_argument<bool>(kCombine, "weighted", weighted);
     args.add_values = value_argument<bool>(kCombine, "add_values", add_values);
+    args.pair_columns = value_argument<std::int64_t>(kCombine, "pair_columns", pair_columns);
     args.sm_count = value_argument<int>(kCombine, "sm_count", sm_count);
     // Rows of another dtype are the library's to refuse: their framework may not have the layer's.
     const ep::Config& config = self.layer.config();

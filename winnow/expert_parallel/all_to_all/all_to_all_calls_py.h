@@ -28,7 +28,7 @@ inline constexpr const char* kCombineSignature =
     "def combine(self, expert_output: T | None, descriptor: Descriptor, *, "
     "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
     "weights: T | None = None, pair_values: T | None = None, add_values: bool = False, "
-    "out: T | None = None, sm_count: int = 0, stream: Stream = None) "
+    "pair_columns: int = 0, out: T | None = None, sm_count: int = 0, stream: Stream = None) "
     "-> tuple[T | None, T] if pair_values else T";
 
 namespace ep = expert_parallel;
@@ -77,8 +77,8 @@ void refuse_combine(BoundAllToAll& self, const std::string& text);
 nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle descriptor,
                    const nb::args& extra, nb::handle bias, nb::handle second_bias,
                    nb::handle weighted, nb::handle weights, nb::handle pair_values,
-                   nb::handle add_values, nb::object out, nb::handle sm_count, nb::handle stream,
-                   const nb::kwargs& unknown);
+                   nb::handle add_values, nb::handle pair_columns, nb::object out,
+                   nb::handle sm_count, nb::handle stream, const nb::kwargs& unknown);
 nb::object combine_buffer(BoundAllToAll& self, const BoundDescriptor& descriptor);
 void barrier(BoundAllToAll& self, nb::handle intra_node_only, nb::handle stream);
 void close(BoundAllToAll& self);

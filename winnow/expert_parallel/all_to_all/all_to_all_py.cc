@@ -118,6 +118,8 @@ Args:
     pair_values: [R], in token-major order [R, K], weight_dtype: one value per pair, which is
         returned to the token's rank bit for bit.
     add_values: in token-major order: the pair_values of all rows of a token are added instead.
+    pair_columns: of the table of which pair_values are one of several parts: a number that all
+        ranks must say, so that they make as many calls.
     out: [n, H], the layer's dtype, to write into; new, of expert_output's kind, if None. It shares
         no memory with expert_output, with combine_buffer(), or with bias unless it is bias.
     sm_count: as of dispatch().
@@ -191,8 +193,9 @@ void bind_layer(nb::module_& m) {
       .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
            "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "second_bias"_a = nb::none(),
            "weighted"_a.none() = false, "weights"_a = nb::none(), "pair_values"_a = nb::none(),
-           "add_values"_a.none() = false, "out"_a = nb::none(), "sm_count"_a.none() = 0,
-           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature));
+           "add_values"_a.none() = false, "pair_columns"_a.none() = 0, "out"_a = nb::none(),
+           "sm_count"_a.none() = 0, "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
+           nb::sig(kCombineSignature));
   define(type, "combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
          nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"));
   define(type, "barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),

@@ -1,6 +1,8 @@
 // The arguments of AllToAll::combine().
 #pragma once
 
+#include <cstdint>
+
 #include "winnow/core/error.h"
 #include "winnow/core/stream.h"
 #include "winnow/core/tensor.h"
@@ -21,6 +23,9 @@ struct CombineArgs {
   TensorView pair_values_out{};
   // Token-major: pair_values_out[t, k] is the f32 sum of values k of all rows of token t instead.
   bool add_values = false;
+  // Columns of the table of which pair_values are one of several parts: all ranks must say the same
+  // number, and so make as many calls.
+  std::int64_t pair_columns = 0;
   TensorView out{};  // optional [n, H], the layer's dtype: receives the sums
   int sm_count = 0;  // multiprocessors of this call, at most the layer's; 0: as many as the layer's
   Stream stream{};   // on the layer's GPU

@@ -1,4 +1,6 @@
 // The arguments of one rank's combine, checked, on either backend.
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "winnow/core/check.h"
@@ -17,6 +19,9 @@ void check_pair_values(const Check& check, const Config& config, const CombineAr
   }
   check.that(!args.add_values || routing.order == RowOrder::token_major, "add_values",
              "false in expert-major order", "true");
+  constexpr std::int64_t kMostColumns = std::numeric_limits<std::int32_t>::max();
+  check.that(args.pair_columns >= 0 && args.pair_columns <= kMostColumns, "pair_columns",
+             "0 to " + std::to_string(kMostColumns), std::to_string(args.pair_columns));
   const Dim row{"rows", rows}, pair{"topk", config.topk};
   if (routing.order == RowOrder::token_major) {
     check.input("pair_values", values, {row, pair}, {config.weight_dtype}, config.device);
@@ -55,7 +60,8 @@ Options combine_options(const CombineArgs& args, const Descriptor::State& state)
   options.weights = args.weights.present();
   options.descriptor = static_cast<std::int64_t>(state.number);
   if (args.pair_values.present()) {
-    options.pair_values = (args.expert_output.present() ? 1 : 2) + (args.add_values ? 2 : 0);
+    options.pair_values = (args.expert_output.present() ? 1 : 2) + (args.add_values ? 2 : 0) +
+                          kPairValueKinds * args.pair_columns;
   }
   options.sm_count = args.sm_count;
   return options;

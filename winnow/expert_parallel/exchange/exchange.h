@@ -30,6 +30,7 @@ enum class Call : std::int64_t {
 };
 
 // What must be the same on every rank. Numbers all, so that one loop compares them.
+inline constexpr std::int64_t kPairValueKinds = 8;
 struct Options {
   Call call = Call::dispatch;
   std::int64_t order = 0, expert_alignment = 1, worst_case_rows = 0;
@@ -38,8 +39,10 @@ struct Options {
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
   std::int64_t channels = 0;                // of notify
   std::int64_t scale_bytes = 0;             // of a row of dispatch; 0: no scales
-  std::int64_t pair_values = 0;             // of combine: 1: values travel, 2: without rows
-  std::int64_t sm_count = 0;                // of this call
+  // Of combine: 1: values travel, 2: without rows; 2 more: they are added; and kPairValueKinds for
+  // each column of the whole table.
+  std::int64_t pair_values = 0;
+  std::int64_t sm_count = 0;  // of this call
   // On GPUs, in calls for which the host does not wait: a digest of the regions that were reserved
   // since all ranks learned of the free extents. 0: they learn of them in this call.
   std::int64_t regions = 0;

@@ -23,8 +23,10 @@ std::string dtype_name(std::int64_t value) {
 std::string region_digest(std::int64_t value) { return value == 0 ? "none" : number(value); }
 std::string values_name(std::int64_t value) {
   if (value == 0) return "absent";
-  const std::string given = value % 2 == 1 ? "given" : "given without expert_output";
-  return value > 2 ? given + ", to be added" : given;
+  const std::int64_t kind = value % kPairValueKinds, columns = value / kPairValueKinds;
+  std::string given = kind % 2 == 1 ? "given" : "given without expert_output";
+  if (kind > 2) given += ", to be added";
+  return columns > 0 ? given + ", of " + number(columns) + " columns" : given;
 }
 std::string dispatch_number(std::int64_t value) { return "of call " + std::to_string(value); }
 

@@ -196,18 +196,20 @@ class Route:
                 self.refuse_combine(("topk_weights", f"[{self.rows}, {topk}]", got))
         given = [dense(one) if isinstance(one, Tensor) else one for one in (rows, first, second)]
         parts = self._parts(values)
+        whole = values.shape[1] if self._by_rank and len(getattr(values, "shape", ())) == 2 else 0
 
         def call():
-            combined = self._combine(given, parts[0])
+            combined = self._combine(given, parts[0], whole)
             if values is None:
                 return combined, None
-            homes = [combined[1]] + [self._combine([None] * 3, part)[1] for part in parts[1:]]
+            others = [self._combine([None] * 3, part, whole)[1] for part in parts[1:]]
+            homes = [combined[1], *others]
             columns = values.shape[1] if self.token_major else self.indices.shape[1]
             return combined[0], torch.cat(homes, 1)[:, :columns].contiguous()
 
         return self._calling(call)
 
-    def _combine(self, given: List[Any], values: Any) -> Any:
+    def _combine(self, given: List[Any], values: Any, columns: int) -> Any:
         return self.layer.combine(
             given[0],
             self.descriptor,
@@ -215,6 +217,7 @@ class Route:
             second_bias=given[2],
             pair_values=values,
             add_values=values is not None and self.token_major,
+            pair_columns=columns,
             sm_count=self._layers.call_sms,
         )
 
