@@ -1,10 +1,21 @@
-"""What torch is told of results before there are any: the shapes, strides and dtypes of the fake
-results of every operator are those of its real ones."""
+"""What torch is told before there are results: the shapes, strides and dtypes of the fake results
+of every operator are those of its real ones, and it refuses what the real one would refuse."""
 
+import functools
+
+import problems
+import pytest
 import torch
-import winnow.torch  # noqa: F401
+import winnow.torch as wt
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils._pytree import tree_map_only
+from winnow.errors import InvalidArgument
 
 F8, BF16, U8 = torch.float8_e4m3fn, torch.bfloat16, torch.uint8
 
@@ -111,6 +122,18 @@ def compressor(dtype):
     yield "compressor_step_store", (*wide, state, at[2], cache, torch.arange(9)), {}
 
 
+def paged_xl():
+    p = {name: torch.from_numpy(value) for name, value in problems.paged_xl().items()}
+    caches = torch.zeros_like(p["key_cache"]), torch.zeros_like(p["value_cache"])
+    step, rest = (p["query"], *caches, p["pos_bias_u"]), (None, p["block_tables"])
+    term = torch.zeros(*p["query"].shape[:2], p["r"].shape[1])
+    fused = p["pos_bias_v"], p["r"]
+    yield "paged_xl_append", (p["key"], p["value"], *caches, p["slot_mapping"]), {}
+    yield "paged_xl_position_term", (p["query"], *fused, p["context_lens"]), {}
+    yield "paged_xl_attention", (*step, term, *rest, p["context_lens"]), {}
+    yield "paged_xl_attention_fused", (*step, *fused, *rest, p["context_lens"]), {}
+
+
 def calls():
     for dtype in (torch.float32, BF16, torch.float16, torch.float64):
         yield from sparse_mla(dtype)
@@ -121,11 +144,22 @@ def calls():
             yield from indexer_loss(dtype)
     yield from decode()
     yield from paged()
+    yield from paged_xl()
     yield "expert_parallel_layout", (ints(3, 2), 4, 2, 1), {}
 
 
-# Those of tests of their own, which have a problem or a layer for them: opcheck() there.
-ELSEWHERE = ("paged_xl_", "expert_parallel_")
+def operators():
+    """The names of those that ranks do not call together: these need layers, and have tests of
+    their own, and their errors are those of all ranks, at run time."""
+    for name in torch._C._dispatch_get_all_op_names():
+        operator = name.removeprefix("winnow::")
+        if operator == name:
+            continue
+        packet = getattr(torch.ops.winnow, operator).default
+        if torch.Tag.cudagraph_unsafe not in packet.tags:
+            yield operator
+        else:
+            assert operator.startswith("expert_parallel_")
 
 
 def outlines(results):
@@ -144,6 +178,111 @@ def test_fake_results_are_those_of_the_kernels():
             given = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, options))
             fake = outlines(operator(*given[0], **given[1]))
         assert fake == outlines(operator(*arguments, **options)), (name, options)
-    every = {n.split("::")[1] for n in torch._C._dispatch_get_all_op_names() if "winnow::" in n}
-    missing = {n for n in every - seen if not n.startswith(ELSEWHERE)}
-    assert not missing
+    assert seen == set(operators())
+
+
+def apart(tensor):
+    """The same values, each beside another."""
+    pairs = tensor.new_zeros(*tensor.shape, 2)
+    return pairs[..., 0].copy_(tensor)
+
+
+def wrong(arguments, options):
+    """The call with one argument changed, to what one of them at least refuses."""
+    given = {**dict(enumerate(arguments)), **options}
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            others = value.new_zeros(value.shape, dtype=torch.int16), value[None], apart(value)
+        elif isinstance(value, str):
+            others = ("nothing",)
+        else:
+            others = () if value is None or isinstance(value, bool) else (-5,)
+        for other in others:
+            changed = {**given, name: other}
+            rest = [changed.pop(place) for place in range(len(arguments))]
+            yield rest, changed
+
+
+def refusal(operator, arguments, options):
+    """Its text, or whether anything else was wrong."""
+    try:
+        operator(*arguments, **options)
+    except InvalidArgument as error:
+        return str(error)
+    except (IndexError, RuntimeError, TypeError, ValueError):  # torch's own
+        return True
+    return False
+
+
+def fake(mode, symbolic, tensor):
+    if not symbolic:
+        return mode.from_tensor(tensor)
+    sizes = StatelessSymbolicContext([DimDynamic.DYNAMIC] * tensor.dim())
+    return mode.from_tensor(tensor, symbolic_context=sizes)
+
+
+def on_meta(tensor):
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+@pytest.mark.parametrize("name", sorted(operators()))
+def test_what_is_wrong_is_refused_before_run_time(name):
+    torch.manual_seed(0)
+    operator = getattr(torch.ops.winnow, name)
+    arguments, options = next(rest for found, *rest in calls() if found == name)
+    texts = []
+    for call in ((list(arguments), options), *wrong(arguments, options)):
+        texts.append(refusal(operator, *call))
+        meta = tree_map_only(torch.Tensor, on_meta, call)
+        assert refusal(operator, *meta) == texts[-1]
+        for symbolic in (False, True):
+            mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+            with mode:
+                as_fake = functools.partial(fake, mode, symbolic)
+                given = tree_map_only(torch.Tensor, as_fake, call)
+                assert refusal(operator, *given) == texts[-1]
+                assert not symbolic or not mode.shape_env.guards
+    assert texts[0] is False and any(isinstance(text, str) for text in texts)
+
+
+def test_tensors_on_several_devices_are_refused():
+    q, kv, indices = torch.zeros(3, 2, 576), torch.zeros(7, 1, 576), ints(3, 1, 5)
+    with FakeTensorMode() as mode:
+        given = [torch.empty(t.shape, dtype=t.dtype) for t in (q, kv)]
+        on_gpu = torch.empty(3, 1, 5, dtype=torch.int32, device="cuda")
+        with pytest.raises(InvalidArgument, match="forward: indices: want .*cpu.*, got .*cuda:0"):
+            wt.sparse_mla_forward(*given, on_gpu)
+        # Whether a backend takes them is for the machine that runs them.
+        moved = [mode.from_tensor(t).to("cuda") for t in (q, kv, indices)]
+        assert wt.sparse_mla_attention(*moved).device.type == "cuda"
+
+
+def test_sizes_that_only_run_time_tells_are_left_to_it():
+    shape_env = ShapeEnv()
+    with FakeTensorMode(shape_env=shape_env):
+        rows = shape_env.create_unbacked_symint()
+        q = torch.empty(rows, 2, 128)
+        kv, indices = torch.empty(7, 1, 128), torch.empty(rows, 1, 5, dtype=torch.int32)
+        assert wt.sparse_mla_attention(q, kv, indices).shape[0] == rows
+
+
+def test_a_compiled_function_is_refused_while_it_is_compiled():
+    def attend(*tensors):
+        return wt.sparse_mla_attention(*tensors)
+
+    def problem(s_q, s_kv, topk, d=576):
+        return torch.randn(s_q, 2, d), torch.randn(s_kv, 1, d), ints(s_q, topk)
+
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        compiled = torch.compile(attend, backend=counter, fullgraph=True, dynamic=dynamic)
+        for d in (100, 128):
+            with pytest.raises(Exception, match=f"q: want d_qk = 576 or 512, got d_qk = {d}"):
+                compiled(*problem(3, 7, 5, d))
+        assert counter.frame_count == 0
+        for sizes in ((3, 7, 5), (4, 9, 6), (5, 11, 8)):
+            given = problem(*sizes)
+            torch.testing.assert_close(compiled(*given), attend(*given))
+        assert counter.frame_count == 1 or not dynamic
+    torch._dynamo.reset()

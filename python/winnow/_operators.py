@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from winnow import _torch_private as _private
+from winnow._fakes import checked
 from winnow._refusal import refuse
 from winnow._signatures import Parameter, Signature
 from winnow._winnow import OF_A_CALL, by_position
@@ -343,22 +344,6 @@ def _casting(packet, device_type, names, casts):
     return call
 
 
-def _in_one_place(name, parameters, fake):
-    """Wraps `fake`, which torch calls as soon as one tensor is on "meta". If another one is not,
-    this is an error: the results would be in real memory, and uninitialised."""
-
-    def call(*values):
-        meta = [isinstance(v, Tensor) and v.device.type == "meta" for v in values]
-        if any(meta):
-            for value in values:
-                if isinstance(value, Tensor) and value.device.type != "meta":
-                    argument = parameters[meta.index(True)].name
-                    refuse(name, argument, f"a tensor on {value.device}", "one on meta")
-        return fake(*values)
-
-    return call
-
-
 # The tags of operators that must not be in the CUDA graphs that torch.compile records.
 _UNSAFE = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
 
@@ -393,7 +378,8 @@ def operator(
         autograd: called with the operator, its kernel and the Arguments; returns the kernel that
             records gradients. None: a gradient that is asked for is an error.
         recordable: False where the host takes part in every call, so that the CUDA graphs that
-            torch.compile records by itself leave it out.
+            torch.compile records by itself leave it out. Such a call is checked at run time alone:
+            its errors are those of all ranks, and one that does not come would be waited for.
         casts: what torch.autocast casts: names of tensors, with None for autocast's dtype or the
             name of the tensor whose dtype they take.
         flops: for torch.utils.flop_counter, of the arguments by name, shapes in place of tensors.
@@ -437,7 +423,8 @@ def operator(
         run = _native(kernel) or called(kernel, taken)
         _library.impl(name, run, "CPU")
         _library.impl(name, run, "CUDA")
-        fake = _in_one_place(name, parameters, called(declaration, every))
+        checks = run if recordable else None
+        fake = checked(name, parameters, checks, called(declaration, every))
         torch.library.register_fake(f"winnow::{name}", fake, lib=_library)
         names = [p.name for p in parameters]
         if casts:

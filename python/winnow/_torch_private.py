@@ -94,6 +94,11 @@ graph_task = _part(
 assert_async = _part("torch", "_assert_async", "to check masks in compiled code")
 
 
+def value_now(number: Any) -> Any:
+    """The value of a symbolic number in the call that is traced; None: only run time tells."""
+    return getattr(number.node, "hint", None)
+
+
 def in_backward() -> bool:
     return graph_task() != -1
 

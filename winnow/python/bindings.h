@@ -25,6 +25,9 @@ void bind_expert_parallel_notify(nb::module_& m);
 void bind_expert_parallel_sizes(nb::module_& m);
 void bind_expert_parallel_transport(nb::module_& m);
 
+// Where tensors are that have no memory: aligned, never dereferenced.
+inline void* nowhere() { return reinterpret_cast<void*>(std::uintptr_t{1} << 12); }
+
 // A tensor that is only described: for dry runs and calls without tokens.
 TensorView without_memory(DType type, std::span<const std::int64_t> shape, Device device);
 inline TensorView without_memory(DType type, std::initializer_list<std::int64_t> shape,

@@ -10,6 +10,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/core/foreign_dtype.h"
+#include "winnow/python/bindings.h"
 #include "winnow/python/dlpack.h"
 #include "winnow/python/framework.h"
 #include "winnow/python/text.h"
@@ -47,6 +48,8 @@ class TorchStream {
 };
 
 }  // namespace
+
+thread_local bool DryRun::running_ = false;
 
 void Call::fail(const char* argument, std::string wanted, std::string got) const {
   throw Error(ErrorCode::invalid_argument, operation_, argument, std::move(wanted), std::move(got));
@@ -135,9 +138,14 @@ TensorView Call::read(const char* argument, nb::handle object, bool write) {
   }
   TensorView view;
   try {
-    view = framework.kind == Framework::Kind::numpy ? read_buffer(argument, object, write)
-           : framework.api != nullptr               ? read_exchange(argument, object)
-                                                    : read_capsule(argument, object, write);
+    if (options_.dry_run && framework.kind == Framework::Kind::torch) {
+      view = read_described(argument, object);
+    } else if (framework.kind == Framework::Kind::numpy) {
+      view = read_buffer(argument, object, write);
+    } else {
+      view = framework.api != nullptr ? read_exchange(argument, object)
+                                      : read_capsule(argument, object, write);
+    }
   } catch (const Error& error) {
     // Of a view, which knows neither operation nor argument: sizes or strides that no memory has.
     if (error.operation() == operation_) throw;
@@ -200,6 +208,23 @@ nb::object Call::shared(const char* argument, const Method& method) const {
     if (passes_unchanged(error)) throw;
     fail(argument, "a tensor that can be shared", first_line(error));
   }
+}
+
+TensorView Call::read_described(const char* argument, nb::handle object) const {
+  const auto shape = nb::cast<std::vector<std::int64_t>>(object.attr("shape"));
+  const auto strides = nb::cast<std::vector<std::int64_t>>(
+      shared(argument, [&] { return nb::object(object.attr("stride")()); }));
+  if (shape.size() > kMaxRank) fail_rank(argument, shape.size());
+  const auto& dtypes = framework_of(object).dtypes;
+  const nb::object dtype = object.attr("dtype");
+  const auto found =
+      static_cast<std::size_t>(std::ranges::find(dtypes, dtype.ptr()) - dtypes.begin());
+  std::optional<DType> known;
+  if (found < kFlags) known = static_cast<DType>(found);
+  if (found == kFlags && flags_) known = DType::u8;
+  const nb::object device = object.attr("device");
+  const Device where = text_of(device) == "meta" ? Device{} : device_argument(operation_, device);
+  return {nowhere(), dtype_or_foreign(known, object), shape, strides, where};
 }
 
 TensorView Call::read_capsule(const char* argument, nb::handle object, bool write) {
@@ -346,14 +371,14 @@ Exporter Call::exporter() const {
 }
 
 bool Call::lends_scratch() const {
-  return device_.type == DeviceType::cuda && framework_ != nullptr &&
+  return !options_.dry_run && device_.type == DeviceType::cuda && framework_ != nullptr &&
          framework_->kind == Framework::Kind::torch;
 }
 
 RunOptions Call::run_options() const {
   RunOptions options = options_;
   const Device device = home_.value_or(device_);
-  if (explicit_stream_ || device.type == DeviceType::cpu) return options;
+  if (options.dry_run || explicit_stream_ || device.type == DeviceType::cpu) return options;
   const Framework* framework = framework_;
   if (home_ && (framework == nullptr || device_.type == DeviceType::cpu)) {
     const nb::object tensor = type_in(imported("torch"), "Tensor");

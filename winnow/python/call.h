@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -24,6 +25,23 @@ namespace winnow::python {
 namespace nb = nanobind;
 
 struct Framework;
+
+// While one lives, calls of this thread are dry runs (RunOptions::dry_run). They read torch's
+// tensors by what they say of themselves: fake ones and those on "meta", which counts as the CPU,
+// have no memory.
+class DryRun {
+ public:
+  DryRun() : before_(std::exchange(running_, true)) {}
+  ~DryRun() { running_ = before_; }
+  DryRun(const DryRun&) = delete;
+  DryRun& operator=(const DryRun&) = delete;
+
+  static bool running() { return running_; }
+
+ private:
+  static thread_local bool running_;
+  bool before_;
+};
 
 // The views stay valid until the call is destroyed. Create, use and destroy it with the interpreter
 // lock held; run() releases the lock while the library works.
@@ -94,6 +112,7 @@ class Call {
   TensorView read(const char* argument, nb::handle object, bool write);
   TensorView read_buffer(const char* argument, nb::handle object, bool write);
   TensorView read_exchange(const char* argument, nb::handle object);
+  TensorView read_described(const char* argument, nb::handle object) const;
   template <class Method>
   nb::object shared(const char* argument, const Method& method) const;
   TensorView read_capsule(const char* argument, nb::handle object, bool write);
@@ -105,7 +124,7 @@ class Call {
   [[noreturn]] void fail_rank(const char* argument, std::size_t rank) const;
 
   const char* operation_;
-  RunOptions options_;
+  RunOptions options_{.dry_run = DryRun::running()};
   bool explicit_stream_ = false;
   nb::handle first_{};  // the first input, whose kind the outputs have
   const Framework* framework_ = nullptr;

@@ -192,8 +192,7 @@ void Shape::done() const {
 }
 
 TensorView without_memory(DType type, std::span<const std::int64_t> shape, Device device) {
-  constexpr std::uintptr_t kNowhere = 1 << 12;  // aligned, never dereferenced
-  return {reinterpret_cast<void*>(kNowhere), type, shape, device};
+  return {nowhere(), type, shape, device};
 }
 
 NB_MODULE(_winnow, m) {
@@ -238,6 +237,14 @@ NB_MODULE(_winnow, m) {
   m.attr("tensors_of") = arguments;
   // For the torch operators.
   m.attr("by_position") = by_position;
+  m.def(
+      "dry_run",
+      [](const nb::callable& function, const nb::args& values) {
+        const DryRun dry;
+        return function(*values);
+      },
+      nb::arg("function"), nb::arg("values"));
+  m.def("in_dry_run", DryRun::running);
   m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));
 
   define(m, "backends", list_backends,
