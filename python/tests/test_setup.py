@@ -150,8 +150,7 @@ def test_the_documented_commands_install_where_python_is_managed(checkout, tmp_p
         "PIP_REQUIRE_VIRTUALENV": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }  # fmt: skip
     script = f"set -e\n{commands}\npython -c 'import sys, winnow_toy; print(sys.prefix)'\n"
-    result = run("sh", "-c", script, cwd=folder, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run("sh", "-c", script, cwd=folder, env=environment, check=True)
     assert result.stdout.splitlines()[-1] == str(folder / ".venv")
 
 
