@@ -80,21 +80,6 @@ def test_the_operators_gradients_of_no_rows_are_0():
         assert torch.count_nonzero(tensor.grad) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_to_no_rows(dtype):
-    q, kv = torch.randn(3, 4, 576).to(dtype), torch.randn(9, 1, 576).to(dtype)
-    indices = torch.empty(3, 1, 0, dtype=torch.int32)
-    out, _, lse = sparse_mla.forward(q, kv, indices)
-    assert torch.count_nonzero(out) == 0 and torch.all(lse == -INF)
-    assert sparse_mla.distribution(q, kv, indices, lse).shape == (3, 0)
-    sink = torch.randn(4)
-    d_out = torch.randn(3, 4, 512).to(dtype)
-    gradients = sparse_mla.backward(
-        q, kv, indices, out, lse, d_out, attn_sink=sink, d_sink=torch.full((4,), 7.0)
-    )
-    assert all(torch.count_nonzero(g) == 0 for g in gradients)
-
-
 def test_operations_without_queries():
     """Every tensor of the queries is empty, those that may be absent included."""
     kv, no = torch.randn(9, 1, 576), torch.empty
