@@ -12,12 +12,6 @@ from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 INF = float("inf")
 
 
-def _without_elements(tensor, dim):
-    shape = list(tensor.shape)
-    shape[dim] = 0
-    return torch.empty(shape, dtype=torch.from_numpy(tensor).dtype)
-
-
 # Rows that queries may choose from: there may be none.
 _CACHES = ("kv", "extra_kv", "k", "cache", "extra_cache", "pages")
 
@@ -26,9 +20,8 @@ _CACHES = ("kv", "extra_kv", "k", "cache", "extra_cache", "pages")
 def test_none_of_the_tensors_may_be_empty_beside_the_others(name, argument):
     """An optional one, too: the call is refused, and not made without it."""
     operation = every_operation.ALL[name]
-    tensor = operation.tensors[argument]
     tensors = {n: torch.from_numpy(np.array(t)) for n, t in operation.tensors.items()}
-    empty = _without_elements(tensor, 0)
+    empty = torch.empty_like(tensors[argument][:0])
     assert empty.data_ptr() == 0
     cache = argument in _CACHES and not name.startswith("compressor")  # whose kv are the tokens
     if cache and argument not in operation.outputs and "backward" not in name:

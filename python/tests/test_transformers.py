@@ -104,20 +104,16 @@ def test_greedy_tokens(model):
     assert torch.equal(got, want)
 
 
-def _cache(kind, model):
-    config = model.config.get_text_config()
-    return DynamicCache(config=config) if kind == "dynamic" else StaticCache(config, 48)
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_steps_with_a_cache(model, kind):
     """30 tokens, then 9 more and 1 more, with padding on the left."""
     ids = tokens()
     mask = padding(LEFT, ids)
+    config = model.config.get_text_config()
 
     @torch.no_grad()
     def steps():
-        cache = _cache(kind, model)
+        cache = DynamicCache(config=config) if kind == "dynamic" else StaticCache(config, 48)
         results = []
         for begin, end in ((0, 30), (30, 39), (39, 40)):
             out = model(

@@ -164,14 +164,6 @@ def step(model, ids, expected, backward, only=""):
     check(gradients_of(model), {name: g for name, g in gradients.items() if only in name})
 
 
-def two_steps(model, ids, expected):
-    """Gradients of two steps add up, of which the first reduces nothing."""
-    with without_sync(model):
-        together(losses_of(model, ids))
-    together(losses_of(model, ids))
-    check(gradients_of(model), {name: 2 * gradient for name, gradient in expected[1].items()})
-
-
 def kind_of_sharding(kind, ids, expected, dense):
     """What is checked of one kind of sharding: all of it for the first of each library."""
 
@@ -182,7 +174,12 @@ def kind_of_sharding(kind, ids, expected, dense):
     if dense:
         return
     if kind in ("fsdp2", "fsdp1", "ddp"):
-        two_steps(made(), ids, expected)
+        # Gradients of two steps add up, of which the first reduces nothing.
+        model = made()
+        with without_sync(model):
+            together(losses_of(model, ids))
+        together(losses_of(model, ids))
+        check(gradients_of(model), {name: 2 * gradient for name, gradient in expected[1].items()})
         step(made(checkpointing=True), ids, expected, together)
     if kind != "fsdp1-parts":
         step(made(trained="indexer"), ids, expected, in_order("indexers"), only="indexer")
