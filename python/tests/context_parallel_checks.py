@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from processes import run
+from ranks import meet
 from winnow.torch import (
     compressor_forward,
     context_parallel,
@@ -314,8 +315,7 @@ def on_gpus(rank, ranks, folder):
     global on
     on = On("cuda", torch.bfloat16, 2e-2, (64, 128))
     torch.cuda.set_device(rank)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=ranks)
+    meet(rank, ranks, folder, "nccl")
     for name in CHECKS:
         operations(dist.group.WORLD, name)
     dist.destroy_process_group()
@@ -326,8 +326,7 @@ def check_bench(ranks, tokens, *options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [ranks, "-m", "winnow", "bench", "context_parallel", "--json", *options]
     command += ["--tokens", tokens, "--keys", *KEYS]
-    result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stderr
+    result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
     rows = json.loads(result.stdout)
     for row, keys in zip(rows, KEYS, strict=True):
         assert row["benchmark"] == f"training step, {keys}, {tokens} tokens, {ranks} ranks"

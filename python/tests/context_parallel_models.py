@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import v4_models
+from ranks import meet
 from transformers import DynamicCache
 from winnow.torch import context_parallel
 from winnow.transformers import (
@@ -36,12 +37,14 @@ VARIANTS = {
 }
 
 
-def model_of(family, dense=False, f8=False, checkpointing=False, **_):
+def made(family, **options):
     if family == "deepseek_v4":
-        model = v4_models.make("short", "winnow", index_topk=4)
-    else:
-        model = dsa_models.make(family, "winnow")
-    model.train()
+        return v4_models.make("short", "winnow", **{"index_topk": 4, **options}).train()
+    return dsa_models.make(family, "winnow", **options).train()
+
+
+def model_of(family, dense=False, f8=False, checkpointing=False, **_):
+    model = made(family)
     attend_densely(model, dense)
     choose_in_f8(model, f8)
     if checkpointing:
@@ -141,16 +144,11 @@ def on_gpus(rank, ranks, placement, keys, folder):
     """A process of test_context_parallel_gpu.py: a step in bfloat16 of models whose indexers choose
     all rows, beside that of one rank."""
     torch.cuda.set_device(rank)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=ranks)
+    meet(rank, ranks, folder, "nccl")
     for family in ("deepseek_v32", "deepseek_v4"):
         found = []
         for shared in (False, True):
-            if family == "deepseek_v4":
-                model = v4_models.make("short", "winnow", index_topk=128)
-            else:
-                model = dsa_models.make(family, "winnow", index_topk=128)
-            model.to("cuda", torch.bfloat16).train()
+            model = made(family, index_topk=128).to("cuda", torch.bfloat16)
             if shared:
                 enable_context_parallel(model, dist.group.WORLD, placement=placement, keys=keys)
             given = {n: v.cuda() for n, v in inputs_of(padding=True).items() if torch.is_tensor(v)}

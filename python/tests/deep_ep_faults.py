@@ -3,12 +3,12 @@
 import importlib
 import os
 import signal
-import threading
 import time
 
 import torch
 import torch.distributed as dist
-from deep_ep_programs import refused
+from deep_ep_programs import dispatched, refused, seconds
+from interrupt import interrupted as interrupt
 from winnow.compat import deep_ep
 from winnow.compat.deep_ep._low_latency import Key
 from winnow.errors import Error
@@ -16,20 +16,6 @@ from winnow.errors import Error
 from winnow.expert_parallel import rendezvous
 
 H, E, M = 256, 60, 16
-
-
-class Seconds:
-    """Sets the timeout of waits and layers that begin inside this context."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
-
-    def __enter__(self):
-        self._before = os.environ["WINNOW_TIMEOUT_SECONDS"]
-        os.environ["WINNOW_TIMEOUT_SECONDS"] = str(self._seconds)
-
-    def __exit__(self, *_):
-        os.environ["WINNOW_TIMEOUT_SECONDS"] = self._before
 
 
 def given(rank, world, experts=E):
@@ -45,15 +31,7 @@ def caller(kind, group, **options):
     x, idx, weights = given(rank, world)
 
     def buffer():
-        counts = made.get_dispatch_layout(idx, E)
-        got, _, _, _, handle, _ = made.dispatch(
-            x,
-            topk_idx=idx,
-            topk_weights=weights,
-            num_tokens_per_rank=counts[0],
-            is_token_in_rank=counts[3],
-            num_tokens_per_expert=counts[2],
-        )
+        (got, _, _, _, handle, _), _ = dispatched(made, (x, idx, weights), E)
         return made.combine(got, handle)[0], min(world, 3)
 
     def low_latency():
@@ -89,7 +67,7 @@ def late(group, kind):
     """If the last rank is late, it gets the others' error at once, and the next call works."""
     rank, last = group.rank(), group.size() - 1
     call = caller(kind, group)
-    with Seconds(2 if rank == 0 else 20):
+    with seconds(2 if rank == 0 else 20):
         if rank == last:
             time.sleep(3.5)
         begin = time.monotonic()
@@ -108,7 +86,7 @@ def retried(group, kind):
         time.sleep(3.5)
     while True:
         attempts += 1
-        with Seconds(1 if rank != last else 10):
+        with seconds(1 if rank != last else 10):
             try:
                 call()
                 break
@@ -122,7 +100,7 @@ def late_and_masked(group):
     """With enable_shrink the others continue without a rank that is late to the first call."""
     rank, world = group.rank(), group.size()
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
-    with Seconds(3 if rank == 0 else 20):
+    with seconds(3 if rank == 0 else 20):
         if rank == world - 1:
             time.sleep(5)
             begin = time.monotonic()
@@ -244,7 +222,7 @@ def stopped(group, kind):
     rank, last = group.rank(), group.size() - 1
     processes = [None] * group.size()
     dist.all_gather_object(processes, os.getpid(), group=group)
-    with Seconds(3 if rank == 0 else 20):
+    with seconds(3 if rank == 0 else 20):
         call = caller(kind, group)
         call()
         try:
@@ -283,29 +261,19 @@ def killed(group, kind):
 
 def briefly(group, module, name):
     """Runs another program with a short timeout."""
-    with Seconds(3):
+    with seconds(3):
         getattr(importlib.import_module(module), name)(group)
 
 
 def interrupted(group, kind, made):
     """Ctrl-C ends a rank's wait at once, the others' errors name it, and the next call works."""
     rank, last = group.rank(), group.size() - 1
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     call = caller(kind, group)
     if made:
         call()
     dist.barrier(group)
     if rank == last:
-        timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        begin = time.monotonic()
-        try:
-            call()
-            raise AssertionError("it was not interrupted")
-        except KeyboardInterrupt:
-            assert time.monotonic() - begin < 4
-        finally:
-            timer.join()
+        assert interrupt(call, 1) < 3
     else:
         time.sleep(3)
         begin = time.monotonic()

@@ -4,6 +4,7 @@ import functools
 
 import torch
 import torch.distributed as dist
+from deep_ep_programs import dispatched
 from winnow.compat import deep_ep
 
 H, K, E, M = 512, 3, 12, 16
@@ -70,15 +71,8 @@ def worst_case(group):
     (x, idx, weights), given = inputs(group)
 
     def step():
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, E)
-        rows, rows_idx, rows_weights, _, handle, _ = buffer.dispatch(
-            x,
-            num_tokens_per_rank=per_rank,
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=idx,
-            topk_weights=weights,
-            num_worst_tokens=M * group.size(),
+        (rows, rows_idx, rows_weights, _, handle, _), _ = dispatched(
+            buffer, (x, idx, weights), num_worst_tokens=M * group.size()
         )
         back, home, _ = buffer.combine(rows, handle, topk_weights=rows_weights)
         return rows_idx, rows_weights, back, home

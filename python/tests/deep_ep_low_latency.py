@@ -1,12 +1,12 @@
 """Bodies of test_deep_ep_low_latency.py, which every rank runs; each checks its own results."""
 
-import os
 import time
 
 import deep_ep_oracle as oracle
 import torch
 import torch.distributed as dist
-from deep_ep_programs import refused
+from deep_ep_faults import status
+from deep_ep_programs import refused, seconds
 from winnow.compat import deep_ep
 from winnow.errors import Error
 
@@ -20,6 +20,12 @@ def buffer_of(group, **options):
     if key not in _buffers:
         _buffers[key] = deep_ep.Buffer(group, low_latency_mode=True, **options)
     return _buffers[key]
+
+
+def start(group, seed=0):
+    """(rank, number of ranks, the buffer, the inputs of all ranks, x, topk_idx and weights here)"""
+    rank, given = group.rank(), oracle.inputs(group.size(), E, K, H, seed)
+    return rank, group.size(), buffer_of(group), given, *given[rank]
 
 
 def wide(rows, scales):
@@ -201,9 +207,7 @@ def any_order(group):
 
 def overlaps_its_experts(group):
     """With `overlap` rows are read when the hook is called, as SGLang's engine does both."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, 9)
-    x, idx, weights = given[rank]
+    rank, world, buffer, given, x, idx, weights = start(group, 9)
     of_signals = {"packed_recv_count": None, "comp_signal": idx.new_zeros(4), "block_m": 64}
     of_signals |= {"threshold": 3, "num_sms": 3, "return_recv_hook": True, "overlap": True}
     for apart in (False, True):
@@ -219,14 +223,13 @@ def overlaps_its_experts(group):
         assert torch.equal(combined, sums(given, rank, world)) and event.event is None
         assert out is None or combined is out
         assert "its hook was called before" in refused(hook, Error)
-    combine = lambda: buffer.low_latency_combine(rows, idx, weights, handle, overlap=True)  # noqa: E731
-    text = refused(combine, Error)
-    assert (
-        "low_latency_combine: " in text and "overlap: want False without return_recv_hook" in text
-    )
+    given = {"x": rows, "topk_idx": idx, "topk_weights": weights, "handle": handle}
+    text = refused(lambda: buffer.low_latency_combine(**given, overlap=True), Error)
+    assert "low_latency_combine: " in text
+    assert "overlap: want False without return_recv_hook" in text
     # In the call, not in the hook.
     *_, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
-    given = {"x": rows, "topk_idx": idx, "topk_weights": weights, "handle": handle}
+    given = {**given, "handle": handle, "overlap": True, "return_recv_hook": True}
     wanted = {
         "x": (rows[:, :-1], rows.float()),
         "topk_weights": (weights.new_zeros(len(idx) + 1, K), weights[:, :-1]),
@@ -234,39 +237,33 @@ def overlaps_its_experts(group):
     }
     for argument, wrongs in wanted.items():
         for wrong in wrongs:
-            call = {**given, argument: wrong, "overlap": True, "return_recv_hook": True}
+            call = {**given, argument: wrong}
             text = refused(lambda call=call: buffer.low_latency_combine(**call))
             assert "low_latency_combine: " in text and f": {argument}: want [" in text, text
     # In the hook, by the names of the method.
     wide = {"topk_idx": idx.repeat(1, 2), "topk_weights": weights.repeat(1, 2)}
-    _, _, hook = buffer.low_latency_combine(
-        **{**given, **wide, "overlap": True, "return_recv_hook": True}
-    )
+    _, _, hook = buffer.low_latency_combine(**{**given, **wide})
     name = f"deep_ep.Buffer.low_latency_combine: rank 0: topk_idx: want 1 to {K} experts"
     assert refused(hook).startswith(name)
     # What vLLM clears after a fault.
     memory = buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True)
     assert memory.zero_().shape == (0,) and memory.dtype == torch.int8
-    name = "deep_ep.Buffer.get_local_buffer_tensor"
-    for wrong in (torch.Size([-1]), [-1, 0], 5, "x", (2**70,), (2**40, 2**40)):
-        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(torch.int8, wrong))
-        assert text.startswith(f"{name}: size: want "), text
-    for wrong in ("f32", None):
-        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(wrong))
-        assert text.startswith(f"{name}: dtype: want a dtype of torch, got "), text
-    size = torch.Size([2, 3])
-    text = refused(lambda: buffer.get_local_buffer_tensor(torch.float32, size))
-    assert (
-        text.startswith(f"{name}: size: want None in memory without elements") and "[2, 3]" in text
-    )
-    for wrong in (16, torch.zeros(2), "x"):
-        text = refused(lambda wrong=wrong: buffer.get_local_buffer_tensor(torch.int8, None, wrong))
-        assert text.startswith(f"{name}: offset: want 0 in memory without elements"), text
+    sizes = (torch.Size([-1]), [-1, 0], 5, "x", (2**70,), (2**40, 2**40))
+    for wanted, calls in (
+        ("size: want ", [(torch.int8, size) for size in sizes]),
+        ("size: want None in memory without elements", [(torch.float32, torch.Size([2, 3]))]),
+        ("dtype: want a dtype of torch, got ", [("f32",), (None,)]),
+        ("offset: want 0 in memory without elements",
+         [(torch.int8, None, offset) for offset in (16, torch.zeros(2), "x")]),
+    ):  # fmt: skip
+        for call in calls:
+            text = refused(lambda call=call: buffer.get_local_buffer_tensor(*call))
+            assert text.startswith(f"deep_ep.Buffer.get_local_buffer_tensor: {wanted}"), text
+            assert "size: want None" not in wanted or "[2, 3]" in text
 
 
 def mistakes(group):
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    rank, world, buffer, _, x, idx, weights = start(group)
     plain = deep_ep.Buffer(group)
     text = refused(lambda: plain.low_latency_dispatch(x, idx, M, E), Error)
     assert "low_latency_dispatch: the buffer was made without low_latency_mode" in text
@@ -291,20 +288,12 @@ def mistakes(group):
 
 def strange_defaults(group):
     """Results do not depend on torch's default dtype and device."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H)
-    x, idx, weights = given[rank]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    torch.set_default_device("meta")
-    try:
+    rank, world, buffer, given, x, idx, weights = start(group)
+    with oracle.strange_defaults():
         got, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
         rows = buffer.get_next_low_latency_combine_buffer(handle)
         back, _, _ = buffer.low_latency_combine(rows.copy_(got * 2), idx, weights, handle)
         scaled = buffer.low_latency_dispatch(x, idx, M, E)[0]
-    finally:
-        torch.set_default_dtype(before)
-        torch.set_default_device(None)
     check_arrived(given, rank, world, got.float(), count, handle, True)
     assert scaled[1].dtype == torch.float32 and scaled[1].device.type == "cpu"
     assert torch.equal(back, sums(given, rank, world))
@@ -313,38 +302,27 @@ def strange_defaults(group):
 def shrunk(group):
     """A rank that does not call is masked, and combine leaves out the pairs of its experts."""
     rank, world = group.rank(), group.size()
-    seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
-    os.environ["WINNOW_TIMEOUT_SECONDS"] = "1"
-    try:
+    x, idx, weights = oracle.inputs(world, E, K, H, seed=2)[rank]
+    with seconds(1):
         buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
-        given = oracle.inputs(world, E, K, H, seed=2)
-        x, idx, weights = given[rank]
         buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
-    finally:
-        os.environ["WINNOW_TIMEOUT_SECONDS"] = seconds
     if rank == world - 1:
         return
     got, count, handle, _, _ = buffer.low_latency_dispatch(x, idx, M, E, use_fp8=False)
-    status = torch.full((world,), 7, dtype=torch.int32)
-    buffer.low_latency_query_mask_buffer(status)
-    assert status.tolist() == [0] * (world - 1) + [1]
+    assert status(buffer, world) == [0] * (world - 1) + [1]
     assert (handle[1][:, -1] & 0xFFFFFFFF == 0).all()
     back, _, _ = buffer.low_latency_combine(got * 2, idx, weights, handle)
     left = idx.masked_fill(idx >= E - E // world, -1)
     assert torch.equal(back, sums([(x, left, weights)] * world, rank, world))
     buffer.low_latency_clean_mask_buffer()
-    buffer.low_latency_query_mask_buffer(status)
-    assert status.tolist() == [0] * world
+    assert status(buffer, world) == [0] * world
     buffer.low_latency_update_mask_buffer(world - 1, True)
-    buffer.low_latency_query_mask_buffer(status)
-    assert status.tolist() == [0] * (world - 1) + [1]
+    assert status(buffer, world) == [0] * (world - 1) + [1]
 
 
 def asynchronous(group):
     """With async_finish the event tells when the results are complete."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed=6)
-    x, idx, weights = given[rank]
+    rank, world, buffer, given, x, idx, weights = start(group, seed=6)
     got, count, handle, event, hook = buffer.low_latency_dispatch(
         x, idx, M, E, use_fp8=False, async_finish=True
     )
@@ -359,8 +337,7 @@ def asynchronous(group):
 
 def waited(group):
     """Nanoseconds of waiting for a rank that is 50 ms late are added to its statistics."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    x, idx, weights = oracle.inputs(world, E, K, H)[rank]
+    rank, world, buffer, _, x, idx, weights = start(group)
     late, most = world - 1, {"dispatch": 0, "combine": 0}
     for _ in range(5):  # a machine that suspends the others for a while makes their waits shorter
         for call in most:

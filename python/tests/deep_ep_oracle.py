@@ -1,10 +1,25 @@
 """An oracle of deep_ep's results: computes them from all ranks' inputs, token by token in torch."""
 
+import contextlib
+
 import torch
 
 # Set where the calls run on GPUs. There the low-latency calls return the rows of a source rank in
 # any order, and a call that does not wait for counts leaves errors of other ranks to a later call.
 on_gpu = False
+
+
+@contextlib.contextmanager
+def strange_defaults():
+    """Of torch's dtype and device."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
 
 
 def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):

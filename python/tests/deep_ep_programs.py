@@ -1,7 +1,10 @@
 """Bodies of test_deep_ep.py, which every rank runs; each checks its own results."""
 
+import contextlib
+import itertools
 import os
 import time
+from unittest import mock
 
 import deep_ep_oracle as oracle
 import torch
@@ -19,6 +22,26 @@ def buffer_of(group):
     return _buffers[group]
 
 
+def start(group, seed=0, topk=K):
+    """(rank, number of ranks, the buffer, the inputs of all ranks)"""
+    world = group.size()
+    return group.rank(), world, buffer_of(group), oracle.inputs(world, E, topk, H, seed)
+
+
+def elastic_buffer(group, topk=K):
+    return deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=topk)
+
+
+@contextlib.contextmanager
+def seconds(count, name="WINNOW_TIMEOUT_SECONDS"):
+    """The timeout of waits and layers that begin inside this context."""
+    before, os.environ[name] = os.environ[name], str(count)
+    try:
+        yield
+    finally:
+        os.environ[name] = before
+
+
 def refused(call, kind=InvalidArgument):
     """The text of the error that the call must raise."""
     try:
@@ -31,9 +54,9 @@ def refused(call, kind=InvalidArgument):
     raise AssertionError("it did not refuse")
 
 
-def dispatched(buffer, given, **options):
+def dispatched(buffer, given, experts=E, **options):
     x, idx, weights = given
-    ranks, nodes, pairs, in_rank, _ = buffer.get_dispatch_layout(idx, E)
+    ranks, nodes, pairs, in_rank, _ = buffer.get_dispatch_layout(idx, experts)
     counts = {
         "num_tokens_per_rank": ranks,
         "num_tokens_per_rdma_rank": nodes,
@@ -43,14 +66,32 @@ def dispatched(buffer, given, **options):
     return buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **counts, **options), counts
 
 
-def check_rows(got, given, rows):
-    for row, (source, token) in enumerate(rows):
-        assert torch.equal(got[row], given[source][0][token]), (row, source, token)
+def bits(tensor):
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def check_rows(got, sent, rows, padded=True):
+    """Each row is that of its (source, token, ...), bit for bit, or zeros where there is none if
+    what is there is `padded`; `sent`: the rows that every rank sends."""
+    assert len(got) >= len(rows)
+    for row, pair in enumerate(rows):
+        if pair is None:
+            assert not padded or not bits(got[row]).any(), row
+        else:
+            assert torch.equal(bits(got[row]), bits(sent[pair[0]][pair[1]])), (row, pair)
+
+
+def tokens_of(given, dtype=torch.bfloat16):
+    return [x.to(dtype) for x, _, _ in given]
+
+
+def up_to(counts, alignment):
+    return [-(-count // alignment) * alignment for count in counts]
 
 
 def layouts(group):
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    _, idx, _ = oracle.inputs(world, E, K, H)[rank]
+    rank, world, buffer, given = start(group)
+    idx = given[rank][1]
     for typed in (idx, idx.int()):
         ranks, nodes, pairs, in_rank, event = buffer.get_dispatch_layout(typed, E)
         want = oracle.layout(idx, E, world)
@@ -60,22 +101,21 @@ def layouts(group):
 
 
 def by_experts(group, seed, alignment):
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed)
+    rank, world, buffer, given = start(group, seed)
     rows, local = oracle.arrivals([idx for _, idx, _ in given], E, rank)
     (x, idx, weights, counts, handle, event), _ = dispatched(
         buffer, given[rank], expert_alignment=alignment
     )
     assert event.event is None
     assert x.shape == (len(rows), H) and x.dtype == torch.bfloat16
-    check_rows(x, given, rows)
+    check_rows(x, tokens_of(given), rows)
     assert idx.dtype == torch.int64 and torch.equal(idx, local)
     assert weights.dtype == torch.float32
     for row, (source, token) in enumerate(rows):
-        want = torch.where(local[row] >= 0, given[source][2][token], torch.zeros(()))
+        want = given[source][2][token].masked_fill(local[row] < 0, 0)
         assert torch.equal(weights[row], want)
     true = [int((local == expert).sum()) for expert in range(E // world)]
-    assert counts == [-(-count // alignment) * alignment for count in true]
+    assert counts == up_to(true, alignment)
     # rank_prefix_matrix: the rows from ranks 0 to i.
     ends = [sum(source <= i for source, _ in rows) for i in range(world)]
     assert handle[0].shape == (world, world) and handle[0][:, rank].tolist() == ends
@@ -86,13 +126,10 @@ def by_experts(group, seed, alignment):
     for add in (None, bias[0], bias):
         back, home, event = buffer.combine(x * (rank + 1), handle, topk_weights=weights, bias=add)
         want = torch.zeros(given[rank][0].shape, dtype=torch.float32)
-        went = torch.zeros(given[rank][2].shape)
+        went = given[rank][2].masked_fill(given[rank][1] < 0, 0)
         for token, choice in enumerate(given[rank][1].tolist()):
             for at in oracle.ranks_of(choice, E, world):
                 want[token] += (given[rank][0][token] * (at + 1)).float()
-            went[token] = torch.where(
-                torch.tensor(choice) >= 0, given[rank][2][token], torch.zeros(())
-            )
         want += 0 if add is None else 0.5 if add is bias[0] else 0.75
         assert torch.equal(back, want.bfloat16()), (back - want).abs().max()
         assert torch.equal(home, went) and event.event is None
@@ -105,18 +142,17 @@ def by_experts(group, seed, alignment):
 
 def by_ranks(group):
     """Without topk_idx, is_token_in_rank determines where tokens go."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed=3)
+    rank, world, buffer, given = start(group, seed=3)
     rows, local = oracle.arrivals([idx for _, idx, _ in given], E, rank)
     _, counts = dispatched(buffer, given[rank])
     x, idx, weights, per_expert, handle, _ = buffer.dispatch(
         given[rank][0], expert_alignment=4, **counts
     )
     assert idx is None and weights is None
-    check_rows(x, given, rows)
+    check_rows(x, tokens_of(given), rows)
     assert len(x) == len(rows)
     want = [int((local == expert).sum()) for expert in range(E // world)]
-    assert per_expert == [-(-count // 4) * 4 for count in want]
+    assert per_expert == up_to(want, 4)
     # Combine returns any weights, also with more columns than the routing has.
     values = torch.arange(len(rows) * 5, dtype=torch.float32).reshape(-1, 5)
     back, home, _ = buffer.combine(x, handle, topk_weights=values)
@@ -127,24 +163,18 @@ def by_ranks(group):
 
 def sms(group):
     """Buffer.set_num_sms() applies to all later calls, of existing layers too; 64 are the most."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H)[rank]
-    seen = []
+    rank, world, buffer, given = start(group)
+    given, seen = given[rank], []
 
     class Counting:
         def __init__(self, layer):
             self.layer = layer
 
         def __getattr__(self, name):
-            return getattr(self.layer, name)
-
-        def dispatch(self, *arguments, **options):
-            seen.append(options["sm_count"])
-            return self.layer.dispatch(*arguments, **options)
-
-        def combine(self, *arguments, **options):
-            seen.append(options["sm_count"])
-            return self.layer.combine(*arguments, **options)
+            value = getattr(self.layer, name)
+            if name not in ("dispatch", "combine"):
+                return value
+            return lambda *given, **named: seen.append(named["sm_count"]) or value(*given, **named)
 
     x, *_, handle, _ = dispatched(buffer, given)[0]
     handle.route.layer = Counting(handle.route.layer)
@@ -168,35 +198,28 @@ def many_ranks(group):
     rank, world = group.rank(), group.size()
     x = torch.ones(4, H, dtype=torch.bfloat16)
     buffer = deep_ep.Buffer(group)
-    limit, module._MOST_TOPK = module._MOST_TOPK, 2
-    try:
-        for worst in (0, 4 * world):
-            two = torch.zeros(4, world, dtype=torch.bool)
-            two[:, [rank, (rank + 1) % world]] = True
-            three = two.clone()
-            three[3] = rank == world - 1 or two[3]
-            for in_rank in (two, three, two):
-                call = {
-                    "is_token_in_rank": in_rank,
-                    "num_tokens_per_expert": in_rank.sum(0).int(),
-                    "num_worst_tokens": worst,
-                }
-                if in_rank is three:
-                    text = refused(lambda call=call: buffer.dispatch(x, **call))
-                    want = f"at most 2 ranks a token, got {world}"
-                    assert f"rank {world - 1}: is_token_in_rank: want {want}" in text
-                    continue
-                rows, _, _, _, handle, _ = buffer.dispatch(x, **call)
-                assert len(rows) == (worst or 8)
-                assert torch.equal(buffer.combine(rows, handle)[0], x * 2)
-    finally:
-        module._MOST_TOPK = limit
+    two = torch.zeros(4, world, dtype=torch.bool)
+    two[:, [rank, (rank + 1) % world]] = True
+    three = two.clone()
+    three[3] = rank == world - 1 or two[3]
+    with mock.patch.object(module, "_MOST_TOPK", 2):
+        for worst, in_rank in itertools.product((0, 4 * world), (two, three, two)):
+            pairs = in_rank.sum(0).int()
+            call = {"is_token_in_rank": in_rank, "num_tokens_per_expert": pairs}
+            call["num_worst_tokens"] = worst
+            if in_rank is three:
+                text = refused(lambda call=call: buffer.dispatch(x, **call))
+                want = f"at most 2 ranks a token, got {world}"
+                assert f"rank {world - 1}: is_token_in_rank: want {want}" in text
+                continue
+            rows, _, _, _, handle, _ = buffer.dispatch(x, **call)
+            assert len(rows) == (worst or 8)
+            assert torch.equal(buffer.combine(rows, handle)[0], x * 2)
 
 
 def another_map(group):
     """topk_idx overrides is_token_in_rank and the counts; the handle contains these as given."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed=7)
+    rank, world, buffer, given = start(group, seed=7)
     (x, *_), counts = dispatched(buffer, given[rank])
     zeros = {name: torch.zeros_like(one) for name, one in counts.items() if one is not None}
     for typed in (given[rank][1], given[rank][1].int()):
@@ -207,36 +230,25 @@ def another_map(group):
 
 def float8(group):
     """Scales are float32 or packed int32 of any strides and number of columns."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed=1)
+    rank, world, buffer, given = start(group, seed=1)
     rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
+    sent = tokens_of(given, torch.float8_e4m3fn)
     for dtype, columns in ((torch.float32, 2), (torch.int32, 1)):
-        bits = []
-        for source in range(world):  # the same on every rank
-            generator = torch.Generator().manual_seed(source)
-            size = (columns, len(given[source][0]))
-            values = torch.randint(0, 2**31 - 1, size, generator=generator, dtype=torch.int64)
-            bits.append(values.int().t())
-        x = given[rank][0].to(torch.float8_e4m3fn)
-        scales = bits[rank].view(dtype) if dtype == torch.int32 else bits[rank].t().contiguous()
-        if dtype == torch.float32:
-            scales = scales.view(dtype).t()
-        (got, *_, handle, _), _ = dispatched(buffer, ((x, scales), *given[rank][1:]))
+        scales = scales_of(given, dtype, columns)
+        mine = sent[rank], scales[rank].t().contiguous().t()
+        (got, *_, handle, _), _ = dispatched(buffer, (mine, *given[rank][1:]))
         assert got[0].dtype == torch.float8_e4m3fn and got[1].dtype == dtype
         assert got[1].shape == (len(rows), columns)
-        for row, (source, token) in enumerate(rows):
-            want = given[source][0][token].to(torch.float8_e4m3fn)
-            assert torch.equal(got[0][row].view(torch.uint8), want.view(torch.uint8))
-            assert torch.equal(got[1][row].view(torch.int32), bits[source][token])
+        check_rows(got[0], sent, rows)
+        check_rows(got[1], scales, rows)
         back, _, _ = buffer.combine(got[0].to(torch.bfloat16), handle)
         assert back.dtype == torch.bfloat16
-        cached = buffer.dispatch((x, scales), handle=handle)[0]
-        assert torch.equal(cached[0].view(torch.uint8), got[0].view(torch.uint8))
+        cached = buffer.dispatch(mine, handle=handle)[0]
+        assert torch.equal(bits(cached[0]), bits(got[0]))
 
 
 def worst_case(group):
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H, seed=2)
+    rank, world, buffer, given = start(group, seed=2)
     (x, idx, weights, counts, *_), _ = dispatched(buffer, given[rank])
     worst = 12 * world
     (wide, wide_idx, wide_weights, none, handle, _), _ = dispatched(
@@ -252,9 +264,8 @@ def worst_case(group):
 
 
 def events(group):
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    given = oracle.inputs(world, E, K, H)[rank]
-    before = buffer.capture()
+    rank, _, buffer, given = start(group)
+    given, before = given[rank], buffer.capture()
     options = {"previous_event": before, "async_finish": True, "allocate_on_comm_stream": True}
     layout = buffer.get_dispatch_layout(given[1], E, **options)
     assert layout[-1].event is not None
@@ -270,17 +281,13 @@ def events(group):
 
 def strange_defaults(group):
     """Results do not depend on torch's defaults, nor on the strides of dimensions of size 1."""
-    rank, world, buffer = group.rank(), group.size(), buffer_of(group)
-    x, idx, weights = oracle.inputs(world, E, 1, H)[rank]
+    rank, world, buffer, given = start(group, topk=1)
+    x, idx, weights = given[rank]
     odd = weights.as_strided(weights.shape, (1, 7))
-    hybrid = hybrid_buffer_of(group)
-    elastic = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=1)
+    hybrid, elastic = hybrid_buffer_of(group), elastic_buffer(group, topk=1)
     single = torch.ones(1, H, dtype=torch.bfloat16, device="cpu").as_strided((1, H), (3, 1))
     one = torch.zeros(1, 1, dtype=torch.int64, device="cpu").as_strided((1, 1), (5, 9))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    torch.set_default_device("meta")
-    try:
+    with oracle.strange_defaults():
         (got, local, sent, _, handle, _), _ = dispatched(buffer, (x, idx, odd))
         back, home, _ = buffer.combine(got, handle, topk_weights=sent)
         buffer.dispatch(x, handle=handle)
@@ -295,16 +302,13 @@ def strange_defaults(group):
         again, came, _ = elastic.combine(arrived, made, topk_weights=factors)
         (alone, *_, lonely, _), _ = dispatched(buffer, (single, one, odd.new_ones(1, 1)))
         assert buffer.combine(alone, lonely)[0].shape == (1, H)
-    finally:
-        torch.set_default_dtype(before)
-        torch.set_default_device(None)
     assert {sent.dtype, home.dtype, with_rows.dtype, dense.dtype, factors.dtype, came.dtype} == {
         torch.float32
     }
     results = (home, got, local, back, rows, counts, sums, dense, arrived, ids, again, came)
     assert {tensor.device.type for tensor in results} == {"cpu"}
     for values in (home, came):
-        assert torch.equal(values, torch.where(idx >= 0, weights, torch.zeros(())))
+        assert torch.equal(values, weights.masked_fill(idx < 0, 0))
     assert torch.equal(dense, probs) and torch.equal(sums, again)
 
 
@@ -339,20 +343,12 @@ def hybrid(group, pad):
     got, sent, scales, padded, handle = buffer.dispatch_with_permute(hidden=x, **options)
     assert scales is None and got.shape == (len(rows), H) and len(sent) == len(rows)
     assert padded.dtype == torch.int64
-    assert padded.tolist() == [-(-count // (pad or 1)) * (pad or 1) for count in counts]
+    assert padded.tolist() == up_to(counts, pad or 1)
+    check_rows(got, tokens_of(given), rows)
     for row, pair in enumerate(rows):
-        if pair is None:
-            assert not got[row].any() and sent[row] == 0
-        else:
-            source, token, k = pair
-            assert torch.equal(got[row], given[source][0][token])
-            assert sent[row] == given[source][2][token, k]
+        assert sent[row] == (0 if pair is None else given[pair[0]][2][pair[1:]])
     back, home = buffer.combine_with_unpermute(hidden=got, probs=sent, handle=handle)
-    kept = (idx >= 0).sum(1, keepdim=True)
-    want = torch.zeros(x.shape, dtype=torch.float32)
-    for token in range(len(x)):
-        for _ in range(int(kept[token])):
-            want[token] += x[token].float()
+    want = x.float() * (idx >= 0).sum(1, keepdim=True)  # small numbers of 8 bits each: exact
     assert torch.equal(back, want.bfloat16()) and torch.equal(home, probs)
     again = buffer.dispatch_with_permute(hidden=x * 2, handle=handle, pad_multiple=pad)
     assert torch.equal(again[0], got * 2) and again[1] is None
@@ -412,8 +408,8 @@ def elastic(group, expand, waits):
     all_idx = [table for _, table, _ in given]
     tokens, local = oracle.arrivals(all_idx, E, rank)
     pairs, counts = oracle.permuted(all_idx, E, rank, 8)
-    rows = pairs if expand else [(*row, None) for row in tokens]
-    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    rows = pairs if expand else tokens
+    buffer = elastic_buffer(group)
     stats = torch.ones(E // world, dtype=torch.int32)
     options = {"num_experts": E, "expert_alignment": 8, "do_expand": expand, "do_cpu_sync": waits}
     got, ids, sent, handle, event = buffer.dispatch(
@@ -422,15 +418,10 @@ def elastic(group, expand, waits):
     assert event.event is None and stats.tolist() == [count + 1 for count in counts]
     worst = 16 * world * min(K, E // world) + E // world * 7 if expand else 16 * world
     assert len(got) == (len(rows) if waits else worst) == len(sent)
-    for row, pair in enumerate(rows):
-        if pair is None:
-            assert not got[row].any()
-            continue
-        source, token, k = pair
-        assert torch.equal(got[row], given[source][0][token])
-        if expand:
-            assert sent[row] == given[source][2][token, k]
-    aligned = [-(-count // 8) * 8 for count in counts]
+    check_rows(got, tokens_of(given), rows)
+    for row, pair in enumerate(rows if expand else []):
+        assert pair is None or sent[row] == given[pair[0]][2][pair[1:]]
+    aligned = up_to(counts, 8)
     ends = torch.tensor(aligned).cumsum(0)
     if expand:
         assert ids is None and not got[len(rows) :].any()
@@ -445,13 +436,9 @@ def elastic(group, expand, waits):
     assert handle.num_recv_tokens == (len(tokens) if waits else worst)
     assert torch.equal(handle.topk_idx, idx) and handle.num_sms > 0
     back, home, _ = buffer.combine(got, handle, topk_weights=sent)
-    want = torch.zeros(x.shape, dtype=torch.float32)
-    for token, choice in enumerate(idx.tolist()):
-        times = sum(e >= 0 for e in choice) if expand else len(oracle.ranks_of(choice, E, world))
-        for _ in range(times):
-            want[token] += x[token].float()
-    assert torch.equal(back, want.bfloat16())
-    assert torch.equal(home, torch.where(idx >= 0, weights, torch.zeros(())))
+    times = (idx >= 0).sum(1) if expand else oracle.layout(idx, E, world)[2].sum(1)
+    assert torch.equal(back, (x.float() * times[:, None]).bfloat16())
+    assert torch.equal(home, weights.masked_fill(idx < 0, 0))
     again, none, _, same, _ = buffer.dispatch(
         x, handle=handle, num_sms=handle.num_sms, do_expand=expand
     )
@@ -472,10 +459,6 @@ def scales_of(given, kind, columns):
     return made
 
 
-def bits(tensor):
-    return tensor.view(torch.uint8 if tensor.element_size() == 1 else torch.int32)
-
-
 def elastic_scales(group, expand):
     """(x, scales) arrive together, with scales by row or by column, counted, not, and cached."""
     rank, world = group.rank(), group.size()
@@ -484,12 +467,13 @@ def elastic_scales(group, expand):
     pairs = oracle.permuted(all_idx, E, rank, 4)[0]
     rows = pairs if expand else oracle.arrivals(all_idx, E, rank)[0]
     x, idx, weights = given[rank]
-    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    buffer = elastic_buffer(group)
     options = {"num_experts": E, "topk_weights": weights, "do_expand": expand}
+    tokens = tokens_of(given, torch.float8_e4m3fn)
     for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
         scales = scales_of(given, kind, columns)
         mine = scales[rank].t().contiguous().t() if columns > 1 else scales[rank]
-        sent = (x.to(torch.float8_e4m3fn), mine)
+        sent = tokens[rank], mine
         for waits, by_column in ((True, False), (True, True), (False, True)):
             got, _, _, handle, _ = buffer.dispatch(
                 sent, topk_idx=idx, expert_alignment=4, do_cpu_sync=waits,
@@ -504,14 +488,8 @@ def elastic_scales(group, expand):
                 assert len(values) == len(rows) or not waits
                 if by_column and factors.numel() > columns > 1:
                     assert factors.stride() == (1, len(factors))
-                for row, pair in enumerate(rows):
-                    if pair is None:
-                        assert not bits(values[row]).any()
-                        continue
-                    source, token = pair[:2]
-                    want = given[source][0][token].to(torch.float8_e4m3fn)
-                    assert torch.equal(bits(values[row]), bits(want))
-                    assert torch.equal(bits(factors[row]), bits(scales[source][token]))
+                check_rows(values, tokens, rows)
+                check_rows(factors, scales, rows, padded=False)
             back = buffer.combine(got[0].bfloat16(), handle)[0]
             assert back.shape == x.shape and back.dtype == torch.bfloat16
     wrong = (sent[0], [1.0]) if rank == world - 1 else sent
@@ -526,7 +504,8 @@ def hybrid_scales(group, pad):
     x, idx, weights = given[rank]
     rows = oracle.permuted([table for _, table, _ in given], E, rank, pad or 1)[0]
     chosen, probs = deep_ep.indices_to_map(idx, weights, len(x), E)
-    sent = {"hidden": x.to(torch.float8_e4m3fn), "routing_map": chosen, "probs": probs}
+    tokens = tokens_of(given, torch.float8_e4m3fn)
+    sent = {"hidden": tokens[rank], "routing_map": chosen, "probs": probs}
     for kind, columns in ((torch.float32, H // 128), (torch.int32, 1)):
         scales = scales_of(given, kind, columns)
         for most in (None, 16 * K * world * 4):
@@ -538,15 +517,10 @@ def hybrid_scales(group, pad):
             )
             assert got.dtype == torch.float8_e4m3fn and len(got) == (most or len(rows))
             assert factors.dtype == kind and factors.shape == (len(got), columns)
-            for row, pair in enumerate(rows):
-                if pair is None:
-                    assert not bits(got[row]).any()
-                    continue
-                want = given[pair[0]][0][pair[1]].to(torch.float8_e4m3fn)
-                for values in (got, again):
-                    assert torch.equal(bits(values[row]), bits(want))
-                for values in (factors, same):
-                    assert torch.equal(bits(values[row]), bits(scales[pair[0]][pair[1]]))
+            check_rows(got, tokens, rows)
+            check_rows(again, tokens, rows, padded=False)
+            for values in (factors, same):
+                check_rows(values, scales, rows, padded=False)
             back, _ = buffer.combine_with_unpermute(hidden=got.bfloat16(), handle=handle)
             assert back.shape == x.shape and back.dtype == torch.bfloat16
     wrong = [1.0] if rank == world - 1 else scales[rank]
@@ -559,7 +533,7 @@ def elastic_streams(group):
     of its handle, but not change them."""
     rank, world = group.rank(), group.size()
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]
-    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    buffer = elastic_buffer(group)
     options = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
     # More tokens than a rank has, as a power of two.
     most = {"num_max_tokens_per_rank": 32, "do_cpu_sync": False}
@@ -606,7 +580,7 @@ def elastic_epilogue(group):
     """Inputs are not read before previous_event_before_epilogue."""
     rank, world = group.rank(), group.size()
     x, idx, weights = oracle.inputs(world, E, K, H)[rank]
-    buffer = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    buffer = elastic_buffer(group)
     late, bias = torch.zeros_like(x), torch.zeros_like(x)
 
     class Ready(deep_ep.EventHandle):
@@ -639,15 +613,11 @@ def elastic_epilogue(group):
 def late(group):
     """The error at the deadline names the missing rank, and the next call works."""
     rank = group.rank()
-    seconds = os.environ["WINNOW_TIMEOUT_SECONDS"]
-    os.environ["WINNOW_TIMEOUT_SECONDS"] = "0.5"
-    try:
+    with seconds(0.5):
         if rank == 1:
             time.sleep(1.5)
         text = refused(lambda: deep_ep.Buffer(group), Error)
         assert "rank 0 waited 0.5 s for ranks 1, which did not come" in text
-    finally:
-        os.environ["WINNOW_TIMEOUT_SECONDS"] = seconds
     given = oracle.inputs(group.size(), E, K, H)[rank]
     assert len(dispatched(deep_ep.Buffer(group), given)[0]) == 6
 
@@ -659,17 +629,14 @@ def nodes(group):
     rank, world = group.rank(), group.size()
     given = oracle.inputs(world, E, K, H, seed=6)
     rows, _ = oracle.arrivals([idx for _, idx, _ in given], E, rank)
-    _layers.ranks_per_node = 2
-    try:
+    with mock.patch.object(_layers, "ranks_per_node", 2):
         buffer = deep_ep.Buffer(group)
         (x, _, weights, _, handle, _), counts = dispatched(buffer, given[rank])
         by_node = counts["is_token_in_rank"].reshape(-1, world // 2, 2).any(2).sum(0)
         assert counts["num_tokens_per_rdma_rank"].tolist() == by_node.tolist()
-        check_rows(x, given, rows)
+        check_rows(x, tokens_of(given), rows)
         sums = [sum(source <= i for source, _ in rows) for i in range(world)]
         assert len(handle) == 10 and handle[-4].tolist() == sums
         back, home, _ = buffer.combine(x, handle, topk_weights=weights)
-        want = torch.where(given[rank][1] >= 0, given[rank][2], torch.zeros(()))
+        want = given[rank][2].masked_fill(given[rank][1] < 0, 0)
         assert back.shape == given[rank][0].shape and torch.equal(home, want)
-    finally:
-        _layers.ranks_per_node = None

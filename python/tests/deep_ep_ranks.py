@@ -4,6 +4,7 @@ A test names a function of a module of this folder, which each process of a grou
 group and arguments. Processes take seconds to start, so tests share a pool.
 """
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -12,6 +13,14 @@ import traceback
 
 PROCESSES = 6
 _SECONDS = 240
+
+
+@functools.cache  # a group of gloo has threads of its own
+def alone():
+    """A group of this process alone."""
+    import torch.distributed as dist
+
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def _serve(rank, processes, device, port, connection, beside):

@@ -16,29 +16,19 @@ def by_token(group):
     given = oracle.inputs(world, E, K, H)[rank]
     _, counts = dispatched(buffer_of(group), given)
     right = {"topk_idx": given[1], "topk_weights": given[2], **counts}
-    wrongs = {
-        "x": [1, 2],
-        "topk_idx": given[1].float(),
-        "topk_weights": given[2].double(),
-        "is_token_in_rank": None,
-        "num_tokens_per_rank": "a text",
-        "num_tokens_per_rdma_rank": [1],
-        "num_tokens_per_expert": counts["num_tokens_per_expert"].float(),
-        "config": "a text",
-        "handle": (1, 2, 3),
-        "expert_alignment": 0,
-        "num_worst_tokens": -1,
-        "async_finish": given[0],
-    }
-    # What is an error of Python or of torch where nobody looks at it first.
-    wrongs_too = {
-        "x": (given[0].to(torch.float8_e4m3fn), [1.0]),
-        "topk_idx": given[1].to_sparse(),
-        "topk_weights": "a text",
-        "is_token_in_rank": counts["is_token_in_rank"].repeat(1, 2),
-    }
+    wrongs = [
+        ("x", [1, 2]), ("topk_idx", given[1].float()), ("topk_weights", given[2].double()),
+        ("is_token_in_rank", None), ("num_tokens_per_rank", "a text"),
+        ("num_tokens_per_rdma_rank", [1]), ("config", "a text"), ("handle", (1, 2, 3)),
+        ("num_tokens_per_expert", counts["num_tokens_per_expert"].float()),
+        ("expert_alignment", 0), ("num_worst_tokens", -1), ("async_finish", given[0]),
+        # What is an error of Python or of torch where nobody looks at it first.
+        ("x", (given[0].to(torch.float8_e4m3fn), [1.0])), ("topk_idx", given[1].to_sparse()),
+        ("topk_weights", "a text"),
+        ("is_token_in_rank", counts["is_token_in_rank"].repeat(1, 2)),
+    ]  # fmt: skip
     for buffer in (fresh, buffer_of(group)):
-        for name, wrong in (*wrongs.items(), *wrongs_too.items()):
+        for name, wrong in wrongs:
             call = {"x": given[0], **right, **({name: wrong} if rank == world - 1 else {})}
             text = refused(lambda buffer=buffer, call=call: buffer.dispatch(**call))
             assert f"rank {world - 1}: {name}: want" in text, text

@@ -56,15 +56,11 @@ _COMMON = {
     "eos_token_id": 2,
 }
 _LATENT = {**_COMMON, "q_lora_rank": 48}
+_SHARED = {**_LATENT, "indexer_types": ["full", "shared", "full"]}
 _SLIDING = {
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "q_lora_rank": 48,
-    "kv_lora_rank": 64,
-    "head_dim": 64,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 24,
-}
+    "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 48, "kv_lora_rank": 64,
+    "head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 24,
+}  # fmt: skip
 _MISTRAL_TEXT = {
     **_COMMON,
     "num_hidden_layers": 4,
@@ -72,35 +68,18 @@ _MISTRAL_TEXT = {
     "kv_source_layers": [0, 1, 0, 1],
     "no_rope_layers": [1, 0, 1, 0],
 }
-_MISTRAL_VISION = {
-    "model_type": "pixtral",
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "head_dim": 16,
+_VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "patch_size": 4,
-    "image_size": 16,
-}
-_HY_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "max_image_size": 16,
-    "out_hidden_size": 64,
-}
+}  # fmt: skip
+_MISTRAL_VISION = {**_VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 16}
+_HY_VISION = {**_VISION, "max_image_size": 16, "out_hidden_size": 64}
 _CONFIGS = {
     "deepseek_v32": lambda **o: DeepseekV32Config(**{**_LATENT, **o}),
-    "glm_moe_dsa": lambda **o: GlmMoeDsaConfig(
-        **{**_LATENT, "indexer_types": ["full", "shared", "full"], **o}
-    ),
-    "hy_v4": lambda **o: HYV4Config(
-        **{**_LATENT, "indexer_types": ["full", "shared", "full"], **o}
-    ),
+    "glm_moe_dsa": lambda **o: GlmMoeDsaConfig(**{**_SHARED, **o}),
+    "hy_v4": lambda **o: HYV4Config(**{**_SHARED, **o}),
     "hy_v4_vl": lambda **o: HYV4VLConfig(
-        text_config={**_LATENT, "indexer_types": ["full", "shared", "full"], **o},
+        text_config={**_SHARED, **o},
         vision_config=_HY_VISION,
         image_token_id=2,
         pad_token_id=0,
@@ -189,6 +168,33 @@ def no_ties():
         yield
     assert seen.calls > 0
     assert seen.gap > 1e-5
+
+
+def gradients_of(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def near(got, want, times, least=0.0):
+    """Gradients by name: each is near to within so many times its largest, or `least`."""
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        limit = times * max(float(gradient.abs().max()), least)
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=limit, msg=name)
+
+
+def divergence(scores, target, visible):
+    """The mean over queries of KL(target || softmax of scores), both over visible rows alone."""
+    target = target.masked_fill(~visible, 0)
+    target = target / target.sum(-1, keepdim=True)
+    log_p = scores.masked_fill(~visible, -torch.inf).log_softmax(-1)
+    terms = target * (target.clamp(min=1e-300).log() - log_p)
+    return torch.where(target > 0, terms, 0).sum(-1).mean()
+
+
+def set_topk(model, count):
+    for module in model.modules():
+        if hasattr(module, "index_topk"):
+            module.index_topk = count
 
 
 def refused(text, call, *arguments, **options):

@@ -371,4 +371,3 @@ ALL = {
     for name, operation in family()
 }
 EVERY_TENSOR = [(name, tensor) for name, operation in ALL.items() for tensor in operation.tensors]
-EVERY_OUTPUT = [(name, output) for name, operation in ALL.items() for output in operation.outputs]

@@ -12,12 +12,6 @@ def check_rows(got, rows, inputs, weights=None):
             assert got.weights[row] == (0 if pair is None else weights[pair[0]][pair[1], pair[2]])
 
 
-def check_float8_rows(octets, factors, rows, bytes_of, scales):
-    for row, (source, token, _) in enumerate(rows):
-        np.testing.assert_array_equal(octets[row], bytes_of[source][token])
-        np.testing.assert_array_equal(factors[row], scales[source][token])
-
-
 def check_tables(described, rows, indices, rank, local):
     nodes = 4 // local
     row_of = {pair: row for mine in rows for row, pair in enumerate(mine) if pair is not None}

@@ -17,15 +17,6 @@ def routing(rng, tokens, topk=3, experts=8, dropped=0.2):
     return np.where(rng.random(indices.shape) < dropped, nothing, indices).astype(np.int32)
 
 
-def float8_problem():
-    """(indices, tokens as bytes of float8 [n, 144], scales [n, 2]), each a list of four ranks."""
-    _, indices, _ = problem(seed=4)
-    rng = np.random.default_rng(0)
-    bytes_of = [rng.integers(0, 120, (len(t), 144)).astype(np.uint8) for t in indices]
-    scales = [rng.random((len(t), 2)).astype(np.float32) for t in indices]
-    return indices, bytes_of, scales
-
-
 def problem(seed=0, tokens=(5, 0, 8, 3)):
     rng = np.random.default_rng(seed)
     return (

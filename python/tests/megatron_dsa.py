@@ -2,12 +2,12 @@
 ranks."""
 
 import contextlib
-import functools
 import warnings
 from unittest import mock
 
 import torch
 import winnow.megatron
+from deep_ep_ranks import alone
 from torch import nn
 
 HEADS, V_HEAD, HIDDEN, Q_LORA = 3, 16, 32, 24
@@ -69,18 +69,11 @@ def config_of(backend, **options):
         return MLATransformerConfig(**options)
 
 
-@functools.cache  # a group of gloo has threads of its own
-def _alone():
-    return torch.distributed.new_group(
-        [torch.distributed.get_rank()], use_local_synchronization=True
-    )
-
-
 def groups_of(group, kind):
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     groups = ProcessGroupCollection()
-    groups.tp = groups.cp = _alone()
+    groups.tp = groups.cp = alone()
     if kind is not None:
         setattr(groups, kind, group)
     return groups

@@ -1,6 +1,7 @@
 """Random problems, small enough for the oracle."""
 
 import numpy as np
+import torch
 
 
 def sparse_mla(
@@ -16,6 +17,13 @@ def sparse_mla(
     sink_dtype = np.float64 if dtype == "float64" else np.float32
     options = {"attn_sink": rng.standard_normal(h_q).astype(sink_dtype)} if sink else {}
     return q, kv, indices, options
+
+
+def of_torch(**shape):
+    """The same in torch: [q, kv, indices] and the options."""
+    *arrays, options = sparse_mla(**shape)
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return tensors, {name: torch.from_numpy(array) for name, array in options.items()}
 
 
 def paged_xl(

@@ -1,8 +1,10 @@
 """The ranks of a world as threads of this process."""
 
 import contextlib
+import re
 import threading
 
+import winnow
 from winnow.expert_parallel import AllToAll, InProcessWorld
 
 
@@ -36,6 +38,16 @@ def run_all(world_size, body):
     return results
 
 
+def all_refuse(outcomes, text):
+    """Every rank raised a ValueError that begins with this pattern, or has it, and names the
+    argument."""
+    for outcome in outcomes:
+        assert isinstance(outcome, ValueError) and isinstance(outcome, winnow.Error), outcome
+        assert re.search(text, str(outcome)), outcome
+        named = re.search(r"(\w+): want ", str(outcome))
+        assert outcome.argument == (named[1] if named else "")
+
+
 def new_stream():
     """Makes a stream, which ranks on one GPU must not share, torch's current one for a while."""
     import torch
@@ -44,6 +56,15 @@ def new_stream():
     with torch.cuda.stream(stream):
         torch.empty(1 << 20, dtype=torch.uint8, device="cuda")  # its memory comes from here later
     return torch.cuda.stream(stream)
+
+
+def meet(rank, world, folder, backend="gloo"):
+    """Makes this process a rank of torch's world, which it meets in the folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting-{world}"
+    torch.distributed.init_process_group(backend, meeting, rank=rank, world_size=world)
 
 
 class Ranks:

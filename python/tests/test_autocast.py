@@ -4,14 +4,8 @@ import problems
 import pytest
 import torch
 import winnow.torch as wt
+from problems import of_torch as _sparse
 from torch.utils.flop_counter import FlopCounterMode
-
-
-def _sparse(**shape):
-    *tensors, options = problems.sparse_mla(**shape)
-    return [torch.from_numpy(a) for a in tensors], {
-        name: torch.from_numpy(value) for name, value in options.items()
-    }
 
 
 def _paged():
@@ -116,42 +110,24 @@ def test_the_sink_of_a_module_cast_whole(dtype, compiled):
     torch.testing.assert_close(module.sink.grad, expected.to(dtype), rtol=0, atol=0)
 
 
-def test_flops_are_counted():
+@pytest.mark.parametrize("source", ["a list", "a range", "a range and a list"])
+def test_flops_are_those_of_all_rows_that_may_be_seen(source):
     (q, kv, indices), _ = _sparse(s_q=3, h_q=4, topk=7)
-    pairs = 3 * 4 * 7
     q.requires_grad_(), kv.requires_grad_()
+    rows = {"a list": 7, "a range": len(kv), "a range and a list": len(kv) + 7}[source]
+    options = {"indices": indices}
+    if source != "a list":
+        first, last = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
+        options = {"indices": None, "key_start": first, "key_end": last}
+    if source == "a range and a list":
+        options.update(extra_kv=kv.detach()[:9], extra_indices=indices)
+    pairs = 3 * 4 * rows
     with FlopCounterMode(display=False) as counter:
-        out, lse = wt.sparse_mla_attention(q, kv, indices, return_lse=True)
+        out, lse = wt.sparse_mla_attention(q, kv, return_lse=True, **options)
         assert counter.get_total_flops() == 2 * pairs * (576 + 512)
         out.sum().backward()
         assert counter.get_total_flops() == 2 * pairs * (4 * 576 + 3 * 512)
-        wt.sparse_mla_distribution(q.detach(), kv.detach(), indices, lse.detach())
-    assert counter.get_total_flops() == 2 * pairs * (5 * 576 + 3 * 512)
-
-
-def test_flops_of_dense_attention_are_those_of_all_rows():
-    (q, kv, _), _ = _sparse(s_q=3, h_q=4, topk=7)
-    first, last = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
-    ranges = {"key_start": first, "key_end": last}
-    pairs = 3 * 4 * kv.shape[0]
-    with FlopCounterMode(display=False) as counter:
-        _, lse = wt.sparse_mla_attention(q, kv, None, return_lse=True, **ranges)
-        assert counter.get_total_flops() == 2 * pairs * (576 + 512)
-        wt.sparse_mla_distribution(q, kv, None, lse, **ranges)
-    assert counter.get_total_flops() == 2 * pairs * (2 * 576 + 512)
-
-
-def test_flops_of_two_sources_are_those_of_both():
-    (q, kv, indices), _ = _sparse(s_q=3, h_q=4, topk=7)
-    q.requires_grad_()
-    first, last = torch.zeros(3, dtype=torch.int32), torch.full((3,), 5, dtype=torch.int32)
-    options = {"key_start": first, "key_end": last, "extra_kv": kv[:9], "extra_indices": indices}
-    pairs = 3 * 4 * (kv.shape[0] + 7)
-    with FlopCounterMode(display=False) as counter:
-        out, lse = wt.sparse_mla_attention(q, kv, None, return_lse=True, **options)
-        assert counter.get_total_flops() == 2 * pairs * (576 + 512)
-        out.sum().backward()
-        wt.sparse_mla_distribution(q.detach(), kv, None, lse, **options)
+        wt.sparse_mla_distribution(q.detach(), kv.detach(), lse=lse.detach(), **options)
     assert counter.get_total_flops() == 2 * pairs * (5 * 576 + 3 * 512)
 
 

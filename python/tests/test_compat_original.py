@@ -92,12 +92,24 @@ def written(folder, files):
     return folder
 
 
+# For the programs below.
+REFUSED = """
+def refused(kind, said, call):
+    try:
+        call()
+    except kind as error:
+        assert said in str(error), error
+        return error
+    raise SystemError(said)
+"""
+
+
 def start(program, *names, folders=()):
     """The program, with our modules of these names before packages of those folders."""
     inherited = os.environ.get("PYTHONPATH", "")
     entries = [compat.path(*names)] if names else []
     path = os.pathsep.join([*entries, *map(str, folders), inherited])
-    return python("-c", program, env={**os.environ, "PYTHONPATH": path})
+    return python("-c", REFUSED + program, env={**os.environ, "PYTHONPATH": path})
 
 
 def passes(program, *names, folders=()):
@@ -131,12 +143,7 @@ assert [m for m in sys.modules if m.startswith("winnow") and m.endswith("testing
 # Names that neither has.
 assert not hasattr(deep_gemm, "nothing") and getattr(deep_gemm, "nothing", 7) == 7
 for wrong in ("from deep_gemm import nothing", "import deep_gemm.nothing"):
-    try:
-        exec(wrong)
-    except ImportError as error:
-        assert "nothing" in str(error)
-    else:
-        raise AssertionError(wrong)
+    refused(ImportError, "nothing", lambda: exec(wrong))
 
 # Its products take the number of multiprocessors.
 from winnow.compat import deep_gemm as direct
@@ -164,7 +171,7 @@ def test_deep_gemm_is_completed_by_the_original(tmp_path, way):
 def test_processes_that_are_started_have_both(tmp_path):
     written(tmp_path, DEEP_GEMM)
     program = """
-import multiprocessing, subprocess, sys
+import subprocess, sys
 import deep_gemm
 
 inner = "import deep_gemm; print(deep_gemm.product(2, 2), deep_gemm.fp8_mqa_logits.__module__)"
@@ -185,12 +192,7 @@ assert deep_gemm.product(1, 2) == 7
 import deep_gemm as theirs
 assert theirs.fp8_mqa_logits is not deep_gemm.fp8_mqa_logits and theirs.product is deep_gemm.product
 from winnow import compat
-try:
-    compat.install("deep_gemm")
-except ValueError as error:
-    assert "want no deep_gemm imported before" in str(error)
-else:
-    raise AssertionError
+refused(ValueError, "want no deep_gemm imported before", lambda: compat.install("deep_gemm"))
 """
     passes(program, folders=[tmp_path])
 
@@ -200,21 +202,12 @@ import importlib, importlib.util
 import deep_gemm, flash_mla, winnow
 assert deep_gemm.__name__ == "winnow.compat.deep_gemm" and deep_gemm.get_num_sms() > 0
 assert not hasattr(deep_gemm, "product") and not hasattr(flash_mla, "operators")
-try:
-    deep_gemm.product
-except winnow.Error as error:
-    assert error.code == "unsupported" and "install DeepGEMM" in str(error), error
+error = refused(winnow.Error, "install DeepGEMM", lambda: deep_gemm.product)
+assert error.code == "unsupported"
 for wrong in ("import deep_gemm.utils", "from deep_gemm.utils import layout", "import flash_mla.x"):
-    try:
-        exec(wrong)
-    except ModuleNotFoundError as error:
-        assert "is not a package" in str(error)
-    else:
-        raise AssertionError(wrong)
-try:
-    flash_mla.flash_attn_varlen_func(1)
-except winnow.Error as error:
-    assert "dense attention is not here" in str(error)
+    refused(ModuleNotFoundError, "is not a package", lambda: exec(wrong))
+dense = lambda: flash_mla.flash_attn_varlen_func(1)
+refused(winnow.Error, "dense attention is not here", dense)
 {after}
 """
 
@@ -257,12 +250,7 @@ assert deep_gemm is sys.modules["deep_gemm"] and deep_gemm.__name__ == "winnow.c
 assert [name for name in sys.modules if name.startswith("deep_gemm.")] == []
 uses = ("deep_gemm.product", "from deep_gemm import product", "hasattr(deep_gemm, 'product')")
 for use in uses:
-    try:
-        exec(use)
-    except AssertionError as error:
-        assert str(error) == "no CUDA_HOME"
-    else:
-        raise SystemError(use)
+    assert str(refused(AssertionError, "", lambda: exec(use))) == "no CUDA_HOME"
 assert deep_gemm.get_num_sms() > 0
 deep_gemm.set_num_sms(20)
 assert deep_gemm.get_num_sms() == 20
@@ -289,12 +277,8 @@ for function in (flash_attn_varlen_func, flash_mla.flash_attn_varlen_func,
 assert flash_mla.fused_norm_rope_attn_rope_cast is fused
 assert fused is sys.modules["flash_mla.fused_norm_rope_attn_rope_cast"]
 # What the original does not have is refused.
-try:
-    flash_mla.flash_attn_varlen_kvpacked_func(1)
-except winnow.Error as error:
-    assert "dense attention is not here" in str(error)
-else:
-    raise AssertionError
+dense = lambda: flash_mla.flash_attn_varlen_kvpacked_func(1)
+refused(winnow.Error, "dense attention is not here", dense)
 try:
     got = direct.fused_norm_rope_attn_rope_cast.prefill(sm_scale=1), fused.prefill(sm_scale=1)
 except winnow.Error as error:
@@ -468,12 +452,8 @@ import deep_gemm
 from winnow import compat
 assert compat.install("deep_gemm") is deep_gemm
 assert deep_gemm.fp8_mqa_logits.__module__ == "winnow.compat.deep_gemm"
-try:
-    deep_gemm.product
-except ImportError as error:
-    assert "cannot complete the library: it takes no fp8_" in str(error), error
-else:
-    raise AssertionError
+said = "cannot complete the library: it takes no fp8_"
+refused(ImportError, said, lambda: deep_gemm.product)
 """
     passes(program, "deep_gemm", folders=[tmp_path])
 
@@ -491,12 +471,8 @@ import sys, types
 from winnow import compat
 theirs = sys.modules["flash_mla.flash_mla_interface"] = types.ModuleType("theirs")
 before = dict(sys.modules)
-try:
-    compat.install("flash_mla")
-except ValueError as error:
-    assert "want no flash_mla.flash_mla_interface imported before" in str(error)
-else:
-    raise AssertionError
+said = "want no flash_mla.flash_mla_interface imported before"
+refused(ValueError, said, lambda: compat.install("flash_mla"))
 assert [key for key in sys.modules if key not in before] == []
 assert "flash_mla" not in sys.modules
 """

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
+import winnow.torch
 
 import winnow
-
-torch = pytest.importorskip("torch")
-import winnow.torch  # noqa: E402
 
 LENGTHS = (23, 0, 3, 8)
 
@@ -143,30 +142,6 @@ def test_without_what_is_optional():
     # Weights add up to 1 in each column of each window, and so do gradients of kv.
     torch.testing.assert_close(d_kv.sum(), torch.tensor(7.0 * 64, dtype=torch.float64))
     torch.testing.assert_close(d_gate.sum(0), d_bias.sum(0), rtol=0, atol=1e-12)
-
-
-def test_steps_give_the_rows_and_drafts_are_undone():
-    given = problem(lengths=(23,), dtype=torch.bfloat16)
-    want = winnow.compressor.forward(**{**given, "first_position": None})
-    fixed = {n: given[n] for n in ("position_bias", "norm_weight", "cos", "sin", "overlap")}
-    state = torch.full((5, 10, 2 * given["kv"].shape[1]), torch.nan)
-    slot, rows, position = torch.tensor([3], dtype=torch.int32), [], 0
-    for taken, undone in ((9, 0), (1, 0), (3, 2), (3, 3), (4, 1), (2, 0), (6, 0)):
-        new = slice(position, position + taken)
-        got = winnow.compressor.step(
-            given["kv"][new],
-            given["gate"][new],
-            cu_seqlens=torch.tensor([0, taken], dtype=torch.int32),
-            first_position=torch.tensor([position], dtype=torch.int32),
-            state=state,
-            state_slots=slot,
-            **fixed,
-        )
-        position += taken - undone
-        rows = [*rows[: new.start], *got]
-    assert position == 22
-    torch.testing.assert_close(torch.stack(rows[3:22:4]), want, rtol=0, atol=0)
-    assert torch.isnan(state[[0, 1, 2, 4]]).all()
 
 
 def caches(kind, d):

@@ -14,6 +14,22 @@ def test_operations_of_ranks_are_those_of_one(deep_ep_pool, name, ranks):
     deep_ep_pool.run(ranks, checks.operations, name)
 
 
+# Rows under torch.autocast, a backward pass that does not reach the rows, ranks that differ after
+# they agreed, and what one rank refuses, which is an error on all.
+@pytest.mark.parametrize(
+    "ranks, body, keys",
+    [(2, ranks_of.autocast, ()), (2, ranks_of.backward_of_a_part, ())]
+    + [
+        (ranks, body, (keys,))
+        for ranks in (2, 3)
+        for body in (ranks_of.differences, ranks_of.refusals_of_one)
+        for keys in checks.KEYS
+    ],
+)
+def test_programs_of_ranks(deep_ep_pool, ranks, body, keys):
+    deep_ep_pool.run(ranks, body, *keys)
+
+
 # Of each family with each number of ranks; the rest takes turns.
 _STEPS = [
     (1, "plain", "balanced", "gathered", False),
@@ -33,9 +49,8 @@ def test_a_step_of_a_model_is_that_of_one_rank(
         pytest.skip("no family of the installed transformers")
     family = models.FAMILIES[number]
     torch.save(models.of_one_rank(family, variant), tmp_path / "expected")
-    deep_ep_pool.run(
-        ranks, models.step, family, variant, placement, keys, by_caller, tmp_path / "expected"
-    )
+    how = family, variant, placement, keys, by_caller, tmp_path / "expected"
+    deep_ep_pool.run(ranks, models.step, *how)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")  # another name from 5.24 on
@@ -63,31 +78,11 @@ def test_what_autograd_keeps_does_not_grow_with_the_ranks(deep_ep_pool, keys):
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 1
 
 
-def test_autocast(deep_ep_pool):
-    deep_ep_pool.run(2, ranks_of.autocast)
-
-
-def test_a_backward_pass_that_does_not_reach_the_rows(deep_ep_pool):
-    deep_ep_pool.run(2, ranks_of.backward_of_a_part)
-
-
 def test_what_is_refused(deep_ep_pool):
     deep_ep_pool.run(2, ranks_of.refusals)
     wanted = "group: want torch.distributed, initialised, got none"
     with pytest.raises(ValueError, match=wanted):
         ranks_of.context_parallel()
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("keys", checks.KEYS)
-def test_ranks_that_differ_after_they_agreed(deep_ep_pool, ranks, keys):
-    deep_ep_pool.run(ranks, ranks_of.differences, keys)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("keys", checks.KEYS)
-def test_what_one_rank_refuses_is_an_error_on_all(deep_ep_pool, ranks, keys):
-    deep_ep_pool.run(ranks, ranks_of.refusals_of_one, keys)
 
 
 def test_what_the_model_of_one_rank_refuses_is_an_error_on_all(deep_ep_pool):

@@ -15,12 +15,6 @@ from winnow import _operators
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _operations():
-    """(family, name) of all operations with a kernel per instruction set, from their list."""
-    text = (ROOT / "winnow" / "cpu" / "kernels.h").read_text()
-    return re.findall(r"^  X\((\w+), (\w+), \w+\)", text, re.MULTILINE)
-
-
 def _sources():
     """All but what a new operation may join, and need not: users, and parts of torch.py."""
     listed = run("git", "ls-files", cwd=ROOT).stdout
@@ -37,7 +31,9 @@ def _sources():
 
 def test_a_new_operation_touches_the_files_that_contributing_lists():
     """What names every operation of every family, or of one, has to name a new one, too."""
-    operations = _operations()
+    # (family, name) of all operations with a kernel per instruction set.
+    text = (ROOT / "winnow" / "cpu" / "kernels.h").read_text()
+    operations = re.findall(r"^  X\((\w+), (\w+), \w+\)", text, re.MULTILINE)
     assert len(operations) >= 13
     sources = list(_sources())
     found = set()

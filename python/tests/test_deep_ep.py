@@ -8,6 +8,7 @@ import deep_ep_programs as programs
 import deep_ep_refusals as refusals
 import pytest
 import torch
+from processes import python
 from winnow.compat import deep_ep
 from winnow.compat.deep_ep import _agreement
 from winnow.compat.deep_ep._checks import wrong_dispatch
@@ -68,55 +69,47 @@ def test_random_mistakes(deep_ep_pool):
         assert not fuzz.wrong(outcomes), outcomes
 
 
-def test_signatures_name_every_parameter():
-    def names(function):
-        return list(inspect.signature(function).parameters)
+# The parameters of a function in their order, without `self`.
+SIGNATURES = {
+    deep_ep.Buffer: """group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank
+        allow_nvlink_for_low_latency_mode allow_mnnvl explicitly_destroy enable_shrink comm
+        use_fabric""",
+    deep_ep.Buffer.dispatch: """x handle num_tokens_per_rank num_tokens_per_rdma_rank
+        is_token_in_rank num_tokens_per_expert topk_idx topk_weights expert_alignment
+        num_worst_tokens config previous_event async_finish allocate_on_comm_stream""",
+    deep_ep.Buffer.combine: """x handle topk_weights bias config previous_event async_finish
+        allocate_on_comm_stream""",
+    deep_ep.Buffer.get_dispatch_layout: """topk_idx num_experts previous_event async_finish
+        allocate_on_comm_stream""",
+    deep_ep.Buffer.low_latency_dispatch: """x topk_idx num_max_dispatch_tokens_per_rank num_experts
+        cumulative_local_expert_recv_stats dispatch_wait_recv_cost_stats use_fp8 round_scale
+        use_ue8m0 async_finish return_recv_hook""",
+    deep_ep.Buffer.low_latency_combine: """x topk_idx topk_weights handle use_logfmt zero_copy
+        async_finish return_recv_hook out combine_wait_recv_cost_stats overlap packed_recv_count
+        comp_signal block_m threshold num_sms src_signals src_signal_expect_value""",
+    deep_ep.ElasticBuffer: """group num_bytes num_cpu_bytes num_max_tokens_per_rank hidden num_topk
+        use_fp8_dispatch deterministic allow_hybrid_mode allow_multiple_reduction
+        prefer_overlap_with_compute sl_idx num_allocated_qps num_cpu_timeout_secs
+        num_gpu_timeout_secs explicitly_destroy""",
+    deep_ep.ElasticBuffer.dispatch: """x topk_idx topk_weights cumulative_local_expert_recv_stats
+        num_experts num_max_tokens_per_rank expert_alignment num_sms num_qps previous_event
+        previous_event_before_epilogue async_with_compute_stream allocate_on_comm_stream handle
+        do_handle_copy do_cpu_sync do_expand do_zero_padding use_tma_aligned_col_major_sf""",
+    deep_ep.ElasticBuffer.combine: """x handle topk_weights bias num_sms num_qps previous_event
+        previous_event_before_epilogue async_with_compute_stream allocate_on_comm_stream""",
+    deep_ep.HybridEPBuffer.dispatch_with_permute: """hidden topk_idx topk_weights
+        num_of_experts_per_rank num_of_experts use_fp8 routing_map probs scaling_factor
+        num_permuted_tokens pad_multiple handle non_blocking fuse_permute_dispatch
+        num_dispatched_tokens use_host_meta""",
+    deep_ep.HybridEPBuffer.combine_with_unpermute: """hidden probs handle pad_multiple
+        fuse_unpermute_combine num_dispatched_tokens""",
+}
 
-    assert names(deep_ep.Buffer) == [
-        "group", "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank",
-        "allow_nvlink_for_low_latency_mode", "allow_mnnvl", "explicitly_destroy", "enable_shrink",
-        "comm", "use_fabric",
-    ]  # fmt: skip
-    assert names(deep_ep.Buffer.dispatch)[1:] == [
-        "x", "handle", "num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank",
-        "num_tokens_per_expert", "topk_idx", "topk_weights", "expert_alignment",
-        "num_worst_tokens", "config", "previous_event", "async_finish", "allocate_on_comm_stream",
-    ]  # fmt: skip
-    assert names(deep_ep.Buffer.combine)[1:] == [
-        "x", "handle", "topk_weights", "bias", "config", "previous_event", "async_finish",
-        "allocate_on_comm_stream",
-    ]  # fmt: skip
 
-    assert names(deep_ep.Buffer.get_dispatch_layout)[1:] == [
-        "topk_idx", "num_experts", "previous_event", "async_finish", "allocate_on_comm_stream",
-    ]  # fmt: skip
-    assert names(deep_ep.ElasticBuffer) == [
-        "group", "num_bytes", "num_cpu_bytes", "num_max_tokens_per_rank", "hidden", "num_topk",
-        "use_fp8_dispatch", "deterministic", "allow_hybrid_mode", "allow_multiple_reduction",
-        "prefer_overlap_with_compute", "sl_idx", "num_allocated_qps", "num_cpu_timeout_secs",
-        "num_gpu_timeout_secs", "explicitly_destroy",
-    ]  # fmt: skip
-    assert names(deep_ep.ElasticBuffer.dispatch)[1:] == [
-        "x", "topk_idx", "topk_weights", "cumulative_local_expert_recv_stats", "num_experts",
-        "num_max_tokens_per_rank", "expert_alignment", "num_sms", "num_qps", "previous_event",
-        "previous_event_before_epilogue", "async_with_compute_stream", "allocate_on_comm_stream",
-        "handle", "do_handle_copy", "do_cpu_sync", "do_expand", "do_zero_padding",
-        "use_tma_aligned_col_major_sf",
-    ]  # fmt: skip
-    assert names(deep_ep.ElasticBuffer.combine)[1:] == [
-        "x", "handle", "topk_weights", "bias", "num_sms", "num_qps", "previous_event",
-        "previous_event_before_epilogue", "async_with_compute_stream", "allocate_on_comm_stream",
-    ]  # fmt: skip
-    assert names(deep_ep.HybridEPBuffer.dispatch_with_permute)[1:] == [
-        "hidden", "topk_idx", "topk_weights", "num_of_experts_per_rank", "num_of_experts",
-        "use_fp8", "routing_map", "probs", "scaling_factor", "num_permuted_tokens",
-        "pad_multiple", "handle", "non_blocking", "fuse_permute_dispatch",
-        "num_dispatched_tokens", "use_host_meta",
-    ]  # fmt: skip
-    assert names(deep_ep.HybridEPBuffer.combine_with_unpermute)[1:] == [
-        "hidden", "probs", "handle", "pad_multiple", "fuse_unpermute_combine",
-        "num_dispatched_tokens",
-    ]  # fmt: skip
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_signatures_name_every_parameter(function):
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert names == SIGNATURES[function].split()
 
 
 def test_layouts_of_any_strides():
@@ -142,33 +135,27 @@ class Alone:
 
 
 def test_what_is_not_here_is_refused_by_name():
-    with pytest.raises(compat_error(), match="enable_shrink: want False without low_latency_mode"):
+    with pytest.raises(Error, match="enable_shrink: want False without low_latency_mode"):
         deep_ep.Buffer(Alone(), enable_shrink=True)
     buffer = deep_ep.Buffer(Alone())
-    with pytest.raises(compat_error(), match="without low_latency_mode"):
+    with pytest.raises(Error, match="without low_latency_mode"):
         buffer.low_latency_dispatch(torch.zeros(1, 8), None, 1, 8)
     with pytest.raises(TypeError, match="use_nvfp4"):
         buffer.dispatch(torch.zeros(1, 8), use_nvfp4=True)
-    with pytest.raises(compat_error(), match="without explicitly_destroy"):
+    with pytest.raises(Error, match="without explicitly_destroy"):
         buffer.destroy()
-    with pytest.raises(compat_error(), match="new_num_sms: want an even number, got 7"):
+    with pytest.raises(Error, match="new_num_sms: want an even number, got 7"):
         deep_ep.Buffer.set_num_sms(7)
     for wrong in (None, "text", torch.ones(3)):
-        with pytest.raises(compat_error(), match="num_experts: want an integer from 1 to"):
+        with pytest.raises(Error, match="num_experts: want an integer from 1 to"):
             buffer.get_dispatch_layout(torch.zeros(1, 1, dtype=torch.int64), wrong)
     for kind, arguments in (
         (deep_ep.Buffer, ("text",)),
         (deep_ep.HybridEPBuffer, ("text", 256, 4, 4)),
         (deep_ep.ElasticBuffer, ("text",)),
     ):
-        with pytest.raises(compat_error(), match="group: want a process group of torch, got str"):
+        with pytest.raises(Error, match="group: want a process group of torch, got str"):
             kind(*arguments)
-
-
-def compat_error():
-    from winnow.errors import Error
-
-    return Error
 
 
 def test_config_is_for_any_number_of_ranks():
@@ -195,15 +182,10 @@ def test_config_takes_whole_numbers(wrong):
 
 
 def test_the_folder_has_a_real_package():
-    import os
-    import subprocess
-    import sys
-
-    path = subprocess.check_output([sys.executable, "-m", "winnow", "compat-path"], text=True)
-    assert path.strip() == str(compat.path())
+    path = python("-m", "winnow", "compat-path", check=True).stdout.strip()
+    assert path == str(compat.path())
     program = "import deep_ep, deep_ep.utils as u; print(deep_ep.Buffer.__module__, u.EventHandle)"
-    environment = {**os.environ, "PYTHONPATH": path.strip()}
-    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    output = python("-c", program, add={"PYTHONPATH": path}, check=True).stdout
     assert output.startswith("winnow.compat.deep_ep.buffer")
 
 

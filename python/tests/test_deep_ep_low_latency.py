@@ -1,7 +1,5 @@
 """The low-latency calls of winnow.compat.deep_ep.Buffer between processes."""
 
-import inspect
-
 import deep_ep_low_latency as programs
 import pytest
 from winnow.compat import deep_ep
@@ -33,19 +31,3 @@ def test_arguments_of_forks_are_refused_by_name():
     for name in ("use_nvfp4", "x_global_scale"):
         with pytest.raises(TypeError, match=name):
             buffer.low_latency_dispatch(None, None, 1, 1, **{name: True})
-
-
-def test_signatures_name_every_parameter():
-    def names(function):
-        return list(inspect.signature(function).parameters)[1:]
-
-    assert names(deep_ep.Buffer.low_latency_dispatch) == [
-        "x", "topk_idx", "num_max_dispatch_tokens_per_rank", "num_experts",
-        "cumulative_local_expert_recv_stats", "dispatch_wait_recv_cost_stats", "use_fp8",
-        "round_scale", "use_ue8m0", "async_finish", "return_recv_hook",
-    ]  # fmt: skip
-    assert names(deep_ep.Buffer.low_latency_combine) == [
-        "x", "topk_idx", "topk_weights", "handle", "use_logfmt", "zero_copy", "async_finish",
-        "return_recv_hook", "out", "combine_wait_recv_cost_stats", "overlap", "packed_recv_count",
-        "comp_signal", "block_m", "threshold", "num_sms", "src_signals", "src_signal_expect_value",
-    ]  # fmt: skip

@@ -16,27 +16,30 @@ DISAGREES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
-        (odd.tokens, ()),
-        (odd.experts, ()),
-        (odd.elastic, (False,)),
-        (odd.elastic, (True,)),
-        (odd.low_latency, ()),
-        (odd.layouts, ()),
-    ],
-    ids=["tokens", "experts", "elastic", "expanded", "low-latency", "layouts"],
-)
-def test_every_argument(deep_ep_pool, body, arguments):
+_ELASTIC = ("elastic", "elastic_combine", "elastic_again")
+# {what: (methods of Calls, which of them gives the sums that the next call has, options of Calls)}
+METHODS = {
+    "tokens": (("dispatch", "by_rank", "again", "combine", "scaled"), "combine", {}),
+    "experts": (
+        ("permute", "by_index", "permute_scaled", "permuted_again", "unpermute"), "unpermute", {},
+    ),
+    "elastic": (_ELASTIC, "elastic_combine", {"expand": False}),
+    "expanded": (_ELASTIC, "elastic_combine", {"expand": True}),
+    "low-latency": (("low_latency", "low_latency_combine"), "low_latency_combine", {}),
+    "layouts": (("layout",), None, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", METHODS)
+def test_every_argument(deep_ep_pool, what):
     world = 2
     refused = 0
-    for outcomes in zip(*deep_ep_pool.run(world, body, *arguments), strict=True):
+    for outcomes in zip(*deep_ep_pool.run(world, odd.each, *METHODS[what]), strict=True):
         method, name, how, _, _ = outcomes[0]
         texts = {text for _, _, _, (text, _), _ in outcomes}
         assert {after for *_, (after, _) in outcomes} == {"it works"}, outcomes
         # Of what differs each rank names itself first; of layout() nobody else hears.
-        alone = body is odd.layouts
+        alone = what == "layouts"
         assert len(texts) == 1 or alone or all(" differs: " in text for text in texts), outcomes
         for _, _, _, (text, argument), _ in outcomes[-1:] if alone else outcomes:
             if text == "it works":

@@ -12,12 +12,6 @@ from winnow import expert_parallel, indexer, paged_xl, sparse_mla
 INF = float("inf")
 
 
-def _without_elements(tensor, dim):
-    shape = list(tensor.shape)
-    shape[dim] = 0
-    return torch.empty(shape, dtype=torch.from_numpy(tensor).dtype)
-
-
 # Rows that queries may choose from: there may be none.
 _CACHES = ("kv", "extra_kv", "k", "cache", "extra_cache", "pages")
 
@@ -26,9 +20,8 @@ _CACHES = ("kv", "extra_kv", "k", "cache", "extra_cache", "pages")
 def test_none_of_the_tensors_may_be_empty_beside_the_others(name, argument):
     """An optional one, too: the call is refused, and not made without it."""
     operation = every_operation.ALL[name]
-    tensor = operation.tensors[argument]
     tensors = {n: torch.from_numpy(np.array(t)) for n, t in operation.tensors.items()}
-    empty = _without_elements(tensor, 0)
+    empty = torch.empty_like(tensors[argument][:0])
     assert empty.data_ptr() == 0
     cache = argument in _CACHES and not name.startswith("compressor")  # whose kv are the tokens
     if cache and argument not in operation.outputs and "backward" not in name:
@@ -78,21 +71,6 @@ def test_the_operators_gradients_of_no_rows_are_0():
     scores.sum().backward()
     for tensor in (q, k, weights):
         assert torch.count_nonzero(tensor.grad) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_to_no_rows(dtype):
-    q, kv = torch.randn(3, 4, 576).to(dtype), torch.randn(9, 1, 576).to(dtype)
-    indices = torch.empty(3, 1, 0, dtype=torch.int32)
-    out, _, lse = sparse_mla.forward(q, kv, indices)
-    assert torch.count_nonzero(out) == 0 and torch.all(lse == -INF)
-    assert sparse_mla.distribution(q, kv, indices, lse).shape == (3, 0)
-    sink = torch.randn(4)
-    d_out = torch.randn(3, 4, 512).to(dtype)
-    gradients = sparse_mla.backward(
-        q, kv, indices, out, lse, d_out, attn_sink=sink, d_sink=torch.full((4,), 7.0)
-    )
-    assert all(torch.count_nonzero(g) == 0 for g in gradients)
 
 
 def test_operations_without_queries():

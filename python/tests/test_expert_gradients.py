@@ -43,11 +43,6 @@ def _want(tokens, scores, indices, bias, weigh, experts):
     return x, w, b, experts.grad
 
 
-def _expert_of_rows(descriptor):
-    """The local expert of each row; padding counts to the expert before it."""
-    return torch.repeat_interleave(descriptor.expert_offsets.diff().long())
-
-
 MODES = {
     "weighted by the caller": ({}, False),
     "weighted by the library": ({}, True),
@@ -69,7 +64,8 @@ def test_a_mixture_of_experts_has_the_gradients_of_its_formula(mode, local):
         x, w, b = _leaf(tokens[rank]), _leaf(scores[rank]), _leaf(bias[rank])
         mine = _leaf(experts[2 * rank : 2 * rank + 2])
         output, given, descriptor = autograd.dispatch(layer, x, indices[rank], weights=w, **options)
-        owner = _expert_of_rows(descriptor)
+        # The local expert of each row; padding counts to the expert before it.
+        owner = torch.repeat_interleave(descriptor.expert_offsets.diff().long())
         rows = torch.einsum("rh,rhj->rj", output[: len(owner)], mine[owner])
         if "worst_case_rows" in options:
             unused = len(output) - len(owner)

@@ -1,7 +1,6 @@
 """How processes meet: stores, shared memory, launchers."""
 
 import os
-import signal
 import threading
 import time
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from expert_launch import documented_program
 from expert_problems import SMALL, payload
+from interrupt import interrupted
 from processes import python
 from ranks import run_all
 
@@ -80,8 +80,8 @@ def _torchrun(tmp_path, source, **environment):
         *("-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", 2, program),
         env={**os.environ, "OMP_NUM_THREADS": "1", **meet},
+        check=True,
     )
-    assert result.returncode == 0, result.stderr
     return result.stdout
 
 
@@ -150,81 +150,47 @@ def test_a_store_that_fails_says_so():
         ep.create_shared_memory(_Dictionary(), 2, 2)
 
 
-def _interrupted(call):
-    """Presses Ctrl-C while the main thread waits in the call; seconds until it is raised."""
-    # A process that a shell started in the background ignores the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        begin = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            call()
-        timer.join()
-        return time.monotonic() - begin
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(tmp_path):
     store = ep.FileStore(tmp_path, job="test")
-    assert _interrupted(lambda: ep.create_shared_memory(store, 0, 2, timeout=60)) < 20
+    assert interrupted(lambda: ep.create_shared_memory(store, 0, 2, timeout=60), 0.5) < 20
 
 
-def test_an_interrupt_ends_a_call_and_the_other_rank_is_told():
-    world, made, interrupted = ep.InProcessWorld(2), threading.Event(), threading.Event()
-    x, i = payload(0, 2), np.array([[0, 3, 5]] * 2, np.int32)
-    told = []
-
-    def other():
-        layer = ep.AllToAll(world.transport(1), world.store(), timeout=60, **SMALL)
-        made.set()
-        interrupted.wait()
-        with pytest.raises(winnow.Error, match="rank 0 was interrupted; reported by rank 0") as e:
-            layer.dispatch(x, i)
-        told.append((e.value.code, e.value.reason))
-
-    thread = threading.Thread(target=other, daemon=True)  # a failure here does not wait for it
-    thread.start()
-    layer = ep.AllToAll(world.transport(0), world.store(), timeout=60, **SMALL)
-    made.wait()
-    assert _interrupted(lambda: layer.dispatch(x, i)) < 20
-    interrupted.set()
-    thread.join()
-    assert told == [("timeout", "interrupted")]
-    with pytest.raises(winnow.Error, match="rank 0 was interrupted"):
-        layer.barrier()
-
-
-@pytest.mark.parametrize("part", ["both", "receive"])
-def test_an_interrupt_ends_a_low_latency_call(part):
-    """Rank 1 makes no call: rank 0 waits for its rows."""
-    world, made, over = ep.InProcessWorld(2), threading.Event(), threading.Event()
-    sizes = {"max_tokens": 4, "hidden": 128, "topk": 1, "experts": 2, "timeout": 60}
-    x, i = torch.ones(2, 128, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)
-    told = []
+@pytest.mark.parametrize("part", ["all_to_all", "both", "receive"])
+def test_an_interrupt_ends_a_call_and_the_other_rank_is_told(part):
+    """Rank 1 makes no call: rank 0 waits for its rows, or for those of a low-latency call."""
+    world, made, over, told = ep.InProcessWorld(2), threading.Event(), threading.Event(), []
+    kind, sizes, options = ep.AllToAll, SMALL, {}
+    given = payload(0, 2), np.array([[0, 3, 5]] * 2, np.int32)
+    if part != "all_to_all":
+        kind, sizes = ep.LowLatency, {"max_tokens": 4, "hidden": 128, "topk": 1, "experts": 2}
+        given = torch.ones(2, 128, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)
+        options["part"] = part
 
     def other():
-        layer = ep.LowLatency(world.transport(1), world.store(), **sizes)
+        layer = kind(world.transport(1), world.store(), timeout=60, **sizes)
         made.set()
         over.wait()
         with pytest.raises(winnow.Error, match="rank 0 was interrupted") as e:
-            layer.dispatch(x, i)
-        told.append(e.value.code)
+            layer.dispatch(*given)
+        told.append(e.value)
 
-    thread = threading.Thread(target=other, daemon=True)
+    thread = threading.Thread(target=other, daemon=True)  # a failure here does not wait for it
     thread.start()
-    layer = ep.LowLatency(world.transport(0), world.store(), **sizes)
+    layer = kind(world.transport(0), world.store(), timeout=60, **sizes)
     made.wait()
-    sent = layer.dispatch(x, i, part="send") if part == "receive" else None
-    assert _interrupted(lambda: layer.dispatch(x, i, part=part, out=sent)) < 20
+    if part == "receive":
+        options["out"] = layer.dispatch(*given, part="send")
+    assert interrupted(lambda: layer.dispatch(*given, **options), 0.5) < 20
     over.set()
     thread.join()
-    assert told == ["timeout"]
+    assert [error.code for error in told] == ["timeout"]
     with pytest.raises(winnow.Error, match="rank 0 was interrupted"):
-        layer.dispatch(x, i)
-    again = ep.LowLatency(ep.InProcessWorld(1).transport(0), ep.MemoryStore(), **sizes)
-    assert again.dispatch(x, i, format="bfloat16").counts.tolist() == [2, 0]
+        layer.barrier() if part == "all_to_all" else layer.dispatch(*given)
+    if part == "all_to_all":
+        assert "reported by rank 0" in str(told[0]) and told[0].reason == "interrupted"
+    else:
+        again = ep.LowLatency(ep.InProcessWorld(1).transport(0), ep.MemoryStore(), **sizes)
+        assert again.dispatch(*given, format="bfloat16").counts.tolist() == [2, 0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
@@ -272,18 +238,7 @@ def test_nvshmem_is_not_opened_before_its_first_use():
     assert "expert_parallel::nvshmem" in result.stdout, result
 
 
-def test_launch_environment(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RENDEZVOUS"):
-        monkeypatch.delenv(f"WINNOW_{name}", raising=False)
-    assert ep.launch_environment() is None
-    monkeypatch.setenv("WINNOW_RANK", "1")
-    with pytest.raises(ValueError):
-        ep.launch_environment()
-    monkeypatch.setenv("WINNOW_WORLD_SIZE", "4")
-    monkeypatch.setenv("WINNOW_RENDEZVOUS", "/tmp/x")
-    here = ep.launch_environment()
-    assert (here.rank, here.world_size, here.local_world_size) == (1, 4, 4)
-    assert here.rendezvous == "/tmp/x"
+def test_the_timeout_of_the_environment(monkeypatch):
     monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "2.5")
     assert ep.default_timeout() == 2.5
     monkeypatch.setenv("WINNOW_TIMEOUT_SECONDS", "soon")

@@ -7,8 +7,6 @@ import torch
 import winnow.torch as ops
 from compiled_problem import CONFIG, EXPERTS, HIDDEN, TOPK, WORLD, compiler, leaves_of, make_inputs  # noqa: F401
 from ranks import Ranks, run_all
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from winnow.expert_parallel import InProcessWorld, Notifier, autograd, layout, operators
 
@@ -189,18 +187,3 @@ def test_a_backward_pass_keeps_what_it_needs():
     assert not operators._kept
     with pytest.raises(ValueError, match="want a layer or notifier that still exists, got one"):
         operators._living(number)
-
-
-def test_fake_tensors_run_nothing():
-    with Ranks(1, **CONFIG) as ranks, FakeTensorMode(shape_env=ShapeEnv()):
-        layer = ranks.layers[0]
-        x = torch.empty(7, HIDDEN, requires_grad=True)
-        indices = torch.empty(7, TOPK, dtype=torch.int32)
-        rows, _, descriptor = autograd.dispatch(layer, x, indices, worst_case_rows=60)
-        out = autograd.combine(layer, rows, descriptor)
-        assert rows.shape == (60, HIDDEN) and out.shape == x.shape
-        assert descriptor.expert_offsets.shape == (EXPERTS + 1,)
-        out.sum().backward()
-        assert x.grad.shape == x.shape
-        rows = autograd.dispatch(layer, x, indices)[0]
-        assert isinstance(rows.shape[0], torch.SymInt) and rows.shape[1] == HIDDEN

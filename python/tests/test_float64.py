@@ -6,15 +6,9 @@ import problems
 import pytest
 import torch
 import winnow.torch as ops
+from problems import of_torch
 
 import winnow
-
-
-def _sparse(**shape):
-    q, kv, indices, options = problems.sparse_mla(dtype="float64", **shape)
-    tensors = [torch.from_numpy(a) for a in (q, kv, indices)]
-    return tensors, {name: torch.from_numpy(a) for name, a in options.items()}
-
 
 CASES = {
     "plain": ({}, {}),
@@ -31,7 +25,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_gradcheck_in_its_standard_form(case):
     shape, more = CASES[case]
-    (q, kv, indices), options = _sparse(**{"s_q": 2, "h_q": 1, "s_kv": 3, "d_qk": 512, **shape})
+    (q, kv, indices), options = of_torch(
+        dtype="float64", **{"s_q": 2, "h_q": 1, "s_kv": 3, "d_qk": 512, **shape}
+    )
     leaves = [t.requires_grad_() for t in (q, kv, *options.values())]
 
     def attention(q, kv, sink=None):
@@ -41,7 +37,7 @@ def test_gradcheck_in_its_standard_form(case):
 
 
 def test_gradgradcheck_is_refused():
-    (q, kv, indices), _ = _sparse(s_q=1, h_q=1, s_kv=2, d_qk=512)
+    (q, kv, indices), _ = of_torch(s_q=1, h_q=1, s_kv=2, d_qk=512, dtype="float64")
     leaves = [q.requires_grad_(), kv.requires_grad_()]
     with pytest.raises(RuntimeError, match="sparse_mla_backward has no gradient"):
         torch.autograd.gradgradcheck(
@@ -51,7 +47,7 @@ def test_gradgradcheck_is_refused():
 
 def test_float64_beside_another_dtype_is_refused():
     """As the tests in C++ of each operation do for its other tensors."""
-    (q, kv, indices), _ = _sparse()
+    (q, kv, indices), _ = of_torch(dtype="float64")
     lse = winnow.sparse_mla.forward(q, kv, indices)[2]
     p = {n: torch.from_numpy(a) for n, a in problems.paged_xl(dtype="float64").items()}
     with pytest.raises(ValueError, match="attn_sum: want dtype f64, got f32"):
@@ -68,15 +64,8 @@ def test_float64_beside_another_dtype_is_refused():
 
 @pytest.mark.parametrize(
     "operation",
-    [
-        "sparse_mla.forward",
-        "sparse_mla.distribution",
-        "sparse_mla.backward",
-        "paged_xl.attention",
-        "paged_xl.attention_fused",
-        "paged_xl.append",
-        "paged_xl.position_term",
-    ],
+    [f"sparse_mla.{name}" for name in ("forward", "distribution", "backward")]
+    + [f"paged_xl.{name}" for name in winnow.paged_xl.__all__],
 )
 def test_supports_says_so(operation):
     for dtype in ("float64", np.float64, torch.float64):

@@ -36,29 +36,25 @@ def test_the_wheel_imports_in_an_empty_environment(empty_environment, tmp_path):
         "    print(error)\n"
     )
     environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
-    result = run(empty_environment, "-c", program, cwd=tmp_path, env=environment)
-    assert result.returncode == 0, result.stderr
+    result = run(empty_environment, "-c", program, cwd=tmp_path, env=environment, check=True)
     assert "q: want a tensor of numpy, torch or another framework" in result.stdout
 
 
 def test_the_program_runs_in_an_empty_environment(empty_environment, tmp_path):
-    info = run(empty_environment, "-m", "winnow", "info", "--json", cwd=tmp_path)
-    assert info.returncode == 0, info.stderr
+    info = run(empty_environment, "-m", "winnow", "info", "--json", cwd=tmp_path, check=True)
     assert json.loads(info.stdout)["version"] == winnow.__version__
     assert json.loads(info.stdout)["nvshmem"]["supported"] is False  # nothing but the wheel
     assert "NVSHMEM" in json.loads(info.stdout)["nvshmem"]["reason"]
     script = empty_environment.parent / "winnow"
     case = ("verify", "paged_xl::append")
     for program in ((empty_environment, "-m", "winnow"), (script,)):
-        verified = run(*program, *case, cwd=tmp_path)
-        assert verified.returncode == 0, verified.stdout + verified.stderr
+        run(*program, *case, cwd=tmp_path, check=True)
     bad = run(empty_environment, "-m", "winnow", "verify", "matmul", cwd=tmp_path)
     assert bad.returncode == 2
     bench = run(
         script, "bench", "paged_xl::append", "--seconds", "0.001", "--repetitions", "1", "--json",
-        cwd=tmp_path,
+        cwd=tmp_path, check=True,
     )  # fmt: skip
-    assert bench.returncode == 0, bench.stderr
     assert json.loads(bench.stdout)["results"]
 
 
@@ -71,8 +67,7 @@ def test_the_wheel_links_neither_torch_nor_the_build_folder(wheel, tmp_path):
         # The one library that is opened only where NVSHMEM is installed beside it.
         of_nvshmem = binary.name.startswith("libwinnow_nvshmem")
         foreign = r"torch|c10|cuda|libpython" + ("" if of_nvshmem else "|nvshmem")
-        dynamic = run("objdump", "-p", binary)
-        assert dynamic.returncode == 0, dynamic.stderr
+        dynamic = run("objdump", "-p", binary, check=True)
         for line in dynamic.stdout.splitlines():
             if re.match(r"\s*(NEEDED|RUNPATH|RPATH)\s", line):
                 assert not re.search(foreign, line), (binary, line)
@@ -100,11 +95,10 @@ def test_the_wheel_has_the_licences_of_what_is_in_it(wheel):
 def test_the_wheel_shows_only_its_own_symbols(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    checked = run(
+    run(
         "cmake", f"-DFOLDERS={tmp_path}", "-DRELOCATABLE=ON", "-DREADELF=readelf", "-DNM=nm",
-        "-P", ROOT / "cmake" / "check_binaries.cmake",
+        "-P", ROOT / "cmake" / "check_binaries.cmake", check=True,
     )  # fmt: skip
-    assert checked.returncode == 0, checked.stderr
 
 
 # Ranks that meet read each other's text with streams of the C++ library.
@@ -141,6 +135,5 @@ def test_a_build_with_its_own_libstdcxx_works_beside_torch(tmp_path):
     for file in (old, package / "lib" / library.name):
         assert "libstdc++" not in run("readelf", "-d", file).stdout
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    result = python("-c", _MEETING, package, env=environment, cwd=tmp_path)
-    assert result.returncode == 0, (result.returncode, result.stderr)
+    result = python("-c", _MEETING, package, env=environment, cwd=tmp_path, check=True)
     assert "caught: expert_parallel::shared_memory: world_size: want" in result.stdout

@@ -1,21 +1,20 @@
 """Ctrl-C during a call on the CPU ends it at once, and the library works on."""
 
-import os
-import re
+import functools
 import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+import readme
 import torch
 import winnow.torch as ops
+from interrupt import interrupted
 
 import winnow
 from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 
-_README = Path(__file__).resolve().parents[2] / "README.md"
 # Far more than any of these calls needs to hear of the signal, on a machine that does other things,
 # too. Most calls take minutes. Those that write much memory in half a second must not have ended,
 # and the memory that they have not reached is none.
@@ -31,182 +30,154 @@ def two_threads():
     winnow.set_num_threads(before)
 
 
-def _many(tensor, *shape):
-    """Large shapes in little memory."""
-    return tensor.expand(shape)
-
-
 def _rows(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
+def _large(*shape, dtype=torch.float32):
+    """A large tensor in little memory: all along its first dimension is the same."""
+    return _rows(1, *shape[1:], dtype=dtype).expand(shape)
+
+
+def _numbers(*shape, below):
+    """Those of rows or experts, in as little."""
+    return (torch.arange(shape[-1], dtype=torch.int32) % below).expand(shape)
+
+
+def _ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _into(function, *arguments, out, **options):
+    """A call, and what it writes: `out` as the function takes it, or outputs by their names."""
+    if isinstance(out, dict):
+        return functools.partial(function, *arguments, **options, **out), list(out.values())
+    written = [one for one in (out if isinstance(out, tuple) else (out,)) if one is not None]
+    return functools.partial(function, *arguments, **options, out=out), written
+
+
 def _sparse_mla(s_q, topk, h_q=128):
-    q = _many(_rows(1, h_q, 576), s_q, h_q, 576)
-    indices = torch.arange(topk, dtype=torch.int32) % 1000
-    return {"q": q, "kv": _rows(1000, 1, 576), "indices": _many(indices, s_q, 1, topk)}
+    indices = _numbers(s_q, 1, topk, below=1000)
+    return {"q": _large(s_q, h_q, 576), "kv": _rows(1000, 1, 576), "indices": indices}
 
 
-def _indexer(s_q, s_k, h=64):
-    q, weights = _many(_rows(1, h, 128), s_q, h, 128), _many(_rows(1, h), s_q, h)
-    return q, _many(_rows(1, 128), s_k, 128), weights
-
-
-def _forward(**tensors):
-    out = torch.zeros(*tensors["q"].shape[:2], 512)
-    return (lambda: sparse_mla.forward(**tensors, out=out)), [out]
+def _forward(s_q, topk, h_q=128):
+    out = torch.zeros(s_q, h_q, 512)
+    return _into(sparse_mla.forward, **_sparse_mla(s_q, topk, h_q), out=out)
 
 
 def _forward_long_query():
-    return _forward(**_sparse_mla(2, 8 << 20))
-
-
-def _forward_many_queries():
-    return _forward(**_sparse_mla(512, 1 << 16))
-
-
-def _distribution():
-    out = torch.zeros(4, 4 << 20)
-    lse = torch.zeros(4, 128)
-    return (lambda: sparse_mla.distribution(**_sparse_mla(4, 4 << 20), lse=lse, out=out)), [out]
-
-
-def _backward_tensors():
-    tensors = _sparse_mla(256, 20_000)
-    d_out = _many(_rows(1, 128, 512), 256, 128, 512)
-    return {**tensors, "out": d_out, "lse": torch.full((256, 128), 40.0), "d_out": d_out}
+    return _forward(2, 8 << 20)
 
 
 def _backward():
-    outputs = {"dq": torch.zeros(256, 128, 576), "dkv": torch.zeros(1000, 1, 576)}
-    tensors = _backward_tensors()
-    return (lambda: sparse_mla.backward(**tensors, **outputs)), list(outputs.values())
+    given, d_out = _sparse_mla(256, 20_000).values(), _large(256, 128, 512)
+    out = {"dq": torch.zeros(256, 128, 576), "dkv": torch.zeros(1000, 1, 576)}
+    lse = torch.full((256, 128), 40.0)
+    return _into(sparse_mla.backward, *given, d_out, lse, d_out, out=out)
 
 
 def _decode():
-    q = _many(_rows(1, 1, 128, 576, dtype=torch.bfloat16), 64, 1, 128, 576)
-    cache = torch.zeros(16, 64, 1, 656, dtype=torch.uint8)
-    indices = _many(torch.arange(1 << 20, dtype=torch.int32) % 1024, 64, 1, 1 << 20)
-    out = torch.zeros(64, 1, 128, 512, dtype=torch.bfloat16)
-    return (lambda: sparse_mla.decode(q, cache, indices, out=out)), [out]
+    return _into(
+        sparse_mla.decode, _large(64, 1, 128, 576, dtype=torch.bfloat16),
+        torch.zeros(16, 64, 1, 656, dtype=torch.uint8), _numbers(64, 1, 1 << 20, below=1024),
+        out=torch.zeros(64, 1, 128, 512, dtype=torch.bfloat16),
+    )  # fmt: skip
 
 
-def _scores():
-    q, k, weights = _indexer(4, 8 << 20, h=128)
-    out = torch.zeros(4, 8 << 20)
-    return (lambda: indexer.scores(q, k, weights, out=out)), [out]
+def _store():
+    rows = 1 << 21
+    cache = {"cache": torch.zeros(rows // 64, 64, 1, 656, dtype=torch.uint8)}
+    slots = torch.arange(rows, dtype=torch.int32)
+    new = _large(rows, 576, dtype=torch.bfloat16)
+    return _into(sparse_mla.store, rows=new, slots=slots, out=cache)
+
+
+def _indexer(s_q, s_k, h=64):
+    return _large(s_q, h, 128), _large(s_k, 128), _large(s_q, h)
 
 
 def _topk(rows):
-    def make():
-        q, k, weights = _indexer(1, 16 << 20)
-        out = torch.zeros(1, rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-        return (lambda: indexer.topk(q, k, weights, rows, out=(*out, None))), list(out)
-
-    return make
+    out = torch.zeros(1, rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), None
+    return _into(indexer.topk, *_indexer(1, 16 << 20), rows, out=out)
 
 
 def _paged():
-    q = _rows(1, 1, 64, 128, dtype=torch.float8_e4m3fn)
     pages = torch.zeros(1, 64 * 132, dtype=torch.uint8)
     tables = torch.zeros(1, 1 << 18, dtype=torch.int32)
-    length = torch.full((1,), 64 << 18, dtype=torch.int32)
-    return q, pages, _rows(1, 1, 64), tables, length
+    q = _rows(1, 1, 64, 128, dtype=torch.float8_e4m3fn)
+    return q, pages, _rows(1, 1, 64), tables, _ints(64 << 18)
 
 
 def _topk_paged():
-    step = _paged()
-    out = torch.zeros(1, 1, 64, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    return (lambda: indexer.topk_paged(*step, 64, out=(*out, None))), list(out)
-
-
-def _scores_paged():
-    step, out = _paged(), torch.zeros(1, 1, 64 << 18)
-    return (lambda: indexer.scores_paged(*step, 64 << 18, out=out)), [out]
+    out = torch.zeros(1, 1, 64, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), None
+    return _into(indexer.topk_paged, *_paged(), 64, out=out)
 
 
 def _indexer_backward():
     q, _, weights = _indexer(512, 1)
-    k, topk = _rows(1000, 128), 200_000
-    indices = _many(torch.arange(topk, dtype=torch.int32) % 1000, 512, topk)
-    d_scores = _many(_rows(topk), 512, topk)
+    d_scores = _rows(200_000).expand(512, 200_000)
     out = {"dq": torch.zeros(512, 64, 128), "dk": torch.zeros(1000, 128)}
     out["d_weights"] = torch.zeros(512, 64)
-    return (lambda: indexer.backward(q, k, weights, indices, d_scores, **out)), list(out.values())
-
-
-def _attention():
-    tokens, sequences = 1 << 18, 64
-    query, bias = _rows(sequences, 64, 128), _rows(64, 128)
-    key, value = _rows(1, 1, 32, 32, 4), _rows(1, 1, 128, 32)
-    tables = torch.zeros(sequences, tokens // 32, dtype=torch.int32)
-    lengths = torch.full((sequences,), tokens, dtype=torch.int32)
-    term = _many(_rows(tokens), sequences, 64, tokens)
-    out = torch.zeros_like(query)
-    return (
-        lambda: paged_xl.attention(query, key, value, bias, term, None, tables, lengths, out=out)
-    ), [out]
-
-
-def _compressor_forward():
-    tokens = 1 << 28
-    kv, bias = _many(_rows(1, 64), tokens, 64), _rows(128, 64)
-    lengths = torch.tensor([0, tokens], dtype=torch.int32)
-    out = torch.zeros(tokens // 128, 64)
-    return (lambda: compressor.forward(kv, kv, bias, lengths, lengths // 128, out=out)), [out]
+    indices = _numbers(512, 200_000, below=1000)
+    return _into(indexer.backward, q, _rows(1000, 128), weights, indices, d_scores, out=out)
 
 
 def _quantize():
     rows = 1 << 23
     out = torch.zeros(rows, 128, dtype=torch.uint8), torch.zeros(rows)
-    x = _many(_rows(1, 128, dtype=torch.float16), rows, 128)
-    return (lambda: indexer.quantize(x, out=out)), list(out)
+    return _into(indexer.quantize, _large(rows, 128, dtype=torch.float16), out=out)
 
 
-def _store():
-    rows = 1 << 21
-    cache = torch.zeros(rows // 64, 64, 1, 656, dtype=torch.uint8)
-    new = _many(_rows(1, 576, dtype=torch.bfloat16), rows, 576)
-    slots = torch.arange(rows, dtype=torch.int32)
-    return (lambda: sparse_mla.store(new, cache, slots)), [cache]
+def _attention():
+    tokens, sequences = 1 << 18, 64
+    query, bias = _rows(sequences, 64, 128), _rows(64, 128)
+    tables = torch.zeros(sequences, tokens // 32, dtype=torch.int32)
+    lengths = torch.full((sequences,), tokens, dtype=torch.int32)
+    return _into(
+        paged_xl.attention, query, _rows(1, 1, 32, 32, 4), _rows(1, 1, 128, 32), bias,
+        _rows(tokens).expand(sequences, 64, tokens), None, tables, lengths,
+        out=torch.zeros_like(query),
+    )  # fmt: skip
 
 
 def _append():
     tokens, block = 1 << 20, 128
-    new = _many(_rows(1, 1, 256), tokens, 1, 256)
-    key = torch.zeros(tokens // block, 1, 64, block, 4)
-    value = torch.zeros(tokens // block, 1, 256, block)
-    slots = torch.arange(tokens)
-    return (lambda: paged_xl.append(new, new, key, value, slots)), [key, value]
+    new = _large(tokens, 1, 256)
+    caches = {"key_cache": torch.zeros(tokens // block, 1, 64, block, 4)}
+    caches["value_cache"] = torch.zeros(tokens // block, 1, 256, block)
+    given = {"key": new, "value": new, "slot_mapping": torch.arange(tokens)}
+    return _into(paged_xl.append, **given, out=caches)
 
 
 def _position_term():
     heads, length = 64, 1 << 20
-    query, bias = _many(_rows(1, 1, 256), 1, heads, 256), _many(_rows(1, 256), heads, 256)
-    r = _many(_rows(1, 1, 256), heads, length, 256)
-    out, lengths = torch.zeros(1, heads, length), torch.full((1,), length, dtype=torch.int32)
-    return (lambda: paged_xl.position_term(query, bias, r, lengths, out=out)), [out]
+    query, r = _large(1, heads, 256), _rows(1, 1, 256).expand(heads, length, 256)
+    out = torch.zeros(1, heads, length)
+    return _into(paged_xl.position_term, query, _large(heads, 256), r, _ints(length), out=out)
+
+
+def _compressor_forward():
+    tokens = 1 << 28
+    kv, ends, out = _large(tokens, 64), _ints(0, tokens), torch.zeros(tokens // 128, 64)
+    return _into(compressor.forward, kv, kv, _rows(128, 64), ends, ends // 128, out=out)
 
 
 def _compressor_backward():
     tokens = 1 << 19
-    kv, ends = _many(_rows(1, 512), tokens, 512), torch.tensor([0, tokens], dtype=torch.int32)
+    kv, ends = _large(tokens, 512), _ints(0, tokens)
     out = {name: torch.zeros(tokens, 512) for name in ("d_kv", "d_gate")}
-    bias = _rows(1, 512)
-    return (lambda: compressor.backward(kv, kv, bias, ends, ends, kv, hadamard=True, **out)), list(
-        out.values()
-    )
+    given = kv, kv, _rows(1, 512), ends, ends, kv
+    return _into(compressor.backward, *given, hadamard=True, out=out)
 
 
 def _compressor_step():
     tokens = 1 << 24
-    kv = _many(_rows(1, 64, dtype=torch.bfloat16), tokens, 64)
-    ends = torch.tensor([0, tokens], dtype=torch.int32)
-    none, state = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 128, 128)
-    out, bias = torch.zeros(tokens, 64, dtype=torch.bfloat16), _rows(128, 64)
-    return (lambda: compressor.step(kv, kv, bias, ends, none, state, none, out=out)), [
-        out[127::128],
-        state,
-    ]
+    kv, state = _large(tokens, 64, dtype=torch.bfloat16), torch.zeros(1, 128, 128)
+    given = kv, kv, _rows(128, 64), _ints(0, tokens), _ints(0), state, _ints(0)
+    out = torch.zeros(tokens, 64, dtype=torch.bfloat16)
+    call, _ = _into(compressor.step, *given, out=out)
+    return call, [out[127::128], state]
 
 
 def _alone(kind, **sizes):
@@ -215,85 +186,68 @@ def _alone(kind, **sizes):
     return kind(world.transport(0), world.store(), experts=8, **sizes)
 
 
-def _all_to_all():
-    sizes = {"max_tokens": 1 << 19, "hidden": 64, "topk": 8}
-    layer = _alone(expert_parallel.AllToAll, dtype="float32", **sizes)
-    experts = _many(torch.arange(8, dtype=torch.int32), 1 << 19, 8)
-    return layer, _many(_rows(1, 64), 1 << 19, 64), experts
+def _all_to_all(combines):
+    tokens = 1 << 19
+    sizes = {"max_tokens": tokens, "hidden": 64, "topk": 8, "dtype": "float32"}
+    layer = _alone(expert_parallel.AllToAll, **sizes)
+    given = _large(tokens, 64), _numbers(tokens, 8, below=8)
+    if not combines:
+        return functools.partial(layer.dispatch, *given), []
+    got = layer.dispatch(*given)
+    return _into(layer.combine, got.output, got.descriptor, out=torch.zeros(tokens, 64))
 
 
-def _dispatch():
-    layer, rows, experts = _all_to_all()
-    return (lambda: layer.dispatch(rows, experts)), []
-
-
-def _combine():
-    layer, rows, experts = _all_to_all()
-    got, out = layer.dispatch(rows, experts), torch.zeros(1 << 19, 64)
-    return (lambda: layer.combine(got.output, got.descriptor, out=out)), [out]
-
-
-def _low_latency():
-    sizes = {"max_tokens": 1 << 14, "hidden": 2048, "topk": 8}
-    layer = _alone(expert_parallel.LowLatency, **sizes)
-    experts = _many(torch.arange(8, dtype=torch.int32), 1 << 14, 8)
-    return layer, _many(_rows(1, 2048, dtype=torch.bfloat16), 1 << 14, 2048), experts
-
-
-def _low_latency_dispatch():
-    layer, rows, experts = _low_latency()
-    return (lambda: layer.dispatch(rows, experts)), []
-
-
-def _low_latency_combine():
-    layer, rows, experts = _low_latency()
+def _low_latency(combines):
+    tokens, bf16 = 1 << 14, torch.bfloat16
+    layer = _alone(expert_parallel.LowLatency, max_tokens=tokens, hidden=2048, topk=8)
+    rows, experts = _large(tokens, 2048, dtype=bf16), _numbers(tokens, 8, below=8)
+    if not combines:
+        return functools.partial(layer.dispatch, rows, experts), []
     got = layer.dispatch(rows, experts, format="bfloat16")
-    weights = _many(torch.ones(8), 1 << 14, 8)
-    out = torch.zeros(1 << 14, 2048, dtype=torch.bfloat16)
-    return (lambda: layer.combine(got.output, got, experts, weights, out=out)), [out]
+    given = got.output, got, experts, torch.ones(8).expand(tokens, 8)
+    return _into(layer.combine, *given, out=torch.zeros(tokens, 2048, dtype=bf16))
 
 
 def _notify():
     tokens = (1 << 31) - 1
+    count, in_rank = _ints(tokens), torch.ones(1, 1, dtype=torch.bool).expand(tokens, 1)
     notifier = _alone(expert_parallel.Notifier)
-    count = torch.tensor([tokens], dtype=torch.int32)
-    counts = torch.tensor([tokens] + [0] * 7, dtype=torch.int32)
-    in_rank = _many(torch.ones(1, 1, dtype=torch.bool), tokens, 1)
-    return (lambda: notifier.notify(count, count, counts, in_rank)), []
+    return functools.partial(notifier.notify, count, count, _ints(tokens, *[0] * 7), in_rank), []
 
 
 def _layout():
     tokens = (1 << 28) - 1
-    indices = _many(torch.arange(8, dtype=torch.int32), tokens, 8)
     out = [torch.zeros(n, dtype=torch.int32) for n in (1, 1, 256)]
     out.append(torch.zeros(tokens, 1, dtype=torch.bool))
-    return (lambda: expert_parallel.layout(indices, 256, 1, 1, out=tuple(out))), out
-
-
-def _operator():
-    tensors = _sparse_mla(256, 1 << 17)
-    return (lambda: ops.sparse_mla_attention(**tensors)), []
+    indices = _numbers(tokens, 8, below=8)
+    return _into(expert_parallel.layout, indices, 256, 1, 1, out=tuple(out))
 
 
 def _gradient():
     tensors = _sparse_mla(96, 4096)
     q = tensors.pop("q").clone().requires_grad_()
-    out = ops.sparse_mla_attention(q, **tensors)
-    return out.sum().backward, []
+    return ops.sparse_mla_attention(q, **tensors).sum().backward, []
 
 
 _CALLS = {
     "sparse_mla::forward": _forward_long_query,
-    "sparse_mla::forward, many queries": _forward_many_queries,
-    "sparse_mla::distribution": _distribution,
+    "sparse_mla::forward, many queries": lambda: _forward(512, 1 << 16),
+    "sparse_mla::distribution": lambda: _into(
+        sparse_mla.distribution, **_sparse_mla(4, 4 << 20), lse=torch.zeros(4, 128),
+        out=torch.zeros(4, 4 << 20),
+    ),
     "sparse_mla::backward": _backward,
     "sparse_mla::decode": _decode,
     "sparse_mla::store": _store,
-    "indexer::scores": _scores,
-    "indexer::topk": _topk(2048),
-    "indexer::topk, by passes": _topk(40_000),
+    "indexer::scores": lambda: _into(
+        indexer.scores, *_indexer(4, 8 << 20, h=128), out=torch.zeros(4, 8 << 20)
+    ),
+    "indexer::topk": lambda: _topk(2048),
+    "indexer::topk, by passes": lambda: _topk(40_000),
     "indexer::topk_paged": _topk_paged,
-    "indexer::scores_paged": _scores_paged,
+    "indexer::scores_paged": lambda: _into(
+        indexer.scores_paged, *_paged(), 64 << 18, out=torch.zeros(1, 1, 64 << 18)
+    ),
     "indexer::backward": _indexer_backward,
     "indexer::quantize": _quantize,
     "paged_xl::attention": _attention,
@@ -302,15 +256,17 @@ _CALLS = {
     "compressor::forward": _compressor_forward,
     "compressor::backward": _compressor_backward,
     "compressor::step": _compressor_step,
-    "expert_parallel::all_to_all, dispatch": _dispatch,
-    "expert_parallel::all_to_all, combine": _combine,
-    "expert_parallel::low_latency, dispatch": _low_latency_dispatch,
-    "expert_parallel::low_latency, combine": _low_latency_combine,
+    "expert_parallel::all_to_all, dispatch": lambda: _all_to_all(combines=False),
+    "expert_parallel::all_to_all, combine": lambda: _all_to_all(combines=True),
+    "expert_parallel::low_latency, dispatch": lambda: _low_latency(combines=False),
+    "expert_parallel::low_latency, combine": lambda: _low_latency(combines=True),
     "expert_parallel::notify": _notify,
     "expert_parallel::layout": _layout,
-    "torch operator": _operator,
+    "torch operator": lambda: (
+        functools.partial(ops.sparse_mla_attention, **_sparse_mla(256, 1 << 17)), [],
+    ),
     "torch operator, gradient": _gradient,
-}
+}  # fmt: skip
 
 
 def _small():
@@ -318,23 +274,8 @@ def _small():
     return sparse_mla.forward(q, kv, indices.astype(np.int32))[0]
 
 
-def _interrupted(call):
-    """The seconds until the call hears of a signal, which raises KeyboardInterrupt."""
-    after = 0.02
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    begin = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, after)
-            call()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return time.monotonic() - begin - after
-
-
 def test_every_operation_has_a_call():
-    listed = re.findall(r"^\| `(\w+::\w+)` \|", _README.read_text(), re.MULTILINE)
+    listed = readme.operations()
     tested = {what.split(", ")[0] for what in _CALLS}
     assert tested == {*listed, "torch operator"} and len(listed) >= 20
 
@@ -343,7 +284,7 @@ def test_every_operation_has_a_call():
 def test_an_interrupt_ends_a_call(what):
     call, outputs = _CALLS[what]()
     expected = _small()
-    assert _interrupted(call) < _PATIENCE
+    assert interrupted(call, 0.02) < _PATIENCE
     # As they were before the call, zeros: it did not end, and goes on nowhere.
     last = [output.reshape(-1)[-1:].view(torch.uint8) for output in outputs[-1:]]
     assert not any(one.any() for one in last), "written to its end"
@@ -356,7 +297,7 @@ def test_an_interrupt_ends_a_call(what):
 
 
 def test_a_handler_that_raises_nothing_changes_nothing():
-    call, (out,) = _forward(**_sparse_mla(2, 1 << 16, h_q=64))
+    call, (out,) = _forward(2, 1 << 16, h_q=64)
     call()
     expected = out.clone()
     heard = []
@@ -375,25 +316,12 @@ def test_a_handler_that_raises_nothing_changes_nothing():
 
 def test_calls_of_other_threads_go_on():
     """Python gives signals to the main thread alone."""
-    call, outputs = _forward(**_sparse_mla(2, 1 << 16))
+    call, outputs = _forward(2, 1 << 16)
     call()
     expected = outputs[0].clone()
     thread = threading.Thread(target=call)
     outputs[0].zero_()
     thread.start()
-    _interrupted(_forward_long_query()[0])
+    interrupted(_forward_long_query()[0], 0.02)
     thread.join()
     assert torch.equal(outputs[0], expected)
-
-
-def test_the_key_itself():
-    """A process that a shell started in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    try:
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            _forward_long_query()[0]()
-    finally:
-        timer.join()
-        signal.signal(signal.SIGINT, before)

@@ -14,13 +14,18 @@ from processes import python, run
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def _planted(place):
+    """An NVSHMEM to be found along a path with that place."""
+    (place / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
+    (place / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    return place
+
+
 @pytest.mark.parametrize(
     "how", ["home", "target", "path file", "current folder", "relative home", "nowhere"]
 )
 def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
-    place = tmp_path / "place"
-    (place / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
-    (place / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    place = _planted(tmp_path / "place")
     environment = {"PATH": os.environ["PATH"]}
     (site,) = empty_environment.parent.parent.glob("lib/python3*/site-packages")
     path_file = site / "place.pth"
@@ -46,8 +51,7 @@ def test_nvshmem_is_looked_for_along_the_path(how, empty_environment, tmp_path):
 
 
 def test_entries_of_the_path_that_are_no_text_are_passed_over(tmp_path, monkeypatch):
-    (tmp_path / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
-    (tmp_path / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    _planted(tmp_path)
     monkeypatch.delenv("NVSHMEM_HOME", raising=False)
     monkeypatch.setattr(sys, "path", [None, b"/x", 3, tmp_path, str(tmp_path / "place")])
     assert winnow.nvshmem.folder() == ""
@@ -57,8 +61,7 @@ def test_entries_of_the_path_that_are_no_text_are_passed_over(tmp_path, monkeypa
 
 def test_the_program_refuses_a_relative_home(empty_environment, tmp_path):
     """Whatever is along the path of Python, which the program does not know."""
-    (tmp_path / "nvidia" / "nvshmem" / "lib").mkdir(parents=True)
-    (tmp_path / "nvidia" / "nvshmem" / "lib" / "libnvshmem_host.so.3").touch()
+    _planted(tmp_path)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "NVSHMEM_HOME": "here"}
     info = run(
         empty_environment, "-m", "winnow", "info", "--json", env=environment, cwd=tmp_path

@@ -161,8 +161,9 @@ def test_a_command_runs(command, tmp_path):
     if command.startswith("build/bin/") and not (ROOT / "build/bin/winnow").exists():
         pytest.skip("has no build/bin/winnow")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = run("sh", "-c", command, cwd=ROOT, add={"PATH": path, "OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stdout[-800:] + result.stderr[-800:]
+    result = run(
+        "sh", "-c", command, cwd=ROOT, add={"PATH": path, "OMP_NUM_THREADS": "1"}, check=True
+    )
     if "WINNOW_LOG" in command:
         assert re.search(r"^winnow \S+ \[\d+\] sparse_mla::forward q=", result.stderr, re.M)
 
@@ -174,8 +175,7 @@ def test_the_commands_for_records_run(tmp_path):
     (tmp_path / "my_program.py").write_text(program)
     script = "set -e\n" + block.replace("calls/FILE.call", "calls/*.call")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = run("sh", "-c", script, cwd=tmp_path, add={"PATH": path})
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run("sh", "-c", script, cwd=tmp_path, add={"PATH": path}, check=True)
     assert result.stdout.count("the same bits") >= 2
 
 
@@ -202,6 +202,7 @@ def test_the_commands_without_a_network_build_here_and_install_there(tmp_path):
         f"export PIP_INDEX_URL=http://127.0.0.1:9/\n{there}\n"
         "env -i PATH=/usr/bin:/bin there/bin/winnow verify paged_xl::append\n"
     )
-    result = run("sh", "-c", script, cwd=ROOT, add={"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run(
+        "sh", "-c", script, cwd=ROOT, add={"PIP_DISABLE_PIP_VERSION_CHECK": "1"}, check=True
+    )
     assert re.search(r"\b[1-9]\d* passed, 0 failed", result.stdout), result.stdout

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import readme
 from kinds import gpu
 from processes import python, run
 from winnow._winnow import tensors_of
@@ -52,8 +53,7 @@ def test_the_commands_of_the_readme_are_verbs_of_make():
     verbs = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test", "install", "test-gpu"} <= verbs
     for verb in sorted(verbs):
-        dry = run("make", "-n", verb, cwd=ROOT)
-        assert dry.returncode == 0, f"make {verb}: {dry.stderr}"
+        run("make", "-n", verb, cwd=ROOT, check=True)
 
 
 _TENSORS = {
@@ -90,56 +90,41 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _table():
-    """{operation: [cell of cpu, cuda, sm90]} of the README's table."""
-    text = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^\| `(\w+::\w+)` \|(.*?)\|(.*?)\|(.*?)\| \[", text, re.MULTILINE)
-    return {row[0]: [cell.strip() for cell in row[1:]] for row in rows}
-
-
-def _asked(operation):
-    """The name that supports() has for a row of the table."""
-    name = operation.replace("::", ".")
-    return "expert_parallel.dispatch" if name == "expert_parallel.all_to_all" else name
+_TABLE = readme.operations()
 
 
 def test_the_table_has_every_operation():
     listed = python("-m", "winnow", "verify", "--list", "--json", check=True)
     operations = [case["operation"] for case in json.loads(listed.stdout)["cases"]]
-    assert sorted(set(operations)) == sorted(_table())
+    assert sorted(set(operations)) == sorted(_TABLE)
 
 
-@pytest.mark.parametrize("operation", sorted(_table()))
+@pytest.mark.parametrize("operation", sorted(_TABLE))
 def test_the_table_has_the_backends_of_the_library(operation):
     """A backend without a kernel is refused with the list of those that have one."""
-    cpu, cuda, sm90 = _table()[operation]
-    claimed = {"cpu": cpu, "cuda": cuda, "sm90": sm90, "sm100": "sm100" if "sm100" in sm90 else ""}
-    # A dtype that it takes, so that the choice of the backend is what is refused.
-    dtypes = [None, *_NAMES.values()]
-    asked = _asked(operation)
-    dtype = next(d for d in dtypes if winnow.supports(asked, **({} if d is None else {"dtype": d})))
-    given = {} if dtype is None else {"dtype": dtype}
+    claimed = {**_TABLE[operation], "sm100": "sm100" in _TABLE[operation]["sm90"]}
+    # With a dtype that it takes, the choice of the backend is what is refused.
+    name, dtype = readme.asked(operation)
     for backend, cell in claimed.items():
-        answer = winnow.supports(asked, backend=backend, **given)
+        answer = winnow.supports(name, backend=backend, dtype=dtype)
         implemented = "one that implements this operation" not in answer.reason
         assert implemented == bool(cell), (backend, answer.reason)
 
 
 # A layer's dtype is not all that it takes.
-_BY_DTYPE = [name for name in sorted(_table()) if not re.search("expert|store|paged", name)]
+_BY_DTYPE = [name for name in sorted(_TABLE) if not re.search("expert|store|paged", name)]
 
 
 def _claimed(operation, backend):
     """The dtypes of a cell, which may refer to that of the CPU; nothing after "sm100:"."""
-    cells = dict(zip(("cpu", "cuda", "sm90"), _table()[operation], strict=True))
+    cells = _TABLE[operation]
     cell = cells["cpu"] if cells[backend] == "as on the CPU" else cells[backend]
     return {d for d in _NAMES if d in re.split(r"[ ,;]+", cell.split("; sm100")[0])}
 
 
 def _taken(operation, **where):
-    return {
-        d for d, name in _NAMES.items() if winnow.supports(_asked(operation), dtype=name, **where)
-    }
+    asked, _ = readme.asked(operation)
+    return {d for d, name in _NAMES.items() if winnow.supports(asked, dtype=name, **where)}
 
 
 @pytest.mark.parametrize("operation", _BY_DTYPE)

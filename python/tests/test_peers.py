@@ -2,13 +2,12 @@
 
 import json
 import os
-import runpy
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
-from processes import python
+from processes import python, run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "results" / "schema.json"
@@ -25,11 +24,10 @@ def compare_here(monkeypatch, capsys):
     """(the status, stdout, stderr) of the same in this process, which has imported torch before."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
         for peer in ("flash_mla", "cudnn", "deep_gemm", "deep_ep"):  # of other tests
             monkeypatch.delitem(sys.modules, peer, raising=False)
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "tools" / "compare"), run_name="__main__")
+            run_here(monkeypatch, ROOT / "tools" / "compare", *arguments)
         return ended.value.code, *capsys.readouterr()
 
     return run

@@ -4,38 +4,16 @@ Each is refused with its argument named, and exceptions that end the program pas
 """
 
 import ctypes
-import types
 
 import numpy as np
 import problems
 import pytest
 import torch
 import winnow.torch
+from foreign import Foreign, given
 
 import winnow
 from winnow import sparse_mla
-
-
-class _Producer:
-    """A tensor of another framework, with what its methods give or raise."""
-
-    def __init__(self, array, capsule=None, device=None):
-        self._array, self._capsule, self._device = array, capsule, device
-
-    def __dlpack__(self, **options):
-        return _given(self._capsule, lambda: self._array.__dlpack__(**options))
-
-    def __dlpack_device__(self):
-        return _given(self._device, self._array.__dlpack_device__)
-
-    def __array_namespace__(self):
-        return types.SimpleNamespace(float32=np.float32, empty=np.empty)
-
-
-def _given(value, otherwise):
-    if isinstance(value, BaseException):
-        raise value
-    return otherwise() if value is None else value
 
 
 class _Managed(ctypes.Structure):
@@ -85,7 +63,7 @@ def _capsules():
         ),
         "no memory": (
             _capsule(ndim=3, shape=shape),
-            "a tensor in memory, got .*_Producer without any",
+            "a tensor in memory, got .*Foreign without any",
         ),
         "many dims": (_capsule(ndim=2**30, shape=shape), "at most .* dimensions"),
         "huge": (
@@ -109,7 +87,7 @@ def test_capsules_that_describe_no_tensor_are_refused(case):
     capsule, text = _capsules()[case]
     refusal = f"^sparse_mla::forward: q: ((shape|strides): )?want {text}"
     with pytest.raises(winnow.Error, match=refusal) as caught:
-        sparse_mla.forward(_Producer(q, capsule), kv, indices)
+        sparse_mla.forward(Foreign(q, capsule), kv, indices)
     assert caught.value.argument == "q"
 
 
@@ -118,7 +96,7 @@ def test_inputs_whose_module_makes_no_tensors_want_an_out(error):
     """Their own __array_namespace__ fails; with out= nothing is to be made."""
     q, kv, indices, _ = problems.sparse_mla()
 
-    class Producer(_Producer):
+    class Producer(Foreign):
         def __array_namespace__(self):
             raise error
 
@@ -136,7 +114,7 @@ def test_devices_that_are_no_pair_of_numbers_are_refused(device):
     with pytest.raises(
         winnow.Error, match="q: want a tensor (whose __dlpack_device__|that can be)"
     ):
-        sparse_mla.forward(_Producer(q, device=device), kv, indices)
+        sparse_mla.forward(Foreign(q, device=device), kv, indices)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
@@ -144,7 +122,7 @@ def test_devices_that_are_no_pair_of_numbers_are_refused(device):
 def test_what_ends_the_program_passes_through(error, where):
     q, kv, indices, _ = problems.sparse_mla()
     with pytest.raises(error):
-        sparse_mla.forward(_Producer(q, **{where: error()}), kv, indices)
+        sparse_mla.forward(Foreign(q, **{where: error()}), kv, indices)
 
 
 @pytest.mark.parametrize("backend", [3, 1.5, b"cpu", ["cpu"]])
@@ -174,10 +152,10 @@ class _Store:
         pass
 
     def get(self, key):
-        return _given(self._value, None)
+        return given(self._value, None)
 
     def check(self, keys):
-        return _given(self._there, None)
+        return given(self._there, None)
 
 
 @pytest.mark.parametrize(

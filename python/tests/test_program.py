@@ -8,13 +8,13 @@ import sys
 import pytest
 import winnow.__main__
 from processes import python
+from readme import asked
 
 
 def test_the_cost_of_a_call_is_reported():
     # A tenth of the calls: in short runs, which a busy machine leaves undisturbed at times.
     program = "from winnow import __main__, call_cost; call_cost._CALLS = 20; __main__.main()"
-    result = python("-c", program, "bench", "python", "--json")
-    assert result.returncode == 0, result.stderr
+    result = python("-c", program, "bench", "python", "--json", check=True)
     rows = json.loads(result.stdout)
     names = [row["benchmark"] for row in rows]
     first = names.index("flash_mla_sparse_fwd")
@@ -64,19 +64,11 @@ def test_bench_shows_the_cost_of_a_call_beside_the_operations(
         assert json.loads(capfd.readouterr().out)["results"] == ([1, *rows] if costs else [1])
 
 
-def _asked(operation):
-    """An operation of the program as winnow.supports() is asked for it: its name, and a dtype."""
-    name = operation.replace("::", ".").replace("all_to_all", "dispatch")
-    if winnow.supports(name, dtype="bfloat16"):
-        return name, "bfloat16"
-    return name, "float32" if winnow.supports(name) else "float8_e4m3fn"
-
-
 def test_info_has_the_backends_of_the_library():
     """A backend without a kernel is refused with the list of those that have one."""
     info = json.loads(python("-m", "winnow", "info", "--json").stdout)
     for one in info["operations"]:
-        name, dtype = _asked(one["name"])
+        name, dtype = asked(one["name"])
         for backend in ("sm100", "sm90", "cuda", "cpu"):
             reason = winnow.supports(name, dtype=dtype, backend=backend).reason
             lacks = "one that implements this operation" in reason
@@ -90,7 +82,7 @@ def test_info_says_which_operations_run_on_this_machine():
     lines = {line.split("  ")[0]: line for line in shown.splitlines() if "::" in line[:32]}
     assert len(info["operations"]) == len(lines) == 21
     for one in info["operations"]:
-        name, dtype = _asked(one["name"])
+        name, dtype = asked(one["name"])
         _, cpu, gpu, summary = re.split(" {2,}", lines[one["name"]])
         assert summary == one["summary"]
         for device, cell in (("cpu", cpu), ("cuda", gpu)):

@@ -23,16 +23,14 @@ assert winnow.supports("sparse_mla.forward")  # is no call
 def test_calls_from_python_are_logged_and_recorded(tmp_path):
     log = tmp_path / "log"
     environment = {"PATH": "/usr/bin:/bin", "WINNOW_LOG": str(log), "WINNOW_RECORD": str(tmp_path)}
-    result = python("-c", _CALLS, env=environment)
-    assert result.returncode == 0, result.stderr
+    python("-c", _CALLS, env=environment, check=True)
     called, refused = log.read_text().splitlines()
     assert "q=f32[1,4,576]/[2304,576,1]" in called and " scale=0.5 " in called
     assert re.search(r" on cpu: cpu, [0-9.]+ (us|ms), recorded in ", called)
     assert " on cpu: error: sparse_mla::forward: q: want " in refused
     good, bad = sorted(tmp_path.glob("*-sparse_mla.forward.call"))
     for file, words in ((good, "the same bits"), (bad, "as it did then")):
-        replayed = python("-m", "winnow", "replay", file)
-        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        replayed = python("-m", "winnow", "replay", file, check=True)
         assert words in replayed.stdout
 
 
@@ -56,8 +54,7 @@ with AllToAll(world.transport(0), world.store(), **sizes) as layer:
 
 def test_calls_of_all_ranks_are_logged_and_not_recorded(tmp_path):
     asked = {"WINNOW_LOG": str(tmp_path / "log"), "WINNOW_RECORD": str(tmp_path)}
-    result = python("-c", _TOGETHER, add=asked)
-    assert result.returncode == 0, result.stderr
+    python("-c", _TOGETHER, add=asked, check=True)
     dispatch, combine, barrier, refused = (tmp_path / "log").read_text().splitlines()
     assert (
         "expert_parallel::dispatch rank=0 input=f32[8,16]/[16,1] expert_indices=i32[8," in dispatch

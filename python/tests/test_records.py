@@ -72,12 +72,6 @@ def test_every_commit_is_one_of_the_project():
     assert [line for line in made.stdout.splitlines() if " commit " not in line] == []
 
 
-def _listed():
-    """The cases that `winnow verify` has: [(operation, case)]."""
-    made = python("-m", "winnow", "verify", "--list", "--json", check=True)
-    return {(one["operation"], one["case"]) for one in json.loads(made.stdout)["cases"]}
-
-
 # What `python -m winnow bench` has beside the operations.
 _OF_PYTHON = ("python", "transformers", "context_parallel")
 
@@ -124,8 +118,11 @@ def unknown(command, cases, options):
 
 @pytest.fixture(scope="module")
 def program():
+    """The cases that `winnow verify` has, {(operation, case)}, and the options of each command."""
+    made = python("-m", "winnow", "verify", "--list", "--json", check=True)
+    cases = {(one["operation"], one["case"]) for one in json.loads(made.stdout)["cases"]}
     options = {verb: _options(verb) for verb in ("bench", "verify", "demo")}
-    return _listed(), options | {name: _options("bench", name) for name in _OF_PYTHON}
+    return cases, options | {name: _options("bench", name) for name in _OF_PYTHON}
 
 
 def test_every_command_is_one_that_the_project_has(program):

@@ -2,12 +2,13 @@
 
 import contextlib
 import re
-import threading
 from pathlib import Path
 
 import pytest
+import readme
 import torch
 from kinds import gpu
+from ranks import run_all
 
 import winnow
 from winnow import compressor, indexer, paged_xl, sparse_mla
@@ -76,16 +77,14 @@ class Operation:
 
     def to(self, *tensors):
         """On the device, copied once: what a CUDA graph records must not copy from the host."""
-        keys = [self._key(t) for t in tensors]
-        for key, t in zip(keys, tensors, strict=True):
-            if key not in self._there:
-                self._there[key] = t.to(self.device)
-        return [self._there[key] for key in keys]
+        return [self._copy(tensor) for tensor in tensors]
 
-    @staticmethod
-    def _key(tensor):
+    def _copy(self, tensor):
         bits = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return tuple(tensor.shape), tensor.dtype, bits
+        key = tuple(tensor.shape), tensor.dtype, bits
+        if key not in self._there:
+            self._there[key] = tensor.to(self.device)
+        return self._there[key]
 
     def of(self, members):
         raise NotImplementedError
@@ -94,29 +93,25 @@ class Operation:
 
 
 class Forward(Operation):
-    def rows(self):
-        return self.to(normal(1, ROWS, 1, 576))[0]
+    def problem(self, members):
+        queries = normal(0, QUERIES, HEADS, 576)[members]
+        return self.to(queries, normal(1, ROWS, 1, 576), draw(2, ROWS, QUERIES, 300)[members])
 
     def of(self, members):
-        q, indices = self.to(
-            normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members]
-        )
-        return sparse_mla.forward(q, self.rows(), indices, **self.options)
+        return sparse_mla.forward(*self.problem(members), **self.options)
 
     def sliced(self, begin, end):
         ends = torch.arange(1, QUERIES + 1, dtype=I32) * 80
-        q, indices = self.to(normal(0, QUERIES, HEADS, 576)[begin:end], below(ends, 160)[begin:end])
-        kv = self.rows()[: int(ends[end - 1])]  # no more than there are yet
+        q, kv, _ = self.problem(slice(begin, end))
+        (indices,) = self.to(below(ends, 160)[begin:end])
+        kv = kv[: int(ends[end - 1])]  # no more than there are yet
         return sparse_mla.forward(q, kv, indices, **self.options)
 
 
 class Distribution(Forward):
     def of(self, members):
-        q, indices = self.to(
-            normal(0, QUERIES, HEADS, 576)[members], draw(2, ROWS, QUERIES, 300)[members]
-        )
-        lse = sparse_mla.forward(q, self.rows(), indices)[2]
-        return (sparse_mla.distribution(q, self.rows(), indices, lse),)
+        given = self.problem(members)
+        return (sparse_mla.distribution(*given, sparse_mla.forward(*given)[2]),)
 
     sliced = None
 
@@ -125,12 +120,9 @@ class Backward(Forward):
     """Of dq alone where members differ: the others are sums over queries."""
 
     def of(self, members):
-        q, d_out = self.to(
-            normal(0, QUERIES, HEADS, 576)[members], normal(5, QUERIES, HEADS, 512)[members]
-        )
-        (indices,) = self.to(draw(2, ROWS, QUERIES, 300)[members])
-        out, _, lse = sparse_mla.forward(q, self.rows(), indices)
-        dq, dkv = sparse_mla.backward(q, self.rows(), indices, out, lse, d_out, **self.options)[:2]
+        given, (d_out,) = self.problem(members), self.to(normal(5, QUERIES, HEADS, 512)[members])
+        out, _, lse = sparse_mla.forward(*given)
+        dq, dkv = sparse_mla.backward(*given, out, lse, d_out, **self.options)[:2]
         return (dq, dkv) if len(members) == QUERIES else (dq,)
 
     sliced = None
@@ -160,7 +152,7 @@ class Decode(Operation):
         at = torch.arange(ROWS)
         slots = order[at // size] * size + at % size
         chosen = slots[draw(2, ROWS, QUERIES, 2, 1500).long()].int()
-        return self.run(list(range(QUERIES)), chosen, self.cache(slots, blocks, size))
+        return self.run(ALL, chosen, self.cache(slots, blocks, size))
 
 
 class Store(Decode):
@@ -242,9 +234,7 @@ class Paged(Operation):
         return self.run(members, torch.arange(30))
 
     def paged(self, order):
-        return self.run(
-            list(range(QUERIES)), torch.arange(30) if order is None else order.argsort()
-        )
+        return self.run(ALL, torch.arange(30) if order is None else order.argsort())
 
 
 class ScoresPaged(Paged):
@@ -340,11 +330,14 @@ class CompressorStep(Compressor):
 class Attention(Operation):
     lengths = torch.tensor([60, 1, 33, 64, 17, 0], dtype=I32)
 
+    def caches(self, blocks, size):
+        keys = torch.zeros(blocks, 2, 4, size, 8, dtype=BF16, device=self.device)
+        return keys, torch.zeros(blocks, 2, 32, size, dtype=BF16, device=self.device)
+
     def run(self, members, order, size):
         width = 64 // size
         tables = order[: QUERIES * width].view(QUERIES, width).int()
-        keys = torch.zeros(len(order), 2, 4, size, 8, dtype=BF16, device=self.device)
-        values = torch.zeros(len(order), 2, 32, size, dtype=BF16, device=self.device)
+        keys, values = self.caches(len(order), size)
         at = torch.arange(64)
         slots = torch.cat([tables[i, at // size].long() * size + at % size for i in range(QUERIES)])
         paged_xl.append(
@@ -362,15 +355,12 @@ class Attention(Operation):
         return self.run(members, torch.arange(40), 16)
 
     def paged(self, order):
-        return self.run(
-            list(range(QUERIES)), torch.arange(60) if order is None else order.argsort(), 16
-        )
+        return self.run(ALL, torch.arange(60) if order is None else order.argsort(), 16)
 
 
 class Append(Attention):
     def run(self, members, order, size):
-        keys = torch.zeros(len(order), 2, 4, size, 8, dtype=BF16, device=self.device)
-        values = torch.zeros(len(order), 2, 32, size, dtype=BF16, device=self.device)
+        keys, values = self.caches(len(order), size)
         slots = order[members] * size
         given = self.to(normal(1, QUERIES, 2, 32)[members], normal(2, QUERIES, 2, 32)[members])
         paged_xl.append(*given, keys, values, *self.to(slots))
@@ -402,21 +392,16 @@ class AllToAllCalls(Operation):
         weights = torch.tensor([1.0, -1.0, 1.0, -1.0]) / (1 + 0.37 * chosen)
         tokens = normal(0, QUERIES, HIDDEN, dtype=self.dtype)
         given = tokens[members], chosen.int()[members], weights[members]
-        world, results = InProcessWorld(ranks), {}
+        world = InProcessWorld(ranks)
         bounds = [len(members) * rank // ranks for rank in range(ranks + 1)]
 
         def rank_main(rank):
             mine = [t[bounds[rank] : bounds[rank + 1]].contiguous() for t in given]
             first = self.experts // ranks * rank
             factors = 1 + 0.37 * torch.arange(first, first + self.experts // ranks)
-            results[rank] = self.moved(world.transport(rank), world.store(), mine, factors)
+            return self.moved(world.transport(rank), world.store(), mine, factors)
 
-        threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (torch.cat([results[rank] for rank in range(ranks)]),)
+        return (torch.cat(run_all(ranks, rank_main)),)
 
     def sizes(self):
         return {"max_tokens": QUERIES, "hidden": HIDDEN, "topk": 4, "experts": self.experts}
@@ -561,21 +546,14 @@ def test_a_cell(backend, operation, column, cell, monkeypatch):
 
 
 def test_the_tables_have_every_operation():
-    readme = (PAGE.parents[1] / "README.md").read_text()
-    listed = set(re.findall(r"^\| `(\w+::\w+)` \|", readme, re.MULTILINE))
     integers = {"expert_parallel::layout", "expert_parallel::notify"}  # which only count
-    named = {(backend, operation) for backend, operation, *_ in table()}
-    assert {operation for _, operation in named} == listed - integers
-    backends = {}
-    for row in re.findall(r"^\| `(\w+::\w+)` \|(.*?)\|(.*?)\|(.*?)\| \[", readme, re.MULTILINE):
-        of = [
-            name
-            for name, cell in zip(("cpu", "cuda", "sm90"), row[1:], strict=True)
-            if cell.strip()
-        ]
-        backends[row[0]] = set(of)
-    for operation in listed - integers:
-        assert {b for b, o in named if o == operation} == backends[operation], operation
+    listed = {
+        (backend, operation)
+        for operation, cells in readme.operations().items()
+        for backend, cell in cells.items()
+        if cell and operation not in integers
+    }
+    assert listed == {(backend, operation) for backend, operation, *_ in table()}
 
 
 def test_the_checks_notice_what_depends():

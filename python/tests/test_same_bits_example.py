@@ -1,19 +1,17 @@
 """examples/same_bits, as its page says to run it."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import winnow.transformers as dsa
+from processes import run_here
 from test_transformers import one_thread  # noqa: F401
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "same_bits" / "same_bits.py"
 
 
 def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["same_bits.py", "--device", "cpu", "--new", "6", *arguments])
-    return runpy.run_path(str(PROGRAM), run_name="__main__")
+    return run_here(monkeypatch, PROGRAM, "--device", "cpu", "--new", "6", *arguments)
 
 
 def lines_of(printed):

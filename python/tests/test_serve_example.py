@@ -1,11 +1,9 @@
 """examples/serve_dsa, as its page says to run it."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ONE_THREAD, python, run_here
 
 from winnow import indexer, sparse_mla
 
@@ -13,11 +11,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve_dsa"
 
 
 def _output(program, format):
-    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     arguments = "--device", "cpu", "--format", format
-    result = python(FOLDER / program, *arguments, add=one, timeout=900)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return python(FOLDER / program, *arguments, add=ONE_THREAD, timeout=900, check=True).stdout
 
 
 @pytest.mark.parametrize("format", ["fp8_656", "fp8_584", "bf16"])
@@ -40,9 +35,8 @@ def test_v4_gets_the_tokens_of_transformers(format):
 
 
 def _run(monkeypatch, *arguments, program="serve.py"):
-    monkeypatch.setattr(sys, "argv", [program, "--device", "cpu", *arguments])
     monkeypatch.syspath_prepend(FOLDER)
-    runpy.run_path(str(FOLDER / program), run_name="__main__")
+    run_here(monkeypatch, FOLDER / program, "--device", "cpu", *arguments)
 
 
 def test_a_wrong_choice_is_noticed(monkeypatch):

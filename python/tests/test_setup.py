@@ -150,18 +150,13 @@ def test_the_documented_commands_install_where_python_is_managed(checkout, tmp_p
         "PIP_REQUIRE_VIRTUALENV": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }  # fmt: skip
     script = f"set -e\n{commands}\npython -c 'import sys, winnow_toy; print(sys.prefix)'\n"
-    result = run("sh", "-c", script, cwd=folder, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = run("sh", "-c", script, cwd=folder, env=environment, check=True)
     assert result.stdout.splitlines()[-1] == str(folder / ".venv")
-
-
-def _pages():
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "winnow").rglob("*.md")]
 
 
 def test_no_page_installs_the_package_that_pypi_calls_winnow():
     """PyPI's winnow is another project, and a pip that asks the index would prefer it."""
-    for page in _pages():
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("winnow/**/*.md")):
         assert not re.search(r"pip (install|download)[^`\n]* winnow(?![\w/-])", page.read_text()), (
             page
         )

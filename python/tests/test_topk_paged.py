@@ -1,4 +1,4 @@
-"""The indexer's choice from a paged cache: the binding and the torch operator."""
+"""The indexer's choice from a paged cache, and its scores: the bindings and the torch operators."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ import winnow
 from winnow import indexer
 
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+_BOUNDS = {"cpu": {"rtol": 1e-4, "atol": 1e-4}, "cuda": {"rtol": 1e-2, "atol": 5e-2}}
 
 
 def problem(s_q=2, h=4, d=128, device="cpu", lengths=(150, 3, 64), seed=0):
@@ -57,13 +58,13 @@ def test_against_a_formula(d, device):
                 got = scores[i, j].cpu().double()
                 if device == "cpu":
                     assert indices[i, j, :count].tolist() == want.tolist()
-                    torch.testing.assert_close(got[:count], wanted, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(got[:count], wanted, **_BOUNDS[device])
                 else:  # sums of fewer bits may choose others among nearly equal rows
                     chosen = torch.zeros(13 * 64, dtype=torch.bool)
                     chosen[indices[i, j, :count].cpu().long()] = True
                     assert chosen[want.long()].sum() >= count - 1
                     best_first = [t.sort(descending=True).values for t in (got[:count], wanted)]
-                    torch.testing.assert_close(*best_first, rtol=1e-2, atol=5e-2)
+                    torch.testing.assert_close(*best_first, **_BOUNDS[device])
                 assert torch.isneginf(got[count:]).all()
 
 
@@ -81,35 +82,41 @@ def test_tables_and_lengths_are_not_trusted(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_queries_have_lengths_of_their_own(device):
-    (q, pages, weights, order, lens), _ = problem(s_q=3, device=device)
-    own = torch.tensor([[150, 7, 149], [0, 3, 2], [-5, 2**31 - 1, 64]], dtype=torch.int32)
-    got = indexer.topk_paged(
-        q, pages, weights, order, own.to(device), 300, positions=True, return_scores=True
-    )
-    assert got[1].tolist() == [[150, 7, 149], [0, 3, 2], [0, 256, 64]]
+@pytest.mark.parametrize("of_queries", [False, True])
+@pytest.mark.parametrize("columns", [64, 150, 300])  # 256 rows have a place in a table
+def test_scores_against_a_formula(columns, of_queries, device):
+    tensors, keys = problem(device=device)
+    lens = [[149, 150], [3, 2], [0, 64]] if of_queries else [[149, 150], [2, 3], [63, 64]]
+    if of_queries:
+        tensors[4] = torch.tensor(lens, dtype=torch.int32, device=device)
+    q, _, weights, _, _ = (t.cpu() for t in tensors)
+    scores = indexer.scores_paged(*tensors, columns)
+    assert scores.shape == (3, 2, columns) and scores.dtype == torch.float32
+    left = torch.full_like(scores, 7)
+    assert indexer.scores_paged(*tensors, columns, clean=False, out=left) is left
+    for i in range(3):
+        for j in range(2):
+            seen = min(lens[i][j], columns)
+            want = torch.relu(keys[i] @ q[i, j].double().T) @ weights[i, j].double()
+            got = scores[i, j].cpu().double()
+            torch.testing.assert_close(got[:seen], want[:seen], **_BOUNDS[device])
+            assert torch.isneginf(got[seen:]).all()
+            assert torch.equal(left[i, j, :seen], scores[i, j, :seen])
+            assert (left[i, j, seen:] == 7).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_choice_is_that_of_the_scores(device):
+    tensors, _ = problem(device=device, s_q=3, h=64)
+    tensors[3][0, 1] = 13  # no page
+    tensors[4][2] = 2**31 - 1
+    scores = indexer.scores_paged(*tensors, 256)
+    chosen, length, best = indexer.topk_paged(*tensors, 256, positions=True, return_scores=True)
     for i in range(3):
         for j in range(3):
-            alone = (t[i : i + 1, j : j + 1] for t in (q, weights))
-            one = [next(alone), pages, next(alone), order[i : i + 1], own[i, j : j + 1].to(device)]
-            want = indexer.topk_paged(*one, 300, positions=True, return_scores=True)
-            for part, whole in zip(want, got, strict=True):
-                assert torch.equal(part[0, 0], whole[i, j])
-    # Lengths that grow by a row are those of the sequence.
-    growing = lens[:, None] + torch.arange(-2, 1, device=device, dtype=torch.int32)
-    want = indexer.topk_paged(q, pages, weights, order, lens, 20)
-    got = indexer.topk_paged(q, pages, weights, order, growing, 20)
-    assert all(map(torch.equal, want, got))
-    with pytest.raises(ValueError, match=r"context_lens: want shape \[b=3, s_q=3\], got \[3, 2\]"):
-        indexer.topk_paged(q, pages, weights, order, growing[:, :2].contiguous(), 20)
-
-
-def test_results_go_where_they_are_wanted():
-    tensors, _ = problem()
-    want = indexer.topk_paged(*tensors, 9)
-    out = torch.zeros(3, 2, 9, dtype=torch.int32)
-    got = indexer.topk_paged(*tensors, 9, out=(out, None, None))
-    assert got[0] is out and torch.equal(out, want[0]) and torch.equal(got[1], want[1])
+            at = chosen[i, j, : int(length[i, j])].long()
+            assert torch.equal(scores[i, j, at], best[i, j, : len(at)])
+            assert int(torch.isneginf(scores[i, j]).sum()) == 256 - len(at)
 
 
 def test_refusals_and_support():
@@ -118,27 +125,41 @@ def test_refusals_and_support():
         want = rf"topk_paged: topk: want 1 to 2\^31 - 1, got {topk}$"
         with pytest.raises(ValueError, match=want):
             indexer.topk_paged(*tensors, topk)
+    for columns in (-1, 2**31, 2**40):
+        want = rf"scores_paged: max_context: want 0 to 2\^31 - 128, got {columns}$"
+        with pytest.raises(ValueError, match=want):
+            indexer.scores_paged(*tensors, columns)
     with pytest.raises(ValueError, match="topk_paged: ties: want smaller or larger, got x"):
         indexer.topk_paged(*tensors, 1, ties="x")
+    with pytest.raises(ValueError, match=r"scores: want shape \[b=3, s_q=2, max_context=9\]"):
+        indexer.scores_paged(*tensors, 9, out=torch.empty(3, 1, 9))
     tensors[0] = tensors[0].float()
-    with pytest.raises(ValueError, match="topk_paged: q: want dtype f8_e4m3, got f32"):
-        indexer.topk_paged(*tensors, 1)
-    assert winnow.supports("indexer.topk_paged", dtype="float8_e4m3fn", b=3, num_pages=9)
-    assert not winnow.supports("indexer.topk_paged", dtype="float8_e4m3fn", d=32)
+    for name in ("topk_paged", "scores_paged"):
+        with pytest.raises(ValueError, match=f"{name}: q: want dtype f8_e4m3, got f32"):
+            getattr(indexer, name)(*tensors, 1)
+        f8 = {"dtype": "float8_e4m3fn", "b": 3, "num_pages": 9}
+        assert winnow.supports(f"indexer.{name}", **f8)
+        assert not winnow.supports(f"indexer.{name}", dtype="float8_e4m3fn", d=32)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", DEVICES)
-def test_operator(device):
+@pytest.mark.parametrize(
+    ("name", "size", "more"),
+    [("topk_paged", 7, (True, "larger", True)), ("scores_paged", 70, (False,))],
+)
+def test_operators(name, size, more, device):
     tensors, _ = problem(device=device)
-    operator = torch.ops.winnow.indexer_topk_paged.default
+    operator = getattr(torch.ops.winnow, f"indexer_{name}").default
     # opcheck adds tensors up, and torch has no such sum of float8.
     utils = ("test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (*tensors, 7), test_utils=utils)
-    torch.library.opcheck(operator, (*tensors, 7, True, "larger", True), test_utils=utils)
-    tensors[4] = tensors[4][:, None].repeat(1, 2)
-    torch.library.opcheck(operator, (*tensors, 7), test_utils=utils)
-    compiled = torch.compile(lambda *a: ops.indexer_topk_paged(*a, 7), fullgraph=True)
-    for got, want in zip(compiled(*tensors), indexer.topk_paged(*tensors, 7), strict=True):
-        assert torch.equal(got, want)
-    assert len(ops.indexer_topk_paged(*tensors, 7, return_scores=True)) == 3
+    torch.library.opcheck(operator, (*tensors, size), test_utils=utils)
+    torch.library.opcheck(operator, (*tensors, size, *more), test_utils=utils)
+    if name == "topk_paged":
+        tensors[4] = tensors[4][:, None].repeat(1, 2)
+        torch.library.opcheck(operator, (*tensors, size), test_utils=utils)
+        assert len(ops.indexer_topk_paged(*tensors, size, return_scores=True)) == 3
+    call = getattr(ops, f"indexer_{name}")
+    compiled = torch.compile(lambda *given: call(*given, size), fullgraph=True)
+    want = getattr(indexer, name)(*tensors, size)
+    torch.testing.assert_close(compiled(*tensors), want, rtol=0, atol=0)

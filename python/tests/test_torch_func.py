@@ -10,15 +10,10 @@ from test_indexer_torch import problem
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 
 
-def _sparse():
-    q, kv, indices, _ = problems.sparse_mla()
-    return [torch.from_numpy(array) for array in (q, kv, indices)]
-
-
 def _losses():
     """By the names of the operators of the forward and of the backward pass: a function of tensors,
     and those."""
-    q, kv, rows = _sparse()
+    (q, kv, rows), _ = problems.of_torch()
     iq, k, weights, indices = problem()
     target = torch.linspace(0, 1, 200).reshape(5, 40)
     scores = {"deterministic": True}
@@ -40,7 +35,7 @@ def _losses():
 
 def _gradients():
     """By operator: the first gradient that a function of one tensor gives, and the tensor."""
-    q, kv, rows = _sparse()
+    (q, kv, rows), _ = problems.of_torch()
     out, _, lse = ops.sparse_mla_forward(q, kv, rows)
     iq, k, weights, indices = problem()
     d_scores = torch.linspace(-1, 1, 45).reshape(5, 9)

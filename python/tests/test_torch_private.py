@@ -61,8 +61,7 @@ def imports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imports")
     lines = [_as_version(version) for version in _OTHERS + _TESTED]
     lines += [_without(module, name) for module, name, _ in _PARTS]
-    result = python("-c", _PROGRAM, folder, *lines)
-    assert result.returncode == 0, result.stderr
+    result = python("-c", _PROGRAM, folder, *lines, check=True)
     said = [(folder / str(number)).read_text() for number in range(len(lines))]
     statuses = map(int, result.stdout.split())
     return dict(zip(lines, zip(statuses, said, strict=True), strict=True))

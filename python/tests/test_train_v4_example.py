@@ -1,23 +1,21 @@
 """examples/train_v4, as its page says to run it."""
 
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ONE_THREAD, python, run_here
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_v4" / "train.py"
 
 
 def test_the_example_learns_to_recall():
     """One note, which a few steps teach; in the sequence it is far outside of the windows."""
-    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     steps = {"notes": 1, "length": 160, "batch": 8, "dense": 40, "warm-up": 6, "sparse": 4}
     arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
-    result = python(PROGRAM, "--device", "cpu", "--check", *arguments, add=one, timeout=900)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = python(
+        PROGRAM, "--device", "cpu", "--check", *arguments, add=ONE_THREAD, timeout=900, check=True
+    )
     assert result.stdout.endswith("both losses fell\n")
     assert re.search(r"^[0-8] of 8 generated answers are right$", result.stdout, re.MULTILINE)
     line = re.compile(r"^sparse +\d+ +([\d.]+) +\d+ % +[\d.]+ +([\d.]+) %$", re.MULTILINE)
@@ -27,8 +25,7 @@ def test_the_example_learns_to_recall():
 
 
 def _run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--device", "cpu", *arguments])
-    return runpy.run_path(str(PROGRAM), run_name="__main__")
+    return run_here(monkeypatch, PROGRAM, "--device", "cpu", *arguments)
 
 
 def test_a_loss_that_does_not_fall_is_an_error(monkeypatch):

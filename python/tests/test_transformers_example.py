@@ -1,26 +1,25 @@
 """examples/finetune_dsa, as the page says to run it, and `winnow bench transformers`."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import winnow.__main__
-from processes import python
+from processes import ONE_THREAD, python, run_here
 from winnow.transformers import bench as module
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "finetune.py"
 
 
 def test_the_example_learns_and_needs_less_memory():
-    one = {"OMP_NUM_THREADS": "1", "WINNOW_NUM_THREADS": "1"}  # quicker for problems this small
     steps = {"dense": 20, "warm-up": 10, "sparse": 4, "every": 10, "memory": 768}
     arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
     arguments += ["--text", PROGRAM.parents[2] / "LICENSE"]  # which does not change
-    result = python(PROGRAM, "--device", "cpu", "--check", *arguments, add=one, timeout=900)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = python(
+        PROGRAM, "--device", "cpu", "--check", *arguments, add=ONE_THREAD, timeout=900, check=True
+    )
     assert result.stdout.endswith("both losses fell, and the share of the chosen rows grew\n")
     peaks = {}
     for line in result.stdout.splitlines():
@@ -30,26 +29,24 @@ def test_the_example_learns_and_needs_less_memory():
     assert 0 < peaks["winnow"] < 0.7 * peaks["sdpa"]
 
 
-def test_a_text_that_is_too_short(tmp_path, monkeypatch):
-    text = tmp_path / "short.txt"
-    text.write_text("Too short.")
-    monkeypatch.setattr(sys, "argv", ["finetune.py", "--device", "cpu", "--text", str(text)])
-    with pytest.raises(SystemExit, match="finetune: the text has 10 bytes; it needs more than 128"):
-        runpy.run_path(str(PROGRAM), run_name="__main__")
-
-
-def test_a_text_that_is_not_there(tmp_path, monkeypatch):
-    for text, said in ((tmp_path / "none.txt", "No such file"), (tmp_path, "directory")):
-        monkeypatch.setattr(sys, "argv", ["finetune.py", "--device", "cpu", "--text", str(text)])
-        with pytest.raises(SystemExit, match=f"finetune: .*{said}"):
-            runpy.run_path(str(PROGRAM), run_name="__main__")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("short.txt", "the text has 10 bytes; it needs more than 128"),
+        ("none.txt", ".*No such file"),
+        ("", ".*directory"),
+    ],
+)
+def test_a_text_that_is_too_short_or_not_there(tmp_path, monkeypatch, text, said):
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(SystemExit, match=f"finetune: {said}"):
+        run_here(monkeypatch, PROGRAM, "--device", "cpu", "--text", tmp_path / text)
 
 
 @pytest.mark.parametrize("option", ["--every", "--dense", "--memory", "--topk"])
 def test_numbers_below_one(option, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["finetune.py", option, "0"])
     with pytest.raises(SystemExit):
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        run_here(monkeypatch, PROGRAM, option, 0)
     assert f"argument {option}: want 1 or more, got 0" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dsa_models import make, tokens
+from ranks import meet
 from winnow.transformers import attend_densely, attention_share, indexer_loss
 
 WORLD = 2
@@ -35,10 +36,7 @@ def rank_of_world(rank, family, folder):
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
-    )
+    meet(rank, WORLD, folder)
     model = make(family, "winnow")
     plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=WORLD))
     mesh = torch.distributed.init_device_mesh("cpu", (WORLD,))

@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from dsa_models import make, tokens
+from ranks import meet
 from winnow.transformers import (
     attend_densely,
     attention_share,
@@ -86,18 +87,14 @@ def together(losses, factor=1):
     (factor * (losses["language"] + losses["indexers"])).backward()
 
 
-def language_first(losses):
-    losses["language"].backward()
-    losses["indexers"].backward()
+def in_order(*names):
+    """One backward pass after the other."""
 
+    def backward(losses):
+        for name in names:
+            losses[name].backward()
 
-def indexers_first(losses):
-    losses["indexers"].backward()
-    losses["language"].backward()
-
-
-def indexers_alone(losses):
-    losses["indexers"].backward()
+    return backward
 
 
 # ---- the ways to shard
@@ -167,14 +164,6 @@ def step(model, ids, expected, backward, only=""):
     check(gradients_of(model), {name: g for name, g in gradients.items() if only in name})
 
 
-def two_steps(model, ids, expected):
-    """Gradients of two steps add up, of which the first reduces nothing."""
-    with without_sync(model):
-        together(losses_of(model, ids))
-    together(losses_of(model, ids))
-    check(gradients_of(model), {name: 2 * gradient for name, gradient in expected[1].items()})
-
-
 def kind_of_sharding(kind, ids, expected, dense):
     """What is checked of one kind of sharding: all of it for the first of each library."""
 
@@ -185,13 +174,18 @@ def kind_of_sharding(kind, ids, expected, dense):
     if dense:
         return
     if kind in ("fsdp2", "fsdp1", "ddp"):
-        two_steps(made(), ids, expected)
+        # Gradients of two steps add up, of which the first reduces nothing.
+        model = made()
+        with without_sync(model):
+            together(losses_of(model, ids))
+        together(losses_of(model, ids))
+        check(gradients_of(model), {name: 2 * gradient for name, gradient in expected[1].items()})
         step(made(checkpointing=True), ids, expected, together)
     if kind != "fsdp1-parts":
-        step(made(trained="indexer"), ids, expected, indexers_alone, only="indexer")
+        step(made(trained="indexer"), ids, expected, in_order("indexers"), only="indexer")
     if kind in ("fsdp2", "fsdp2-kept", "ddp"):  # FSDP1 takes one backward pass for all before
-        step(made(), ids, expected, language_first)
-        step(made(), ids, expected, indexers_first)
+        step(made(), ids, expected, in_order("language", "indexers"))
+        step(made(), ids, expected, in_order("indexers", "language"))
 
 
 def refusals(ids):
@@ -218,7 +212,7 @@ def refusals(ids):
 
 
 def rank_of_two(rank, folder):
-    start(rank, 2, folder)
+    meet(rank, 2, folder)
     ids = batches(2)[rank]
     for dense in (False, True):
         losses, gradients = torch.load(folder / f"expected-{dense}")
@@ -248,19 +242,12 @@ def shared_sequences(folder, mesh, prepare=lambda model: model, only=""):
         check(*({name: g for name, g in one.items() if only in name} for one in of_both))
 
 
-def start(rank, world, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting-{world}", rank=rank, world_size=world
-    )
-
-
 def rank_of_four(rank, folder):
     """Two groups with a batch each; in a group, two processes with half of the heads each."""
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    start(rank, 4, folder)
+    meet(rank, 4, folder)
     mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
     for dense, parts in ((False, True), (True, False)):
         losses, gradients = torch.load(folder / f"expected-{dense}")

@@ -4,7 +4,7 @@ beside padding or others against the same sequences alone."""
 import pytest
 import torch
 import winnow.transformers as dsa
-from dsa_models import TOPK, refused
+from dsa_models import TOPK, divergence, gradients_of, near, refused, set_topk
 from test_transformers import (  # noqa: F401
     GRADIENTS,
     LEFT,
@@ -12,6 +12,8 @@ from test_transformers import (  # noqa: F401
     RIGHT,
     both,
     check_autocast,
+    check_checkpointing,
+    check_going_back,
     check_other_dtypes,
     one_thread,
     padding,
@@ -107,8 +109,7 @@ def test_gradients_with_a_cache(flash):
     assert rows["compressor"].requires_grad and not rows["indexer"].requires_grad
     out.loss.backward()
     flash.eval()
-    gradients = {name: p.grad for name, p in flash.named_parameters()}
-    same((out.loss.detach(), out.logits.detach().flatten(0, 1), gradients), want)
+    same((out.loss.detach(), out.logits.detach().flatten(0, 1), gradients_of(flash)), want)
 
 
 def test_beams(flash):
@@ -125,8 +126,7 @@ def results(model, call):
     targets = torch.arange(len(logits)) % logits.shape[-1]
     loss = torch.nn.functional.cross_entropy(logits, targets)
     loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return loss.detach(), logits.detach(), gradients
+    return loss.detach(), logits.detach(), gradients_of(model)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -206,14 +206,8 @@ def test_packed_sequences_are_what_they_are_alone(ours, told_by):
 
 
 def test_gradient_checkpointing(flash):
-    flash.set_attn_implementation("winnow")
     ids = tokens()
-    mask = padding(LEFT, ids, PADDING)
-    want = step(flash, ids, mask)
-    flash.activation_checkpointing_enable()
-    got = step(flash, ids, mask)
-    flash.activation_checkpointing_disable()
-    same(got, want)
+    check_checkpointing(flash, ids, padding(LEFT, ids, PADDING))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -226,16 +220,7 @@ def test_autocast():
 
 
 def test_going_back_restores_every_bit(flash):
-    ids = tokens()
-    flash.set_attn_implementation("eager")
-    before = step(flash, ids)
-    flash.set_attn_implementation("winnow")
-    step(flash, ids)
-    flash.set_attn_implementation("eager")
-    after = step(flash, ids)
-    assert torch.equal(after[0], before[0]) and torch.equal(after[1], before[1])
-    for name, gradient in before[2].items():
-        assert gradient is None or torch.equal(after[2][name], gradient), name
+    check_going_back(flash, tokens(), None, ["eager"])
 
 
 def test_shapes_that_no_operation_has():
@@ -338,22 +323,8 @@ def of_formula(model, ids, dense):
         sees = visible.any(-1)
         visible = visible.expand_as(scores)[sees.expand(scores.shape[:2])]
         scores, target = (t[sees.expand(scores.shape[:2])] for t in (scores, target))
-        target = target.masked_fill(~visible, 0)
-        target = target / target.sum(-1, keepdim=True)
-        log_p = scores.masked_fill(~visible, -torch.inf).log_softmax(-1)
-        terms = target * (target.clamp(min=1e-300).log() - log_p)
-        losses.append(torch.where(target > 0, terms, 0).sum(-1).mean())
+        losses.append(divergence(scores, target, visible))
     return torch.stack(losses).mean()
-
-
-def of_indexers(model):
-    return {n: p.grad for n, p in model.named_parameters() if "indexer" in n}
-
-
-def set_topk(model, count):
-    for module in model.modules():
-        if hasattr(module, "index_topk"):
-            module.index_topk = count
 
 
 def loss_of(model, ids, mask=None):
@@ -362,7 +333,7 @@ def loss_of(model, ids, mask=None):
     loss = dsa.indexer_loss(model)
     loss.backward()
     model.eval()
-    return loss.detach(), of_indexers(model)
+    return loss.detach(), gradients_of(model)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["chosen", "dense"])
@@ -374,18 +345,14 @@ def test_the_loss_of_indexers_is_that_of_the_original_modules(pattern, dense):
     set_topk(model, 100 if dense else TOPK)
     want = of_formula(model, ids, dense)
     want.backward()
-    gradients = of_indexers(model)
+    gradients = {n: g for n, g in gradients_of(model).items() if "indexer" in n}
     set_topk(model, TOPK)
     model.set_attn_implementation("winnow")
     dsa.attend_densely(model, dense)
     got = loss_of(model, ids)
     torch.testing.assert_close(got[0].double(), want.detach(), rtol=1e-4, atol=1e-6)
     assert len(gradients) > 5
-    for name, gradient in gradients.items():
-        limit = 5e-4 * float(gradient.abs().max())
-        torch.testing.assert_close(got[1][name], gradient, rtol=0, atol=limit, msg=name)
-    others = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert others == gradients.keys()
+    near(got[1], gradients, 5e-4)
 
 
 def test_the_loss_of_indexers_of_padded_sequences(flash):
@@ -399,10 +366,9 @@ def test_the_loss_of_indexers_of_padded_sequences(flash):
     shares = [share / sum(shares) for share in shares]
     want = sum(share * loss for share, (loss, _) in zip(shares, parts, strict=True))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
-    for name, gradient in gradients.items():
-        want = sum(share * part[name] for share, (_, part) in zip(shares, parts, strict=True))
-        limit = GRADIENTS * float(want.abs().max())
-        torch.testing.assert_close(gradient, want, rtol=0, atol=limit, msg=name)
+    both = list(zip(shares, parts, strict=True))
+    want = {name: sum(share * part[name] for share, (_, part) in both) for name in gradients}
+    near(gradients, want, GRADIENTS)
 
 
 def test_dense_attention_is_that_of_all_rows(flash):

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import readme
 from processes import run
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = re.findall(r"^\| `(\w+::\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
 ROOMS = {
     str(test.parent.relative_to(ROOT / "winnow")) for test in ROOT.glob("winnow/*/**/*_test.cc")
 }
@@ -31,7 +31,9 @@ def attempt(tmp_path):
     return lambda *arguments: run(ROOT / "tools" / "try", *arguments, env=environment)
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, "indexer", "expert_parallel/transport"])
+@pytest.mark.parametrize(
+    "operation", [*readme.operations(), "indexer", "expert_parallel/transport"]
+)
 def test_an_operation_has_a_room_with_tests(operation, attempt):
     result = attempt(operation)
     assert result.returncode == 0, result.stderr
