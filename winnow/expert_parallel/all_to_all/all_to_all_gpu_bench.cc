@@ -154,7 +154,9 @@ std::string name_of(const Shape& shape) {
   name += shape.order == RowOrder::token_major ? "-token-major" : "-expert-major";
   if (shape.local_combine) name += "-local";
   if (shape.copy_out) name += "-copied";
-  name += "-" + std::to_string(shape.sms) + "-sms";
+  name += '-';
+  name += std::to_string(shape.sms);
+  name += "-sms";
   if (shape.beside_product) name += "-beside-product";
   return name;
 }
