@@ -246,7 +246,8 @@ def test_what_is_wrong_is_refused_before_run_time(name):
 
 
 def test_tensors_on_several_devices_are_refused():
-    q, kv, indices = torch.zeros(3, 2, 576), torch.zeros(7, 1, 576), ints(3, 1, 5)
+    q, kv = (torch.zeros(n, h, 576, dtype=torch.bfloat16) for n, h in ((3, 2), (7, 1)))
+    indices = ints(3, 1, 5)
     with FakeTensorMode() as mode:
         given = [torch.empty(t.shape, dtype=t.dtype) for t in (q, kv)]
         on_gpu = torch.empty(3, 1, 5, dtype=torch.int32, device="cuda")
