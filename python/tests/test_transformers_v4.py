@@ -18,7 +18,7 @@ from test_transformers import (  # noqa: F401
     same,
     step,
 )
-from test_transformers_loss import check_learning
+from test_transformers_loss import check_copies, check_learning
 from transformers import DynamicCache
 from v4_models import PATTERNS, make, tokens
 
@@ -418,6 +418,26 @@ def test_dense_attention_is_that_of_all_rows(flash):
     set_topk(flash, TOPK)
     for logits in (found[0][1], *found[1]):
         torch.testing.assert_close(logits, found[0][0], rtol=0, atol=LOGITS)
+
+
+def test_copies_hold_nothing_of_the_last_forward_pass():
+    check_copies(make("short", "winnow").train(), tokens(1, 40))
+
+
+@pytest.mark.parametrize("compiled", ["whole", "layers"])
+def test_the_loss_of_indexers_of_a_compiled_model(compiled):
+    ids = tokens(1, 40)
+    model = make("short", "winnow").train()
+    model(input_ids=ids, use_cache=False)
+    want = dsa.indexer_loss(model)
+    if compiled == "whole":
+        model = torch.compile(model, backend="eager")
+    else:
+        for layer in model.model.layers:
+            layer.compile(backend="eager")
+    model(input_ids=ids, use_cache=False)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(dsa.indexer_loss(model), want)
 
 
 def test_indexers_learn_where_the_attention_looks():

@@ -18,6 +18,7 @@ from winnow.transformers.layer import (
     check_given,
     check_options,
     choose,
+    forget,
     quantized,
     ranges_of,
     recording,
@@ -52,6 +53,10 @@ class Record(NamedTuple):
     lse: Tensor  # [batch * queries, heads], over the window and the compressed rows
     dtype: torch.dtype  # of the attention
     group = None  # tensor parallelism leaves all heads in each process
+
+    def __reduce__(self):
+        """As that of other families."""
+        return type(None), ()
 
     @property
     def tokens(self) -> int:
@@ -464,6 +469,8 @@ def replace_forwards(family: DeepseekV4, attention: type, *others: type) -> None
         if implementation != "winnow" and layers and hasattr(layers[self.layer_idx], _RAGGED):
             wanted = '"winnow", with which the padded cache was filled'
             refuse("attn_implementation", wanted, implementation)
+        if implementation != "winnow" and self.training:
+            forget(self)
         return implementation == "winnow"
 
     def knows_sequences(self, options):

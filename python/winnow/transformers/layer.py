@@ -29,6 +29,11 @@ class Record(NamedTuple):
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
     placed: Optional[Placed] = None  # where several ranks share the sequences
 
+    def __reduce__(self):
+        """None in its place in copies and files of the layer. They shall not hold what a batch was,
+        and cannot hold a group of processes."""
+        return type(None), ()
+
     @property
     def tokens(self) -> int:
         """Those of earlier calls among them."""
@@ -267,11 +272,21 @@ def _without_padding(ranges: Tensor, rows: int, placed: Optional[Placed] = None)
 def recording(attention: nn.Module, indexer: nn.Module) -> bool:
     """Whether to keep a Record: in training of an indexer that is not frozen, but neither in a
     compiled forward pass nor in one that checkpointing repeats during the backward pass. In
-    training that of an earlier pass goes, also where the indexer has been frozen since."""
-    if not attention.training or torch.compiler.is_compiling() or in_backward():
+    training that of an earlier pass goes in any case."""
+    if not attention.training:
         return False
-    attention._winnow_record = None
-    return any(p.requires_grad for p in _parameters(indexer))
+    compiling = torch.compiler.is_compiling()
+    if not compiling and in_backward():
+        return False
+    forget(attention)
+    return not compiling and any(p.requires_grad for p in _parameters(indexer))
+
+
+def forget(attention: nn.Module) -> None:
+    """Lets go of the Record of an earlier forward pass. Where there is none it changes nothing, as
+    compiled code may not within a layer that is checkpointed."""
+    if getattr(attention, "_winnow_record", None) is not None:
+        attention._winnow_record = None
 
 
 def _parameters(module: nn.Module) -> Iterator[Tensor]:
@@ -350,7 +365,11 @@ def replace_forwards(family: Family, attention: type, indexer: type) -> None:
     configuration says "winnow", the indexer if its attention_mask holds ranges (int32)."""
 
     def attends(self, options):
-        return self.config._attn_implementation == "winnow" and family.has_indexer(self)
+        if self.config._attn_implementation == "winnow":
+            return family.has_indexer(self)
+        if self.training:
+            forget(self)
+        return False
 
     def chooses(self, options):
         mask = options.get("attention_mask")
