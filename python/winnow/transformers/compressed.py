@@ -22,6 +22,7 @@ from winnow.transformers.layer import (
     quantized,
     ranges_of,
     recording,
+    refusals_of,
     replace_forward,
     working_dtype,
 )
@@ -272,19 +273,21 @@ def _attention(
     **options,
 ):
     cache = past_key_values if cache is None else cache
-    check_options(self, cache, options)
-    dtype = working_dtype(hidden_states)
     batch, queries, _ = hidden_states.shape
-    if (
-        position_ids.dim() != 2
-        or position_ids.shape[0] not in (1, batch)
-        or (position_ids.shape[1] != queries)
-    ):
-        wanted = f"shape [batch, queries] = [{batch}, {queries}]"
-        refuse("position_ids", wanted, list(position_ids.shape))
     given = options.get(OPTION)
+    with refusals_of(attention_mask):
+        check_options(self, cache, options)
+        dtype = working_dtype(hidden_states)
+        if (
+            position_ids.dim() != 2
+            or position_ids.shape[0] not in (1, batch)
+            or (position_ids.shape[1] != queries)
+        ):
+            wanted = f"shape [batch, queries] = [{batch}, {queries}]"
+            refuse("position_ids", wanted, list(position_ids.shape))
+        if isinstance(attention_mask, Placed):
+            check_given(self, given, cache, 0, attention_mask)
     if isinstance(attention_mask, Placed):
-        check_given(self, given, cache, 0, attention_mask)
         return _attention_of_part(
             family, self, hidden_states, position_embeddings, attention_mask, dtype
         )

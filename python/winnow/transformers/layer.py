@@ -1,7 +1,8 @@
 """The forward passes of attention and indexer modules under "winnow"."""
 
+import contextlib
 import functools
-from typing import Callable, Iterator, NamedTuple, Optional, Union
+from typing import Callable, ContextManager, Iterator, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,14 @@ def check_options(attention: nn.Module, cache, options: dict) -> None:
         refuse("output_attentions", "False: attention weights are never formed", True)
     if cache is not None and not isinstance(cache, Cache):  # that of continuous batching
         refuse("cache", "a Cache of transformers, as generate() makes it", type(cache).__name__)
+
+
+def refusals_of(mask) -> ContextManager[None]:
+    """Where several ranks share the sequences, what one of them refuses within is an error on all:
+    they would wait for it in the agreement that follows."""
+    if isinstance(mask, Placed):
+        return mask.tokens.context.refusals()
+    return contextlib.nullcontext()
 
 
 def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
@@ -159,13 +168,14 @@ def _attention(
     **options,
 ):
     cache = past_key_values if cache is None else cache
-    check_options(self, cache, options)
-    _check_positions(position_embeddings, hidden_states)
-    dtype = working_dtype(hidden_states)
+    with refusals_of(attention_mask):
+        check_options(self, cache, options)
+        _check_positions(position_embeddings, hidden_states)
+        dtype = working_dtype(hidden_states)
+        projected = family.project(
+            self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
+        )
     batch, queries, _ = hidden_states.shape
-    projected = family.project(
-        self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
-    )
     group = tensor_parallel.group_of(self, projected.q_pass.shape[2])
     # For latent alone: transformers itself sums the gradient of k_rope over the processes, at the
     # output of kv_a_proj_with_mqa.
@@ -182,7 +192,8 @@ def _attention(
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
     given = options.get(OPTION)
-    check_given(self, given, cache, count - queries, placed)
+    with refusals_of(attention_mask):
+        check_given(self, given, cache, count - queries, placed)
     if dense and cache is None:
         indices = None
     elif self.indexer is not None:
@@ -208,7 +219,8 @@ def _attention(
         which = flat_ranges(ranges, count)
     else:
         which = {"indices": flat_indices(indices, count).flatten(0, 1)}
-    problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
+    with refusals_of(attention_mask):
+        problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
     values, lse = absorbed.attend(problem, self.scaling, gathered)
     if gathered is not None:
         gathered.release()
