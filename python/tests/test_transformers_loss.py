@@ -260,6 +260,30 @@ def test_a_pass_that_keeps_nothing_forgets_the_one_before(way):
         indexer_loss(model)
 
 
+def check_loss_under_autocast(model, ids):
+    """It is under autocast as the forward pass was, wherever it is called."""
+    found = []
+    for within in (True, False):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(input_ids=ids, use_cache=False)
+            loss = indexer_loss(model) if within else None
+        loss = indexer_loss(model) if loss is None else loss
+        loss.backward()
+        found.append((loss.detach(), gradients_of(model)))
+    (inside, gradients), (outside, others) = found
+    assert torch.equal(inside, outside)
+    assert gradients.keys() == others.keys()
+    trained = [name for name, _ in model.named_parameters() if ".indexer." in name]
+    assert trained and set(trained) <= gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name]), name
+
+
+def test_the_loss_under_autocast():
+    check_loss_under_autocast(make("glm_moe_dsa", "winnow").train(), tokens(1, 12))
+
+
 def size_of(model):
     file = io.BytesIO()
     torch.save(model, file)

@@ -15,6 +15,7 @@ from winnow import torch as operators
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import DeepseekV4
 from winnow.transformers.layer import (
+    autocast_of,
     check_given,
     check_options,
     choose,
@@ -53,6 +54,7 @@ class Record(NamedTuple):
     chosen: Optional[Tensor]  # [batch * queries, topk]; None where all rows were attended to
     lse: Tensor  # [batch * queries, heads], over the window and the compressed rows
     dtype: torch.dtype  # of the attention
+    autocast: Optional[torch.dtype]  # of torch.autocast, where it was on
     group = None  # tensor parallelism leaves all heads in each process
 
     def __reduce__(self):
@@ -340,6 +342,7 @@ def _attention(
         self._winnow_record = Record(
             hidden_states.detach(), (cos.detach(), sin.detach()), sequences,
             compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
+            autocast_of(hidden_states),
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
 
@@ -423,6 +426,7 @@ def _attention_of_part(
         self._winnow_record = Record(
             hidden.detach(), (cos.detach(), sin.detach()), placed,
             compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
+            autocast_of(hidden),
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
 

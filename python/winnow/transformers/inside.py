@@ -104,6 +104,7 @@ def _check_sharding(model: nn.Module, paths: Iterable[List[nn.Module]]) -> None:
             checkpointed |= layer and module.gradient_checkpointing
 
 
+@torch.compiler.disable  # functions that are there for one call are not worth compiling
 def each(
     model: nn.Module, calls: Dict[nn.Module, Callable[[Tensor], Tensor]], device: torch.device
 ) -> Tuple[Tensor, ...]:
@@ -133,6 +134,5 @@ def each(
 
         return _call_instead(module, inner, forward, carrier)
 
-    # Functions that are there for one call are not worth compiling.
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"):  # modules that are compiled for themselves
         return visit(model, torch.zeros((), device=device, requires_grad=gradients))

@@ -28,6 +28,7 @@ class Record(NamedTuple):
     rows: Tensor  # [batch, rows, 576 or 512]
     lse: Tensor  # [batch, queries, heads of this process]
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
+    autocast: Optional[torch.dtype]  # of torch.autocast, where it was on
     placed: Optional[Placed] = None  # where several ranks share the sequences
 
     def __reduce__(self):
@@ -41,13 +42,18 @@ class Record(NamedTuple):
         return self.rows.shape[1]
 
 
+def autocast_of(hidden: Tensor) -> Optional[torch.dtype]:
+    """The dtype of torch.autocast, where it is on."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def working_dtype(hidden: Tensor) -> torch.dtype:
     """In which dtype attention runs, or an error."""
     device = hidden.device.type
     if device not in ("cpu", "cuda"):
         refuse("device", "cpu or cuda", device)
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+    dtype = autocast_of(hidden) or hidden.dtype
     possible = [torch.bfloat16] if device == "cuda" else [torch.float32, torch.bfloat16]
     if device == "cpu":
         possible.append(torch.float16)
@@ -234,7 +240,7 @@ def _attention(
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
             position_ids, _without_padding(ranges, count, placed), None if dense else indices,
-            rows.detach(), lse.view(batch, queries, -1), group, placed,
+            rows.detach(), lse.view(batch, queries, -1), group, autocast_of(hidden_states), placed,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
