@@ -1,6 +1,7 @@
 """Models of transformers whose sequences several ranks share, beside one rank: run by the ranks of
 test_context_parallel.py."""
 
+import copy
 import functools
 
 import dsa_models
@@ -218,8 +219,11 @@ def refusals_of_one(group):
     text = "model: want a model of transformers, got Linear"
     refused(text, enable_context_parallel, given, group)
     enable_context_parallel(model, group)
+    model = copy.deepcopy(model)  # which is of the same ranks
     ids = dsa_models.tokens(batch=2, length=4 * dist.get_world_size(group))
     want = model(ids).logits
-    for options in ({"use_cache": True}, {"position_ids": ids[:, :3]}):
+    # The last one is refused by the layers, of which the first is where the other ranks wait.
+    refused_options = {"use_cache": True}, {"position_ids": ids[:, :3]}, {"output_attentions": True}
+    for options in refused_options:
         refused(next(iter(options)), model, input_ids=ids, **(options if rank else {}))
         assert torch.equal(model(ids).logits, want)

@@ -1,6 +1,8 @@
 """winnow.transformers.indexer_loss: both stages, against its formula with the original modules."""
 
+import copy
 import inspect
+import io
 
 import pytest
 import torch
@@ -223,6 +225,70 @@ def test_layers_that_are_frozen_later_leave_the_loss():
         return indexer_loss(model)
 
     assert torch.equal(loss_of_second(first), loss_of_second(None))
+
+
+@pytest.mark.parametrize("way", ["compiled", "sdpa"])
+def test_a_pass_that_keeps_nothing_forgets_the_one_before(way):
+    model = make("glm_moe_dsa", "winnow").train()
+    first, second = tokens(1, 12), tokens(1, 12).flip(1)
+    model(input_ids=first, use_cache=False)
+    indexer_loss(model)
+    called = model
+    if way == "compiled":
+        called = torch.compile(model, backend="eager", fullgraph=True)
+    else:
+        model.set_attn_implementation(way)
+    called(input_ids=second, use_cache=False)
+    with pytest.raises(ValueError, match="transformers: model: want one whose last forward"):
+        indexer_loss(model)
+
+
+def check_loss_under_autocast(model, ids):
+    """It is under autocast as the forward pass was, wherever it is called."""
+    found = []
+    for within in (True, False):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(input_ids=ids, use_cache=False)
+            loss = indexer_loss(model) if within else None
+        loss = indexer_loss(model) if loss is None else loss
+        loss.backward()
+        found.append((loss.detach(), gradients_of(model)))
+    (inside, gradients), (outside, others) = found
+    assert torch.equal(inside, outside)
+    assert gradients.keys() == others.keys()
+    trained = [name for name, _ in model.named_parameters() if ".indexer." in name]
+    assert trained and set(trained) <= gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name]), name
+
+
+def test_the_loss_under_autocast():
+    check_loss_under_autocast(make("glm_moe_dsa", "winnow").train(), tokens(1, 12))
+
+
+def size_of(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    return file.tell()
+
+
+def check_copies(model, ids):
+    """Of a model in training: they hold nothing of its last forward pass, and train as it does."""
+    before = size_of(model)
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    assert size_of(model) == before
+    copied = copy.deepcopy(model)
+    want = indexer_loss(model)
+    with pytest.raises(ValueError, match="transformers: model: want one whose last forward"):
+        indexer_loss(copied)
+    again = copied(input_ids=ids, labels=ids, use_cache=False).loss
+    assert torch.equal(again, loss)
+    assert torch.equal(indexer_loss(copied), want)
+
+
+def test_copies_hold_nothing_of_the_last_forward_pass(model):
+    check_copies(model, tokens(1, 12))
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_learned():

@@ -20,7 +20,11 @@ from test_transformers import (  # noqa: F401
     same,
     step,
 )
-from test_transformers_loss import check_learning
+from test_transformers_loss import (
+    check_copies,
+    check_learning,
+    check_loss_under_autocast,
+)
 from transformers import DynamicCache
 from v4_models import PATTERNS, make, tokens
 
@@ -384,6 +388,34 @@ def test_dense_attention_is_that_of_all_rows(flash):
     set_topk(flash, TOPK)
     for logits in (found[0][1], *found[1]):
         torch.testing.assert_close(logits, found[0][0], rtol=0, atol=LOGITS)
+
+
+def test_the_loss_of_indexers_under_autocast():
+    check_loss_under_autocast(make("short", "winnow").train(), tokens(1, 40))
+
+
+def test_copies_hold_nothing_of_the_last_forward_pass():
+    check_copies(make("short", "winnow").train(), tokens(1, 40))
+
+
+@pytest.mark.parametrize("compiled", ["model", "layers", "step"])
+def test_the_loss_of_indexers_where_torch_compiles(compiled):
+    ids = tokens(1, 40)
+    model = make("short", "winnow").train()
+
+    def step():
+        model(input_ids=ids, use_cache=False)
+        return dsa.indexer_loss(model)
+
+    want = step()
+    if compiled == "model":
+        model = torch.compile(model, backend="eager")
+    elif compiled == "layers":
+        for layer in model.model.layers:
+            layer.compile(backend="eager")
+    else:
+        step = torch.compile(step, backend="eager")
+    assert torch.equal(step(), want)
 
 
 def test_indexers_learn_where_the_attention_looks():

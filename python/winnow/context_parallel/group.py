@@ -143,6 +143,10 @@ class ContextParallel:
         cpu = "cpu" in dist.get_backend_config(group)
         self._device = "cpu" if cpu else f"cuda:{torch.cuda.current_device()}"
 
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "ContextParallel":
+        """Itself, as a model's copy is of the same ranks."""
+        return self
+
     def tokens(
         self, count: int, *, batch: int = 1, cu_seqlens: Union[Tensor, Sequence[int], None] = None
     ) -> "Tokens":

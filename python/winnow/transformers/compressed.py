@@ -15,12 +15,15 @@ from winnow import torch as operators
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import DeepseekV4
 from winnow.transformers.layer import (
+    autocast_of,
     check_given,
     check_options,
     choose,
+    forget,
     quantized,
     ranges_of,
     recording,
+    refusals_of,
     replace_forward,
     working_dtype,
 )
@@ -51,7 +54,12 @@ class Record(NamedTuple):
     chosen: Optional[Tensor]  # [batch * queries, topk]; None where all rows were attended to
     lse: Tensor  # [batch * queries, heads], over the window and the compressed rows
     dtype: torch.dtype  # of the attention
+    autocast: Optional[torch.dtype]  # of torch.autocast, where it was on
     group = None  # tensor parallelism leaves all heads in each process
+
+    def __reduce__(self):
+        """As that of other families."""
+        return type(None), ()
 
     @property
     def tokens(self) -> int:
@@ -267,19 +275,21 @@ def _attention(
     **options,
 ):
     cache = past_key_values if cache is None else cache
-    check_options(self, cache, options)
-    dtype = working_dtype(hidden_states)
     batch, queries, _ = hidden_states.shape
-    if (
-        position_ids.dim() != 2
-        or position_ids.shape[0] not in (1, batch)
-        or (position_ids.shape[1] != queries)
-    ):
-        wanted = f"shape [batch, queries] = [{batch}, {queries}]"
-        refuse("position_ids", wanted, list(position_ids.shape))
     given = options.get(OPTION)
+    with refusals_of(attention_mask):
+        check_options(self, cache, options)
+        dtype = working_dtype(hidden_states)
+        if (
+            position_ids.dim() != 2
+            or position_ids.shape[0] not in (1, batch)
+            or (position_ids.shape[1] != queries)
+        ):
+            wanted = f"shape [batch, queries] = [{batch}, {queries}]"
+            refuse("position_ids", wanted, list(position_ids.shape))
+        if isinstance(attention_mask, Placed):
+            check_given(self, given, cache, 0, attention_mask)
     if isinstance(attention_mask, Placed):
-        check_given(self, given, cache, 0, attention_mask)
         return _attention_of_part(
             family, self, hidden_states, position_embeddings, attention_mask, dtype
         )
@@ -332,6 +342,7 @@ def _attention(
         self._winnow_record = Record(
             hidden_states.detach(), (cos.detach(), sin.detach()), sequences,
             compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
+            autocast_of(hidden_states),
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
 
@@ -415,6 +426,7 @@ def _attention_of_part(
         self._winnow_record = Record(
             hidden.detach(), (cos.detach(), sin.detach()), placed,
             compressed._replace(rows=compressed.rows.detach()), chosen, lse, dtype,
+            autocast_of(hidden),
         )  # fmt: skip
     return family.output(self, values.view(batch, queries, *values.shape[1:]), cos, sin), None
 
@@ -464,6 +476,8 @@ def replace_forwards(family: DeepseekV4, attention: type, *others: type) -> None
         if implementation != "winnow" and layers and hasattr(layers[self.layer_idx], _RAGGED):
             wanted = '"winnow", with which the padded cache was filled'
             refuse("attn_implementation", wanted, implementation)
+        if implementation != "winnow" and self.training:
+            forget(self)
         return implementation == "winnow"
 
     def knows_sequences(self, options):

@@ -8,6 +8,7 @@ one more forward pass of the modules that have them, with another function in th
 own.
 """
 
+import contextlib
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
@@ -51,7 +52,10 @@ def _call_instead(
     try:
         return module(carrier)
     finally:
-        delattr(inner, _INSTEAD)
+        # What torch.compile has made passes the attribute on to the module within, which is rid of
+        # it by now.
+        with contextlib.suppress(AttributeError):
+            delattr(inner, _INSTEAD)
         if own is None:
             delattr(inner, name)
         else:
@@ -100,6 +104,7 @@ def _check_sharding(model: nn.Module, paths: Iterable[List[nn.Module]]) -> None:
             checkpointed |= layer and module.gradient_checkpointing
 
 
+@torch.compiler.disable  # functions that are there for one call are not worth compiling
 def each(
     model: nn.Module, calls: Dict[nn.Module, Callable[[Tensor], Tensor]], device: torch.device
 ) -> Tuple[Tensor, ...]:
@@ -129,4 +134,5 @@ def each(
 
         return _call_instead(module, inner, forward, carrier)
 
-    return visit(model, torch.zeros((), device=device, requires_grad=gradients))
+    with torch.compiler.set_stance("force_eager"):  # modules that are compiled for themselves
+        return visit(model, torch.zeros((), device=device, requires_grad=gradients))

@@ -1,7 +1,8 @@
 """The forward passes of attention and indexer modules under "winnow"."""
 
+import contextlib
 import functools
-from typing import Callable, Iterator, NamedTuple, Optional, Union
+from typing import Callable, ContextManager, Iterator, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,13 @@ class Record(NamedTuple):
     rows: Tensor  # [batch, rows, 576 or 512]
     lse: Tensor  # [batch, queries, heads of this process]
     group: Optional["torch.distributed.ProcessGroup"]  # whose processes share the heads
+    autocast: Optional[torch.dtype]  # of torch.autocast, where it was on
     placed: Optional[Placed] = None  # where several ranks share the sequences
+
+    def __reduce__(self):
+        """None in its place in copies and files of the layer. They shall not hold what a batch was,
+        and cannot hold a group of processes."""
+        return type(None), ()
 
     @property
     def tokens(self) -> int:
@@ -35,13 +42,18 @@ class Record(NamedTuple):
         return self.rows.shape[1]
 
 
+def autocast_of(hidden: Tensor) -> Optional[torch.dtype]:
+    """The dtype of torch.autocast, where it is on."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def working_dtype(hidden: Tensor) -> torch.dtype:
     """In which dtype attention runs, or an error."""
     device = hidden.device.type
     if device not in ("cpu", "cuda"):
         refuse("device", "cpu or cuda", device)
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+    dtype = autocast_of(hidden) or hidden.dtype
     possible = [torch.bfloat16] if device == "cuda" else [torch.float32, torch.bfloat16]
     if device == "cpu":
         possible.append(torch.float16)
@@ -58,6 +70,14 @@ def check_options(attention: nn.Module, cache, options: dict) -> None:
         refuse("output_attentions", "False: attention weights are never formed", True)
     if cache is not None and not isinstance(cache, Cache):  # that of continuous batching
         refuse("cache", "a Cache of transformers, as generate() makes it", type(cache).__name__)
+
+
+def refusals_of(mask) -> ContextManager[None]:
+    """Where several ranks share the sequences, what one of them refuses within is an error on all:
+    they would wait for it in the agreement that follows."""
+    if isinstance(mask, Placed):
+        return mask.tokens.context.refusals()
+    return contextlib.nullcontext()
 
 
 def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
@@ -154,13 +174,14 @@ def _attention(
     **options,
 ):
     cache = past_key_values if cache is None else cache
-    check_options(self, cache, options)
-    _check_positions(position_embeddings, hidden_states)
-    dtype = working_dtype(hidden_states)
+    with refusals_of(attention_mask):
+        check_options(self, cache, options)
+        _check_positions(position_embeddings, hidden_states)
+        dtype = working_dtype(hidden_states)
+        projected = family.project(
+            self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
+        )
     batch, queries, _ = hidden_states.shape
-    projected = family.project(
-        self, hidden_states, position_embeddings, position_ids, cache, shared_kv_states
-    )
     group = tensor_parallel.group_of(self, projected.q_pass.shape[2])
     # For latent alone: transformers itself sums the gradient of k_rope over the processes, at the
     # output of kv_a_proj_with_mqa.
@@ -177,7 +198,8 @@ def _attention(
     indices = prev_topk_indices
     dense = getattr(self, "_winnow_dense", False)
     given = options.get(OPTION)
-    check_given(self, given, cache, count - queries, placed)
+    with refusals_of(attention_mask):
+        check_given(self, given, cache, count - queries, placed)
     if dense and cache is None:
         indices = None
     elif self.indexer is not None:
@@ -203,7 +225,8 @@ def _attention(
         which = flat_ranges(ranges, count)
     else:
         which = {"indices": flat_indices(indices, count).flatten(0, 1)}
-    problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
+    with refusals_of(attention_mask):
+        problem = problem_of(family, self, projected, rows.flatten(0, 1)[:, None], **which)
     values, lse = absorbed.attend(problem, self.scaling, gathered)
     if gathered is not None:
         gathered.release()
@@ -217,7 +240,7 @@ def _attention(
         self._winnow_record = Record(
             hidden_states.detach(), tuple(part.detach() for part in position_embeddings),
             position_ids, _without_padding(ranges, count, placed), None if dense else indices,
-            rows.detach(), lse.view(batch, queries, -1), group, placed,
+            rows.detach(), lse.view(batch, queries, -1), group, autocast_of(hidden_states), placed,
         )  # fmt: skip
     values = family.gated(self, hidden_states, values.view(batch, queries, *values.shape[1:]))
     out = self.o_proj(values.reshape(batch, queries, -1))
@@ -267,11 +290,21 @@ def _without_padding(ranges: Tensor, rows: int, placed: Optional[Placed] = None)
 def recording(attention: nn.Module, indexer: nn.Module) -> bool:
     """Whether to keep a Record: in training of an indexer that is not frozen, but neither in a
     compiled forward pass nor in one that checkpointing repeats during the backward pass. In
-    training that of an earlier pass goes, also where the indexer has been frozen since."""
-    if not attention.training or torch.compiler.is_compiling() or in_backward():
+    training that of an earlier pass goes in any case."""
+    if not attention.training:
         return False
-    attention._winnow_record = None
-    return any(p.requires_grad for p in _parameters(indexer))
+    compiling = torch.compiler.is_compiling()
+    if not compiling and in_backward():
+        return False
+    forget(attention)
+    return not compiling and any(p.requires_grad for p in _parameters(indexer))
+
+
+def forget(attention: nn.Module) -> None:
+    """Lets go of the Record of an earlier forward pass. Where there is none it changes nothing, as
+    compiled code may not within a layer that is checkpointed."""
+    if getattr(attention, "_winnow_record", None) is not None:
+        attention._winnow_record = None
 
 
 def forget_where_it_fails(kind: type) -> None:
@@ -372,7 +405,11 @@ def replace_forwards(family: Family, attention: type, indexer: type) -> None:
     configuration says "winnow", the indexer if its attention_mask holds ranges (int32)."""
 
     def attends(self, options):
-        return self.config._attn_implementation == "winnow" and family.has_indexer(self)
+        if self.config._attn_implementation == "winnow":
+            return family.has_indexer(self)
+        if self.training:
+            forget(self)
+        return False
 
     def chooses(self, options):
         mask = options.get("attention_mask")

@@ -311,9 +311,23 @@ def _records(model: nn.Module) -> Iterator[Tuple[Family, nn.Module, AnyRecord]]:
         refuse("model", wanted + " that is not frozen", type(model).__name__)
 
 
+def _as_recorded(
+    of_layer: Callable[..., Tensor],
+    family: Family,
+    attention: nn.Module,
+    record: AnyRecord,
+    carrier: Tensor,
+) -> Tensor:
+    """of_layer() under torch.autocast as it was in the forward pass. Weights that were cast where
+    there was no gradient, as those of indexers, are not taken from its cache."""
+    device, dtype = record.hidden.device.type, record.autocast
+    with torch.autocast(device, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+        return of_layer(family, attention, record, carrier)
+
+
 def _mean_of_layers(model: nn.Module, of_layer: Callable[..., Tensor]) -> Tensor:
     records = list(_records(model))
-    calls = {found[1]: partial(of_layer, *found) for found in records}
+    calls = {found[1]: partial(_as_recorded, of_layer, *found) for found in records}
     device = records[0][2].hidden.device
     values = inside.each(model, calls, device)
     return torch.stack([value.to(device) for value in values]).mean()
