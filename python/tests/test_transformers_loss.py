@@ -277,7 +277,7 @@ def check_copies(model, ids):
     """Of a model in training: they hold nothing of its last forward pass, and train as it does."""
     before = size_of(model)
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    assert size_of(model) == before
+    assert size_of(model) < before + 1024  # names of attributes; a record has 3 KB and more
     copied = copy.deepcopy(model)
     want = indexer_loss(model)
     with pytest.raises(ValueError, match="transformers: model: want one whose last forward"):

@@ -398,6 +398,7 @@ def test_copies_hold_nothing_of_the_last_forward_pass():
     check_copies(make("short", "winnow").train(), tokens(1, 40))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has its own
 @pytest.mark.parametrize("compiled", ["model", "layers", "step"])
 def test_the_loss_of_indexers_where_torch_compiles(compiled):
     ids = tokens(1, 40)
