@@ -25,6 +25,7 @@ from winnow.transformers import (
 
 LENGTH = 48
 TOLERANCE = 2e-4  # of the largest value of a tensor, in f32
+ROUNDING = 1e-7  # of terms that cancel: some gradients of one number are below 1e-4
 FAMILIES = [family for family in (*dsa_models.FAMILIES, "deepseek_v4") if family != "dots3_note"]
 # How the model runs, and what it gets.
 VARIANTS = {
@@ -112,7 +113,8 @@ def of_one_rank(family, variant):
 
 def near(got, want, name):
     error = (got - want).abs().max()
-    assert error <= TOLERANCE * want.abs().max(), f"{name}: {error} of {want.abs().max()}"
+    limit = TOLERANCE * want.abs().max() + ROUNDING
+    assert error <= limit, f"{name}: {error} of {want.abs().max()}"
 
 
 def step(group, family, variant, placement, keys, by_caller, path):
