@@ -42,8 +42,6 @@ constexpr const char* kScale = "scale_kernel(const __grid_constant__";
 constexpr const char* kFinish = "finish_kernel(const __grid_constant__";
 constexpr const char* kLargest = "atomicMax(&largest, __float_as_uint(sum)";
 constexpr const char* kScales = "p.scales[row] = scale;";
-constexpr const char* kWide = "*reinterpret_cast<float4*>(reinterpret_cast<float*>(p.dk) + at) =";
-constexpr const char* kNarrow = "*reinterpret_cast<uint2*>(p.dk + 2 * at) =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
@@ -95,10 +93,6 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(bounds("ScaleOfOneBlockLess", kScale, launch_blocks, -1)),
     race(bounds("ScaleAside", kScale, launch_astray)),
     // finish_kernel
-    bounds.undo("DkNotStored", kWide),
-    bounds.move("DkOfTheNextQuad", kWide, 16),
-    plain.undo("NarrowDkNotStored", kNarrow),
-    plain.move("NarrowDkOfTheNextQuad", kNarrow, 8),
     in_one_schedule(plain("PlainSumsOfTheNextQuad", "const float4 sums = __ldcs(", add, 16)),
     in_one_schedule(
         bounds("UnitsOfTheNextRow", "const float unit = 1.0f / p.scales[row];", misread, 4)),
@@ -107,6 +101,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(bounds("FinishThreadsOneFurther", kFinish, shift_thread, 1)),
     in_one_schedule(bounds("FinishBlocksOneFurther", kFinish, shift_block, 1)),
     in_one_schedule(one("FinishRowsTooFarApart", kFinish, shift_grid, 1)),
+    in_one_schedule(bounds("FinishOfOneWarpLess", kFinish, launch_threads, -32)),
     race(bounds("FinishAside", kFinish, launch_astray)),
 };
 
