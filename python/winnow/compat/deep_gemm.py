@@ -397,7 +397,10 @@ def fp8_fp4_paged_mqa_logits(
     """fp8_paged_mqa_logits() under DeepGEMM's newer name, for data in 8 bits. DeepGEMM 2.8 takes
     indices at the position of clean_logits: None or a tensor there is taken for indices."""
     name = "fp8_fp4_paged_mqa_logits"
-    if clean_logits is None or isinstance(clean_logits, torch.Tensor):
+    # A bool first: isinstance() of torch.Tensor takes a part of what a stand-in may cost.
+    if type(clean_logits) is not bool and (
+        clean_logits is None or isinstance(clean_logits, torch.Tensor)
+    ):
         indices, clean_logits = clean_logits, False
     return _paged(
         name, q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits,
