@@ -29,8 +29,6 @@ namespace {
 // deadline come to their end.
 constexpr std::uint64_t kNanoseconds = 200, kMostNanoseconds = 250'000;
 constexpr int kTurnsToDouble = 100;
-// And what a round takes in which hosts look, and nothing can go on.
-constexpr std::uint64_t kNanosecondsOfLooks = 50'000;
 
 struct Operation {
   std::unique_ptr<GridRun> run = nullptr;  // else:
@@ -66,14 +64,6 @@ std::size_t last_host = 0;
 const Host* running = nullptr;  // null while the team begins
 std::uint64_t round_of_team = 0;
 thread_local Host* own = nullptr;
-std::uint64_t begin_of_team = 0;  // by the machine's clock, less the simulated one
-
-std::uint64_t machine_clock() {
-  timespec now;
-  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 class Lock {
  public:
@@ -290,8 +280,6 @@ void pass_turn() {
     } else if (!some_look || (!all_empty() && ++fruitless > kMostFruitless)) {
       fruitless = 0;
       report();
-    } else {
-      pass_time(kNanosecondsOfLooks);
     }
   }
 }
@@ -462,7 +450,6 @@ void run_hosts(int count, const std::function<void(int)>& body) {
     }
     last_host = 0;
     round_of_team = 1;  // so that all may run
-    begin_of_team = machine_clock() - pass_time(0);
     running = team.front().get();
   }
   std::vector<std::thread> threads;
@@ -489,20 +476,8 @@ void run_hosts(int count, const std::function<void(int)>& body) {
 }  // namespace winnow::simulator
 
 // Where code of the library lets other threads run, or waits for them, a host thread of a team
-// gives up its turn; and it has the clock of kernels, so that deadlines expire in the same turn
-// however fast the machine is.
+// gives up its turn.
 extern "C" {
-
-[[gnu::visibility("default")]]  // for the C++ library, whose clocks call it
-int clock_gettime(clockid_t clock, timespec* now) noexcept {
-  if (winnow::simulator::own == nullptr || clock != CLOCK_MONOTONIC) {
-    return static_cast<int>(syscall(SYS_clock_gettime, clock, now));
-  }
-  constexpr std::uint64_t kOfASecond = 1'000'000'000;
-  const std::uint64_t since = winnow::simulator::begin_of_team + winnow::simulator::pass_time(1);
-  *now = {static_cast<time_t>(since / kOfASecond), static_cast<long>(since % kOfASecond)};
-  return 0;
-}
 
 int sched_yield() noexcept {
   return winnow::simulator::let_others_run() ? 0 : static_cast<int>(syscall(SYS_sched_yield));
