@@ -152,7 +152,7 @@ def test_supports():
         assert answer.supported == (answer.reason == "")
     assert winnow.supports("expert_parallel.dispatch", dtype="bfloat16", hidden=7168, topk=8)
     answer = winnow.supports("expert_parallel.dispatch", dtype="bfloat16", hidden=7)
-    assert "hidden: want rows of a multiple of 16 bytes, got 7" in answer.reason
+    assert "hidden: want rows of a multiple of 16 bytes, got 14 bytes, 7 of bf16" in answer.reason
     assert "topk: want 1 to 32" in winnow.supports("expert_parallel.combine", topk=40).reason
     assert not winnow.supports("expert_parallel.dispatch", dtype="float8_e4m3fn")
     for op, size in (("dispatch", "topk"), ("combine", "experts"), ("notify", "experts")):
