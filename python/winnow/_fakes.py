@@ -5,7 +5,7 @@ from torch import SymFloat, SymInt, Tensor
 
 from winnow._refusal import refuse
 from winnow._torch_private import value_now
-from winnow._winnow import dry_run
+from winnow._winnow import _dry_run
 from winnow.errors import Error, InvalidArgument
 
 
@@ -42,7 +42,7 @@ def _check(kernel, values):
     """Has the kernel refuse what it would refuse at run time, but for what tensors hold and where
     they lie."""
     try:
-        dry_run(kernel, *map(_now, values))
+        _dry_run(kernel, *map(_now, values))
     except _OfRunTime:
         pass
     except InvalidArgument:

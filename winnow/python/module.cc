@@ -238,7 +238,7 @@ NB_MODULE(_winnow, m) {
   // For the torch operators.
   m.attr("by_position") = by_position;
   m.def(
-      "dry_run",
+      "_dry_run",
       [](const nb::callable& function, const nb::args& values) {
         const DryRun dry;
         return function(*values);
