@@ -287,8 +287,8 @@ def check_copies(model, ids):
     assert torch.equal(indexer_loss(copied), want)
 
 
-def test_copies_hold_nothing_of_the_last_forward_pass(model):
-    check_copies(model, tokens(1, 12))
+def test_copies_hold_nothing_of_the_last_forward_pass():
+    check_copies(make("glm_moe_dsa", "winnow").train(), tokens(1, 12))
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_learned():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow import _operators
 from winnow._refusal import refuse
-from winnow._winnow import in_dry_run
+from winnow._winnow import _in_dry_run
 from winnow._winnow import indexer as _indexer
 from winnow._winnow import sparse_mla as _sparse_mla
 
@@ -53,7 +53,7 @@ class _Problem(NamedTuple):
             step = max(1, _CHUNK_SCORES // max(1, columns))
         for begin in range(0, s_q, step):
             yield slice(begin, min(s_q, begin + step))
-            if in_dry_run():  # the other chunks are checked in the same way
+            if _in_dry_run():  # the other chunks are checked in the same way
                 return
 
 

@@ -244,7 +244,7 @@ NB_MODULE(_winnow, m) {
         return function(*values);
       },
       nb::arg("function"), nb::arg("values"));
-  m.def("in_dry_run", DryRun::running);
+  m.def("_in_dry_run", DryRun::running);
   m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));
 
   define(m, "backends", list_backends,
