@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from winnow import torch as operators
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import DeepseekV4
+from winnow.transformers.layer import Record as LatentRecord
 from winnow.transformers.layer import (
     autocast_of,
     check_given,
@@ -57,9 +58,7 @@ class Record(NamedTuple):
     autocast: Optional[torch.dtype]  # of torch.autocast, where it was on
     group = None  # tensor parallelism leaves all heads in each process
 
-    def __reduce__(self):
-        """As that of other families."""
-        return type(None), ()
+    __reduce__ = LatentRecord.__reduce__
 
     @property
     def tokens(self) -> int:

@@ -322,7 +322,7 @@ def forget_where_it_fails(kind: type) -> None:
             return original(self, *arguments, **options)
         except BaseException:
             for module in self.modules():
-                vars(module).pop("_winnow_record", None)
+                forget(module)
             raise
 
     forward._winnow_forgets = True

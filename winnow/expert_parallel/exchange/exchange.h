@@ -29,8 +29,10 @@ enum class Call : std::int64_t {
   notify
 };
 
-// What must be the same on every rank. Numbers all, so that one loop compares them.
+// More than there are kinds of Options::pair_values.
 inline constexpr std::int64_t kPairValueKinds = 8;
+
+// What must be the same on every rank. Numbers all, so that one loop compares them.
 struct Options {
   Call call = Call::dispatch;
   std::int64_t order = 0, expert_alignment = 1, worst_case_rows = 0;
