@@ -2,6 +2,7 @@
 // are the other internal functions that carry WINNOW_EXPORT.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace winnow {
 class Executor {
  public:
   virtual ~Executor() = default;
-  // Worker numbers passed to loop bodies are below this.
+  // Worker numbers passed to loop bodies are below this, and below the number of ranges.
   virtual int workers() const = 0;
 
   // Calls body(begin, end, worker) for disjoint ranges of at most `grain` iterations that cover
@@ -47,13 +48,15 @@ class Executor {
                    const void* context) const = 0;
 };
 
-// Scratch memory for each worker, constructed in place: a copy into the vector would double the
-// memory of a single worker.
+// Scratch memory for each worker of loops that have at most `ranges` ranges, constructed in place:
+// a copy into the vector would double the memory of a single worker.
 template <class Scratch, class... Arguments>
-std::vector<Scratch> scratch_of_workers(const Executor& executor, const Arguments&... arguments) {
+std::vector<Scratch> scratch_of_workers(const Executor& executor, std::int64_t ranges,
+                                        const Arguments&... arguments) {
+  const std::int64_t workers = std::min<std::int64_t>(executor.workers(), ranges);
   std::vector<Scratch> scratch;
-  scratch.reserve(static_cast<std::size_t>(executor.workers()));
-  for (int n = 0; n < executor.workers(); ++n) scratch.emplace_back(arguments...);
+  scratch.reserve(static_cast<std::size_t>(workers));
+  for (std::int64_t n = 0; n < workers; ++n) scratch.emplace_back(arguments...);
   return scratch;
 }
 

@@ -109,6 +109,13 @@ TEST(Parallel, CountsBelowOneAreRefused) {
   }
 }
 
+TEST(Parallel, ScratchIsMadeForWorkersThatRun) {
+  const testing::Threads number(20000);
+  const ThreadExecutor executor;
+  EXPECT_EQ(scratch_of_workers<int>(executor, 3).size(), 3);
+  EXPECT_EQ(scratch_of_workers<int>(executor, 0).size(), 0);
+}
+
 TEST(Parallel, EveryIterationRunsOnce) {
   for (const int threads : {1, 2, 5}) {
     const testing::Threads number(threads);

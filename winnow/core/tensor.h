@@ -102,7 +102,7 @@ class BasicTensorView {
   BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
     BasicTensorView result = *this;
     result.layout_ = layout_.sliced(dim, begin, end);
-    if (begin != 0 && numel() != 0) result.data_ = offset(begin * layout_.strides[dim]);
+    if (begin != 0 && result.numel() != 0) result.data_ = offset(begin * layout_.strides[dim]);
     return result;
   }
 

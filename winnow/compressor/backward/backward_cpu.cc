@@ -93,7 +93,7 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
                                                       1, std::max<std::int64_t>(rows, 1));
   const std::int64_t of_part = (rows + parts - 1) / parts;
   std::vector<Part<Real>> sums(static_cast<std::size_t>(parts), Part<Real>(problem));
-  auto scratch = scratch_of_workers<Scratch<Real>>(executor, problem);
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, parts, problem);
   executor.for_each_range(parts, 1, [&](std::int64_t part, std::int64_t, int worker) {
     const std::int64_t begin = part * of_part, end = std::min(begin + of_part, rows);
     if (begin >= end) return;

@@ -14,7 +14,7 @@ void forward_all(const ForwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   const std::int64_t rows = params.sequences.back().row + params.sequences.back().rows;
   const std::int64_t grain = kMostRatio / problem.ratio + 1;  // some microseconds
-  auto windows = scratch_of_workers<Window<Real>>(executor, problem);
+  auto windows = scratch_of_workers<Window<Real>>(executor, (rows + grain - 1) / grain, problem);
   executor.for_each_range(rows, grain, [&](std::int64_t begin, std::int64_t end, int worker) {
     Window<Real>& window = windows[static_cast<std::size_t>(worker)];
     auto sequence = sequence_of(params.sequences, begin);

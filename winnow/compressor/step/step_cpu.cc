@@ -62,26 +62,26 @@ void step_all(const StepParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   const std::int64_t ratio = problem.ratio, columns = problem.series() * problem.d;
   const std::int64_t rows = params.sequences.back().row + params.sequences.back().rows;
-  auto windows = scratch_of_workers<Window<Real>>(executor, problem);
-  executor.for_each_range(
-      rows, kMostRatio / ratio + 1, [&](std::int64_t begin, std::int64_t end, int worker) {
-        Window<Real>& window = windows[static_cast<std::size_t>(worker)];
-        auto sequence = sequence_of(params.sequences, begin);
-        for (std::int64_t row = begin; row < end; ++row) {
-          while (row >= sequence->row + sequence->rows) ++sequence;
-          const std::int64_t w = sequence->position / ratio + row - sequence->row;
-          const std::int64_t first = first_slot(problem, w);
-          load(params, *sequence, w, first, window);
-          window.sum(first);
-          const std::int64_t token = sequence->token + (w + 1) * ratio - 1 - sequence->position;
-          const Real* finished = window.finish(w * ratio).data();
-          if (params.rows.present()) {
-            store_real(params.rows_dtype, finished, problem.d, params.rows.data,
-                       params.rows.offset(token));
-          }
-          if constexpr (std::is_same_v<Real, float>) store(params, finished, token);
-        }
-      });
+  const std::int64_t grain = kMostRatio / ratio + 1;
+  auto windows = scratch_of_workers<Window<Real>>(executor, (rows + grain - 1) / grain, problem);
+  executor.for_each_range(rows, grain, [&](std::int64_t begin, std::int64_t end, int worker) {
+    Window<Real>& window = windows[static_cast<std::size_t>(worker)];
+    auto sequence = sequence_of(params.sequences, begin);
+    for (std::int64_t row = begin; row < end; ++row) {
+      while (row >= sequence->row + sequence->rows) ++sequence;
+      const std::int64_t w = sequence->position / ratio + row - sequence->row;
+      const std::int64_t first = first_slot(problem, w);
+      load(params, *sequence, w, first, window);
+      window.sum(first);
+      const std::int64_t token = sequence->token + (w + 1) * ratio - 1 - sequence->position;
+      const Real* finished = window.finish(w * ratio).data();
+      if (params.rows.present()) {
+        store_real(params.rows_dtype, finished, problem.d, params.rows.data,
+                   params.rows.offset(token));
+      }
+      if constexpr (std::is_same_v<Real, float>) store(params, finished, token);
+    }
+  });
   const auto sequences = static_cast<std::int64_t>(params.sequences.size());
   executor.for_each_range(sequences, 1, [&](std::int64_t i, std::int64_t, int worker) {
     const Sequence& sequence = params.sequences[static_cast<std::size_t>(i)];

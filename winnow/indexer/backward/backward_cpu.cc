@@ -189,7 +189,7 @@ void backward_cpu(const BackwardParams& params, const Executor& executor) {
     slot.row.reserve(kTileColumns);
     slot.d_score.reserve(kTileColumns);
   }
-  auto scratch = scratch_of_workers<Scratch>(executor, problem);
+  auto scratch = scratch_of_workers<Scratch>(executor, std::ssize(slots), problem);
   constexpr std::int64_t kRowGrain = 256;
 
   executor.for_each_range(problem.s_k, kRowGrain, [&](std::int64_t t, std::int64_t end, int) {

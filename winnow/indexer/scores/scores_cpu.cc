@@ -43,7 +43,7 @@ void scores_cpu(const ScoresParams& params, const Executor& executor) {
   const std::int64_t together = dense ? kTogether : 1;
   const std::int64_t groups = (problem.s_q + together - 1) / together;
   const std::int64_t blocks = ((dense ? problem.s_k : params.topk) + kBlock - 1) / kBlock;
-  auto scorers = scratch_of_workers<Scorer>(executor, problem, together);
+  auto scorers = scratch_of_workers<Scorer>(executor, groups, problem, together);
   executor.for_each_range(groups, 1, [&](std::int64_t group, std::int64_t, int worker) {
     Scorer& scorer = scorers[static_cast<std::size_t>(worker)];
     const std::int64_t first = group * together;

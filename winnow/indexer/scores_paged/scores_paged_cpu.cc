@@ -44,13 +44,14 @@ void scores_paged_cpu(const ScoresPagedParams& params, const Executor& executor)
   const std::int64_t together = std::min(params.s_q, kMostTogether);
   const std::int64_t groups = (params.s_q + together - 1) / together;
   const std::int64_t blocks = (params.max_context + kBlock - 1) / kBlock;
-  auto scorers = scratch_of_workers<Scorer>(executor, sequence_of(params, 0), together);
+  const std::int64_t items = params.b * groups * blocks;
+  auto scorers = scratch_of_workers<Scorer>(executor, items, sequence_of(params, 0), together);
   const auto score = [&](std::int64_t item, std::int64_t, int worker) {
     const std::int64_t group = item / blocks, begin = group % groups * together;
     score_block(params, scorers[static_cast<std::size_t>(worker)], group / groups, begin,
                 std::min(together, params.s_q - begin), item % blocks * kBlock);
   };
-  executor.for_each_range(params.b * groups * blocks, 1, score);
+  executor.for_each_range(items, 1, score);
 }
 
 }  // namespace winnow::indexer

@@ -78,12 +78,12 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
   const std::int64_t groups = (problem.s_q + together - 1) / together;
   // With fewer groups than workers the rows are cut into parts, whose choices are merged.
   const std::int64_t parts = std::max<std::int64_t>(1, workers / groups);
-  const std::int64_t buffers = parts > 1 ? groups * parts : workers;
+  const std::int64_t buffers = parts > 1 ? groups * parts : std::min(groups, workers);
   std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
   for (std::vector<Selection>& group : selections) {
     for (std::int64_t n = 0; n < together; ++n) group.emplace_back(params.topk, params.later_ties);
   }
-  auto scorers = scratch_of_workers<Scorer>(executor, problem, together);
+  auto scorers = scratch_of_workers<Scorer>(executor, groups * parts, problem, together);
   executor.for_each_range(groups * parts, 1, [&](std::int64_t item, std::int64_t, int worker) {
     const std::int64_t first = item / parts * together;
     const std::int64_t count = std::min(together, problem.s_q - first);
@@ -172,10 +172,10 @@ void choose_by_passes(const TopkParams& params, std::int64_t i, Scorer& scorer,
 
 void topk_cpu(const TopkParams& params, const Executor& executor) {
   if (params.topk <= kBuffered) return choose_buffered(params, executor);
-  const auto workers = static_cast<std::size_t>(executor.workers());
-  std::vector<Scorer> scorers(workers, Scorer(params.problem, 1));
-  std::vector<Histogram> histograms(workers);
-  executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
+  const std::int64_t queries = params.problem.s_q;
+  auto scorers = scratch_of_workers<Scorer>(executor, queries, params.problem, 1);
+  auto histograms = scratch_of_workers<Histogram>(executor, queries);
+  executor.for_each_range(queries, 1, [&](std::int64_t i, std::int64_t, int worker) {
     choose_by_passes(params, i, scorers[static_cast<std::size_t>(worker)],
                      histograms[static_cast<std::size_t>(worker)], executor);
   });

@@ -91,12 +91,13 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
   // merged in ascending order.
   const std::int64_t all = params.b * groups;
   const std::int64_t parts = std::max<std::int64_t>(1, workers / all);
-  const std::int64_t buffers = parts > 1 ? all * parts : workers;
+  const std::int64_t buffers = parts > 1 ? all * parts : std::min(all, workers);
   std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
   for (std::vector<Selection>& group : selections) {
     for (std::int64_t n = 0; n < together; ++n) group.emplace_back(k, params.later_ties);
   }
-  auto scorers = scratch_of_workers<Scorer>(executor, sequence_of(params, 0), together);
+  auto scorers =
+      scratch_of_workers<Scorer>(executor, all * parts, sequence_of(params, 0), together);
   executor.for_each_range(all * parts, 1, [&](std::int64_t number, std::int64_t, int worker) {
     const std::int64_t group = number / parts, first = group % groups * together;
     const Item item{group / groups, first, std::min(together, params.s_q - first), number % parts,

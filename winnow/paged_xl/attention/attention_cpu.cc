@@ -324,8 +324,9 @@ void attention_all(const AttentionParams& params, const Executor& executor) {
   const Splits splits(params.context_lens, params.num_seqs, params.max_context);
   std::vector<Real> partials(
       static_cast<std::size_t>(splits.count() * params.num_heads * partial_size));
-  auto scratch = scratch_of_workers<Scratch<Real>>(executor, cache.head_size, cache.block_size,
-                                                   kv_per_item * group);
+  auto scratch = scratch_of_workers<Scratch<Real>>(
+      executor, std::max(splits.count() * ranges, params.num_seqs * params.num_heads),
+      cache.head_size, cache.block_size, kv_per_item * group);
 
   executor.for_each_range(
       splits.count() * ranges, 1, [&](std::int64_t item, std::int64_t, int worker) {

@@ -13,25 +13,24 @@ template <class Real>
 void position_term_all(const PositionTermParams& params, const Executor& executor) {
   const std::int64_t head_size = params.head_size;
   const Splits splits(params.context_lens, params.num_seqs, params.max_context);
-  const auto workers = static_cast<std::size_t>(executor.workers());
+  const std::int64_t ranges = params.num_heads * splits.count();
   // Per worker: eight rows of r, the query, the results.
   using Array = Eigen::Array<Real, Eigen::Dynamic, 1>;
-  std::vector<Array> scratch(workers, Array(9 * head_size + kSplit));
-  executor.for_each_range(
-      params.num_heads * splits.count(), 1, [&](std::int64_t item, std::int64_t, int worker) {
-        // Heads outermost: the sequences of a step read the same rows of r one after the other.
-        const std::int64_t h = item / splits.count();
-        const auto& [s, begin, end, context_len] =
-            splits.all[static_cast<std::size_t>(item % splits.count())];
-        Real* rows = scratch[static_cast<std::size_t>(worker)].data();
-        Real* q_v = rows + 8 * head_size;
-        Real* results = q_v + head_size;
-        biased_query(params.dtype, params.query, params.pos_bias_v, s, h, head_size, rows, q_v);
-        relative_logits(params.dtype, params.r, h, context_len, begin, end, q_v, head_size, rows,
-                        results);
-        store_real(params.matrix_bd_dtype, results, end - begin, params.matrix_bd.data,
-                   params.matrix_bd.offset(s, h) + begin);
-      });
+  auto scratch = scratch_of_workers<Array>(executor, ranges, 9 * head_size + kSplit);
+  executor.for_each_range(ranges, 1, [&](std::int64_t item, std::int64_t, int worker) {
+    // Heads outermost: the sequences of a step read the same rows of r one after the other.
+    const std::int64_t h = item / splits.count();
+    const auto& [s, begin, end, context_len] =
+        splits.all[static_cast<std::size_t>(item % splits.count())];
+    Real* rows = scratch[static_cast<std::size_t>(worker)].data();
+    Real* q_v = rows + 8 * head_size;
+    Real* results = q_v + head_size;
+    biased_query(params.dtype, params.query, params.pos_bias_v, s, h, head_size, rows, q_v);
+    relative_logits(params.dtype, params.r, h, context_len, begin, end, q_v, head_size, rows,
+                    results);
+    store_real(params.matrix_bd_dtype, results, end - begin, params.matrix_bd.data,
+               params.matrix_bd.offset(s, h) + begin);
+  });
 }
 
 }  // namespace

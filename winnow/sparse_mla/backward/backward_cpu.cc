@@ -259,7 +259,7 @@ void backward_all(const BackwardParams& params, const Executor& executor) {
   std::vector<Scratch<Real>> scratch;
   if (queries) {
     tile.emplace(problem, executor.workers());
-    scratch = scratch_of_workers<Scratch<Real>>(executor, problem);
+    scratch = scratch_of_workers<Scratch<Real>>(executor, tile->queries, problem);
   }
   gradients.dkv.clear(executor);
   gradients.dextra_kv.clear(executor);

@@ -129,14 +129,14 @@ void decode_cpu(const DecodeParams& params, const Executor& executor) {
   const HeadItems items = items_of(params);
   const float values = value_of(params.kv_scale);
   const Scales scales{params.scale * (value_of(params.q_scale) * values), values};
-  auto scratch = scratch_of_workers<Scratch>(executor, params);
-  executor.for_each_range(
-      params.b * params.s_q * items.count, 1, [&](std::int64_t item, std::int64_t, int worker) {
-        const std::int64_t query = item / items.count;
-        const Index part = item % items.count;
-        decode_query(params, scales, query / params.s_q, query % params.s_q, items.first(part),
-                     items.size(part), scratch[static_cast<std::size_t>(worker)], executor);
-      });
+  const std::int64_t ranges = params.b * params.s_q * items.count;
+  auto scratch = scratch_of_workers<Scratch>(executor, ranges, params);
+  executor.for_each_range(ranges, 1, [&](std::int64_t item, std::int64_t, int worker) {
+    const std::int64_t query = item / items.count;
+    const Index part = item % items.count;
+    decode_query(params, scales, query / params.s_q, query % params.s_q, items.first(part),
+                 items.size(part), scratch[static_cast<std::size_t>(worker)], executor);
+  });
 }
 
 }  // namespace winnow::sparse_mla

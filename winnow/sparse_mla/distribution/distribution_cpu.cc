@@ -79,7 +79,7 @@ void distribution_all(const DistributionParams& params, const Executor& executor
     for (std::int64_t i = 0; i < params.problem.s_q; ++i) Sums<Real>(params, i).clear();
     return;
   }
-  auto scratch = scratch_of_workers<Scratch<Real>>(executor, params.problem);
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, params.problem.s_q, params.problem);
   executor.for_each_range(params.problem.s_q, 1, [&](std::int64_t i, std::int64_t, int worker) {
     distribution_query(params, i, scratch[static_cast<std::size_t>(worker)], executor);
   });

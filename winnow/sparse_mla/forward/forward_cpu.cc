@@ -57,13 +57,13 @@ template <class Real>
 void forward_all(const ForwardParams& params, const Executor& executor) {
   const Problem& problem = params.problem;
   const HeadItems items = items_of(problem, executor.workers());
-  auto scratch = scratch_of_workers<Scratch<Real>>(executor, problem, items.most());
-  executor.for_each_range(
-      problem.s_q * items.count, 1, [&](std::int64_t item, std::int64_t, int worker) {
-        const Index part = item % items.count;
-        forward_query(params, item / items.count, items.first(part), items.size(part),
-                      scratch[static_cast<std::size_t>(worker)], executor);
-      });
+  const std::int64_t ranges = problem.s_q * items.count;
+  auto scratch = scratch_of_workers<Scratch<Real>>(executor, ranges, problem, items.most());
+  executor.for_each_range(ranges, 1, [&](std::int64_t item, std::int64_t, int worker) {
+    const Index part = item % items.count;
+    forward_query(params, item / items.count, items.first(part), items.size(part),
+                  scratch[static_cast<std::size_t>(worker)], executor);
+  });
 }
 
 }  // namespace
