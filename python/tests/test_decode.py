@@ -72,7 +72,8 @@ def problem(format, b=3, s_q=2, h_q=8, topk=20, blocks=5, block_size=16, seed=0,
 
 
 def close(out, lse, want):
-    torch.testing.assert_close(out.cpu().double(), want[0], rtol=0, atol=1e-2)
+    # bf16 has a step of 2^-7 from 1 on.
+    torch.testing.assert_close(out.cpu().double(), want[0], rtol=2**-8, atol=1e-2)
     torch.testing.assert_close(lse.cpu().double(), want[1], rtol=0, atol=1e-4)
 
 

@@ -251,7 +251,7 @@ def test_supports_names_the_backend():
         assert answer.backend == "cuda", answer
         assert not winnow.supports(f"expert_parallel.{op}", device="cuda", backend="cpu")
     answer = winnow.supports("expert_parallel.dispatch", device="cuda", hidden=7)
-    assert "hidden: want rows of a multiple of 16 bytes, got 14 bytes, 7 of bf16" in answer.reason
+    assert "hidden: want rows of a multiple of 16 bytes, got 28 bytes, 7 of f32" in answer.reason
     assert (
         "this GPU is not visible to the process"
         in winnow.supports("expert_parallel.combine", device="cuda:99").reason
