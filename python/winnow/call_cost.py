@@ -131,6 +131,18 @@ def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
         lambda: flash_mla_with_kvcache(two, cache, tables, lens, 512, plan),
         lambda: decode(two, cache, format="bf16", block_tables=tables, context_lens=lens),
     )
+    plain, step_f8 = cache_f8[..., :576].contiguous(), step.to(torch.float8_e4m3fn)
+    of_plain = {"format": "fp8_576", "block_tables": tables, "context_lens": lens}
+    yield (
+        "the same, rows in 8 bits",
+        lambda: flash_mla_with_kvcache(step, plain, tables, lens, 512, plan, causal=True),
+        lambda: decode(step, plain, **of_plain),
+    )
+    yield (
+        "the same, queries in 8 bits, too",
+        lambda: flash_mla_with_kvcache(step_f8, plain, tables, lens, 512, plan, causal=True),
+        lambda: decode(step_f8.bfloat16(), plain, **of_plain),  # which takes no others
+    )
 
 
 def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:
