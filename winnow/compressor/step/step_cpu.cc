@@ -63,7 +63,9 @@ void step_all(const StepParams& params, const Executor& executor) {
   const std::int64_t ratio = problem.ratio, columns = problem.series() * problem.d;
   const std::int64_t rows = params.sequences.back().row + params.sequences.back().rows;
   const std::int64_t grain = kMostRatio / ratio + 1;
-  auto windows = scratch_of_workers<Window<Real>>(executor, (rows + grain - 1) / grain, problem);
+  const auto sequences = static_cast<std::int64_t>(params.sequences.size());
+  auto windows = scratch_of_workers<Window<Real>>(
+      executor, std::max((rows + grain - 1) / grain, sequences), problem);
   executor.for_each_range(rows, grain, [&](std::int64_t begin, std::int64_t end, int worker) {
     Window<Real>& window = windows[static_cast<std::size_t>(worker)];
     auto sequence = sequence_of(params.sequences, begin);
@@ -82,7 +84,6 @@ void step_all(const StepParams& params, const Executor& executor) {
       if constexpr (std::is_same_v<Real, float>) store(params, finished, token);
     }
   });
-  const auto sequences = static_cast<std::int64_t>(params.sequences.size());
   executor.for_each_range(sequences, 1, [&](std::int64_t i, std::int64_t, int worker) {
     const Sequence& sequence = params.sequences[static_cast<std::size_t>(i)];
     if (sequence.state < 0) return;
