@@ -128,7 +128,7 @@ indexer_gpu_tests = indexer_gpu_test quantize_gpu_test topk_paged_gpu_test
 paged_gpu_tests = paged_contents_gpu_test paged_gpu_test paged_graph_gpu_test
 # Their instances called Gpu need one.
 tests_on_each_device = notify_test notify_reject_test all_to_all_faults_test \
-  all_to_all_memory_test all_to_all_refusals_test all_to_all_refused_descriptors_test low_latency_test
+  all_to_all_memory_test all_to_all_refusals_test low_latency_test
 
 # What only a GPU can test; CI has none. The last result stands in docs/verification.md.
 test-gpu: test-gpu-cpp test-gpu-python
