@@ -2,7 +2,6 @@
 // were checked: the numbers may be wrong then, but nothing outside the tensors is read or written.
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <thread>
@@ -19,7 +18,6 @@
 #include "winnow/indexer/scores_paged/scores_paged.h"
 #include "winnow/indexer/topk/topk.h"
 #include "winnow/indexer/topk_paged/topk_paged.h"
-#include "winnow/paged_xl/attention/attention_impl.h"
 #include "winnow/paged_xl/cache/append.h"
 #include "winnow/paged_xl/cache/append_impl.h"
 #include "winnow/paged_xl/cases.h"
@@ -39,29 +37,6 @@ using paged_xl::Step;
 // Block numbers, lengths and slots that no tensor of these tests has.
 constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
-
-paged_xl::CacheShape cache_shape(const paged_xl::AttentionArgs& args) {
-  return {DType::f32, args.value_cache.size(0), args.value_cache.size(1), args.value_cache.size(2),
-          args.value_cache.size(3)};
-}
-
-paged_xl::AttentionParams attention_params(const paged_xl::AttentionArgs& args, Tensor& out) {
-  paged_xl::AttentionParams params;
-  params.cache = cache_shape(args);
-  params.num_seqs = args.query.size(0);
-  params.num_heads = args.query.size(1);
-  params.scale = static_cast<float>(1 / std::sqrt(double(params.cache.head_size)));
-  params.query = rows_of<const void*>(args.query, 0, 1);
-  params.key = rows_of<const void*>(args.key_cache, 0, 1);
-  params.value = rows_of<const void*>(args.value_cache, 0, 1);
-  params.pos_bias_u = {args.pos_bias_u.data(), 0, args.pos_bias_u.stride(0)};
-  params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
-  params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
-  params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
-  params.max_context = args.matrix_bd.size(2);
-  params.out = rows_of<void*>(out.view(), 0, 1);
-  return params;
-}
 
 TEST(RewrittenContents, AttentionTakesTokensOfBlocksThatAreNoneForMasked) {
   Step step = make_step({.name = "blocks", .context_lens = {100, 40}});

@@ -291,25 +291,9 @@ TEST_P(SpecialValues, PagedAttention) {
   EXPECT_TRUE(std::isnan(expected.lse[static_cast<std::size_t>(7 * heads)]));
   EXPECT_EQ(expected.lse[static_cast<std::size_t>(9 * heads)], -kInf);
 
-  const CacheShape cache = {dtype, args.value_cache.size(0), args.value_cache.size(1),
-                            args.value_cache.size(2), args.value_cache.size(3)};
   for_each_module([&](const CpuKernels& kernels) {
     Tensor out(dtype, args.query.shape()), lse(accumulator_of(dtype), {args.query.size(0), heads});
-    AttentionParams params;
-    params.cache = cache;
-    params.num_seqs = args.query.size(0);
-    params.num_heads = heads;
-    params.scale = round_to_accumulator(dtype, 1 / std::sqrt(double(cache.head_size)));
-    params.query = rows_of<const void*>(args.query, 0, 1);
-    params.key = rows_of<const void*>(args.key_cache, 0, 1);
-    params.value = rows_of<const void*>(args.value_cache, 0, 1);
-    params.pos_bias_u = {args.pos_bias_u.data(), 0, args.pos_bias_u.stride(0)};
-    params.matrix_bd = rows_of<const void*>(args.matrix_bd, 0, 1);
-    params.matrix_bd_dtype = args.matrix_bd.dtype();
-    params.block_tables = rows_of<const std::int32_t*>(args.block_tables, 0);
-    params.context_lens = static_cast<const std::int32_t*>(args.context_lens.data());
-    params.max_context = args.matrix_bd.size(2);
-    params.out = rows_of<void*>(out.view(), 0, 1);
+    AttentionParams params = attention_params(args, out);
     params.lse = rows_of<void*>(lse.view(), 0);
     kernels.paged_xl_attention(params, ThreadExecutor());
     testing::expect_passed(

@@ -173,27 +173,14 @@ void expect_lengths(const Results& results, const CaseInputs& inputs, const Case
   }
 }
 
-// Must run first in its process to show what the name says: `make test-gpu` does.
-TEST_F(IndexerGpu, TheFirstCallMayBeCaptured) {
-  const CaseShape shape = small_shape(DType::bf16);
-  const CaseInputs there = make_inputs(shape).on(kGpu);
-  Results captured(shape, kGpu), eager(shape, kGpu);
-  const winnow::testing::CudaStream stream;
-  const winnow::testing::Graph graph(stream.stream, [&] { captured.run(there, stream.options()); });
-  graph.launch(stream.stream);
-  stream.wait();
-  eager.run(there);
-  captured.expect_same(eager);
-}
-
-// A graph reads the ranges anew at every launch, whatever the launch before had seen.
-TEST_F(IndexerGpu, AThousandReplaysFollowTheRanges) {
+// A graph reads the ranges anew at every launch, whatever the launch before had seen. Must run
+// first in its process to show what the name says: `make test-gpu` does.
+TEST_F(IndexerGpu, TheFirstCallMayBeCapturedAndReplaysFollowTheRanges) {
   for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
     const CaseShape shape = small_shape(dtype);
     CaseInputs here = make_inputs(shape);
     const CaseInputs there = here.on(kGpu);
     Results captured(shape, kGpu), eager(shape, kGpu);
-    captured.run(there);
     const winnow::testing::CudaStream stream;
     const winnow::testing::Graph graph(stream.stream,
                                        [&] { captured.run(there, stream.options()); });
@@ -212,24 +199,17 @@ TEST_F(IndexerGpu, AThousandReplaysFollowTheRanges) {
   }
 }
 
-// The current device of the caller stays as it was, and the tensors' device is used.
 TEST_F(IndexerGpu, RunsOnTheDeviceOfTheTensors) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-  if (count < 2) GTEST_SKIP() << "one GPU only";
-  const Device second{DeviceType::cuda, 1};
-  for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
-    const CaseShape shape = small_shape(dtype);
-    const CaseInputs inputs = make_inputs(shape);
-    Results here(shape, kGpu), there(shape, second);
-    here.run(inputs.on(kGpu));
-    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-    there.run(inputs.on(second));
-    int current = -1;
-    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
-    EXPECT_EQ(current, 0);
-    there.expect_same(here);
-  }
+  winnow::testing::expect_runs_on_second_gpu([](Device second) {
+    for (const DType dtype : {DType::bf16, DType::f8_e4m3}) {
+      const CaseShape shape = small_shape(dtype);
+      const CaseInputs inputs = make_inputs(shape);
+      Results here(shape, kGpu), there(shape, second);
+      here.run(inputs.on(kGpu));
+      there.run(inputs.on(second));
+      there.expect_same(here);
+    }
+  });
 }
 
 #endif

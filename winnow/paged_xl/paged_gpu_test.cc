@@ -1,4 +1,4 @@
-// What only a GPU can show of the operations on a paged cache, beyond the case tables: each trap of
+// What only a GPU can show of the operations on a paged cache, beyond the case tables: traps of
 // their kind, ragged batches, odd addresses, sizes past 2^31, repeats, refusals. Skipped without a
 // GPU.
 #include <cmath>
@@ -20,17 +20,6 @@ Tensor alone_on_gpu(const ConstTensorView& dense) {
 }
 
 // --- The traps ---
-
-TEST_F(PagedGpu, BlockTableIsIndexedByBlock) {
-  Step step = make_step({.name = "by-block", .context_lens = {40, 17}, .spare = 20});
-  for (std::int64_t s = 0; s < 2; ++s) {
-    for (std::int64_t b = s == 0 ? 3 : 2; b < step.block_tables.size(1); ++b) {
-      step.block_tables.view().at<std::int32_t>(s, b) =
-          step.block_tables.view().at<std::int32_t>(1 - s, 0);
-    }
-  }
-  expect_same(step);
-}
 
 TEST_F(PagedGpu, BlockTableIsNotReadPastTheLastBlock) {
   for (const auto& [mode, heads] :
@@ -80,26 +69,6 @@ TEST_F(PagedGpu, BlocksPastTheContextAreNotRead) {
   expect_same(run_there(args), run_there(step.attention_args()));
 }
 
-TEST_F(PagedGpu, UnusedSlotsOfTheTailMayHoldNaN) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const std::int64_t block_size : {8, 16, 128}) {
-      for (const std::int32_t length : {1, 7, 9, 15, 17, 31, 127}) {
-        const Step step = make_step({.name = "tail",
-                                     .dtype = dtype,
-                                     .block_size = block_size,
-                                     .context_lens = {length, 2 * length}});
-        expect_same(step);
-      }
-    }
-  }
-}
-
-TEST_F(PagedGpu, MatrixBdHasItsOwnRowStride) {
-  for (const std::int64_t spare : {0, 1, 41}) {
-    expect_same(make_step({.name = "bd-stride", .context_lens = {5, 40, 23}, .spare = spare}));
-  }
-}
-
 TEST_F(PagedGpu, BiasPerHeadIsNotReadPerSequence) {
   for (const Mode mode : kModes) {
     const Step step = make_step({.name = "bias", .mode = mode, .context_lens = {5, 6, 7}});
@@ -111,31 +80,6 @@ TEST_F(PagedGpu, BiasPerHeadIsNotReadPerSequence) {
     args.pos_bias_u = u;
     if (mode == Mode::fused) args.pos_bias_v = v;
     expect_same(run_there(args), run_there(step.attention_args()));
-  }
-}
-
-TEST_F(PagedGpu, BiasPerSequenceIsNotReadPerHeadOnly) {
-  for (const Mode mode : kModes) {
-    const Step step = make_step({.name = "bias-seq", .mode = mode, .bias_per_sequence = true});
-    const Step there = step.on(kGpu);
-    expect_same(step);
-    AttentionArgs args = there.attention_args();
-    args.pos_bias_u = ConstTensorView(args.pos_bias_u.data(), DType::f32, {4, 64}, kGpu);
-    EXPECT_FALSE(same_bytes(run_there(args), run_there(there.attention_args())));
-  }
-}
-
-TEST_F(PagedGpu, LongContextsWork) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const Mode mode : kModes) {
-      expect_same(make_step({.name = "long",
-                             .dtype = dtype,
-                             .mode = mode,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .head_size = 32,
-                             .context_lens = {131072 + 7, 3}}));
-    }
   }
 }
 
@@ -363,18 +307,6 @@ TEST_F(PagedGpu, RefusesAndWorksOn) {
   expect_refusal([&] { attention(args, {.backend = Backend::cpu}); },
                  "paged_xl::attention: backend: want one that supports tensors on cuda:0, got cpu");
   expect_same(step);
-}
-
-TEST_F(PagedGpu, EmptyProblemsSucceed) {
-  for (const Mode mode : kModes) {
-    expect_same(make_step({.name = "empty", .mode = mode, .context_lens = {}}));
-    expect_same(make_step({.name = "empty", .mode = mode, .context_lens = {0, 0, 0}}));
-  }
-  const Step step = make_step({.name = "empty", .context_lens = {0, 0}, .spare = 0});
-  expect_same(step);  // no block, no column
-  Tensor none(DType::bf16, {0, 2, 32}, kGpu), slots(DType::i64, {0}, kGpu);
-  Tensor keys(DType::bf16, {4, 2, 4, 8, 8}, kGpu), values(DType::bf16, {4, 2, 32, 8}, kGpu);
-  append({none, none, slots, keys, values});
 }
 
 }  // namespace

@@ -112,23 +112,9 @@ bool same_bytes(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
       a, b, [](const Tensor& x, const Tensor& y) { return testing::same_bytes(x, y); });
 }
 
-// Whatever the first call loads, it loads under capture too. `make test-gpu` runs this test in a
-// process of its own, so that it is the first call.
-TEST_F(PagedGpu, TheFirstCallMayBeCaptured) {
-  Loop captured, eager;
-  CudaStream stream;
-  testing::Random random(6), same(6);
-  captured.set_step(random);
-  eager.set_step(same);
-  const Graph graph(stream.stream, [&] { captured.run(stream.options()); });
-  graph.launch(stream.stream);
-  stream.wait();
-  eager.run({});
-  EXPECT_TRUE(same_bytes(captured.results(), eager.results()));
-}
-
-// One capture of a whole step, replayed with new lengths in the same memory.
-TEST_F(PagedGpu, GraphReplaysWithNewLengths) {
+// One capture of a whole step, replayed with new lengths in the same memory. Whatever the first
+// call loads, it loads under capture too: `make test-gpu` runs this test in a process of its own.
+TEST_F(PagedGpu, TheFirstCallMayBeCapturedAndReplayedWithNewLengths) {
   for (const std::int64_t num_seqs : {3, 1}) {
     Loop captured(num_seqs), eager(num_seqs);
     CudaStream stream;
@@ -284,33 +270,20 @@ TEST_F(PagedGpu, CheckingModeRefusesACapture) {
   CudaStream stream;
   RunOptions options = stream.options();
   options.check = true;
-  ASSERT_EQ(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), 0);
-  try {
-    position_term({loop.query, loop.bias, loop.r, loop.lens, loop.term}, options);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    EXPECT_STREQ(error.what(),
-                 "paged_xl::position_term: checking mode waits for the stream, which a stream in "
-                 "capture does not allow");
-  }
-  cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream.stream, &graph), 0);
-  cudaGraphDestroy(graph);
+  const Graph graph(stream.stream, [&] {
+    testing::expect_error(
+        [&] { position_term({loop.query, loop.bias, loop.r, loop.lens, loop.term}, options); },
+        ErrorCode::unsupported,
+        "paged_xl::position_term: checking mode waits for the stream, which a stream in capture "
+        "does not allow");
+  });
 }
 
-// The current device of the caller stays as it was, and the tensors' device is used.
 TEST_F(PagedGpu, RunsOnTheDeviceOfTheTensors) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), 0);
-  if (count < 2) GTEST_SKIP() << "one GPU only";
   const Step step = make_step({.name = "second-gpu", .context_lens = {20, 33, 0}});
-  ASSERT_EQ(cudaSetDevice(0), 0);
-  expect_same(run_there(step.on({DeviceType::cuda, 1}).attention_args()),
-              run_there(step.attention_args()));
-  int current = -1;
-  ASSERT_EQ(cudaGetDevice(&current), 0);
-  EXPECT_EQ(current, 0);
+  testing::expect_runs_on_second_gpu([&](Device second) {
+    expect_same(run_there(step.on(second).attention_args()), run_there(step.attention_args()));
+  });
 }
 
 #endif

@@ -258,20 +258,6 @@ TEST_F(SparseMlaGpu, DenseRangesChangeInAGraph) {
 }
 #endif
 
-TEST_F(SparseMlaGpu, EmptyProblemsSucceed) {
-  for (const auto& [s_q, h_q, s_kv, topk] :
-       {std::array<std::int64_t, 4>{0, 4, 10, 8}, {3, 0, 10, 8}, {3, 4, 0, 8}, {3, 4, 10, 0}}) {
-    CaseShape shape = small_shape("empty");
-    shape.s_q = s_q;
-    shape.h_q = h_q;
-    shape.s_kv = s_kv;
-    shape.topk = topk;
-    shape.choice = Choice::nothing;
-    const CaseInputs inputs = make_inputs(shape);
-    expect_same_as_cpu(inputs, shape);
-  }
-}
-
 template <class Call>
 void expect_refused(const Call& call, const std::string& text) {
   try {
@@ -350,27 +336,13 @@ TEST_F(SparseMlaGpu, ADryRunAsksTheBackend) {
 using winnow::testing::CudaStream;
 using winnow::testing::Graph;
 
-// Whatever the first call loads, it loads under capture too. `make test-gpu` runs this test in a
-// process of its own, so that it is the first call.
-TEST_F(SparseMlaGpu, TheFirstCallMayBeCaptured) {
-  const CaseShape shape = small_shape("first-call");
-  const CaseInputs host = make_inputs(shape);
-  const CaseInputs inputs = host.on(kGpu);
-  Results cpu(shape, {}), captured(shape, kGpu);
-  const CudaStream stream;
-  const Graph graph(stream.stream, [&] { captured.run(inputs, stream.options()); });
-  graph.launch(stream.stream);
-  stream.wait();
-  cpu.run(host);
-  expect_same(captured, cpu, shape);
-}
-
-// One capture, replayed with new numbers in the same memory: equal to running anew.
-TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
+// One capture, replayed with new numbers in the same memory: equal to running anew. Whatever the
+// first call loads, it loads under capture too: `make test-gpu` runs this test in a process of its
+// own.
+TEST_F(SparseMlaGpu, TheFirstCallMayBeCapturedAndReplayedWithNewData) {
   const CaseShape shape = small_shape("graph");
   CaseInputs inputs = make_inputs(shape).on(kGpu);
   Results captured(shape, kGpu), eager(shape, kGpu);
-  captured.run(inputs);  // nothing is left to load when the capture begins
   const CudaStream stream;
   const Graph graph(stream.stream, [&] { captured.run(inputs, stream.options()); });
 
@@ -396,22 +368,15 @@ TEST_F(SparseMlaGpu, GraphReplaysWithNewData) {
   }
 }
 
-// The current device of the caller stays as it was, and the tensors' device is used.
 TEST_F(SparseMlaGpu, RunsOnTheDeviceOfTheTensors) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), 0);
-  if (count < 2) GTEST_SKIP() << "one GPU only";
-  const Device second{DeviceType::cuda, 1};
   const CaseShape shape = small_shape("second-gpu");
   const CaseInputs inputs = make_inputs(shape);
-  Results cpu(shape, {}), gpu(shape, second);
-  cpu.run(inputs);
-  ASSERT_EQ(cudaSetDevice(0), 0);
-  gpu.run(inputs.on(second));
-  int current = -1;
-  ASSERT_EQ(cudaGetDevice(&current), 0);
-  EXPECT_EQ(current, 0);
-  expect_same(gpu, cpu, shape);
+  testing::expect_runs_on_second_gpu([&](Device second) {
+    Results cpu(shape, {}), gpu(shape, second);
+    cpu.run(inputs);
+    gpu.run(inputs.on(second));
+    expect_same(gpu, cpu, shape);
+  });
 }
 
 #endif

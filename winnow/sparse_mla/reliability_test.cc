@@ -1,16 +1,17 @@
 // Reliability of the three sparse MLA operations alike: empty problems, far offsets, repeats,
 // threads, forced backends, and that no output depends on what it held before.
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include "winnow/sparse_mla/test_problem.h"
 #include "winnow/testing/expect.h"
+#include "winnow/testing/far_memory.h"
 
 namespace winnow::sparse_mla {
 namespace {
@@ -151,38 +152,19 @@ TYPED_TEST(Reliability, ForcedBackend) {
   unsetenv("WINNOW_BACKEND");
 }
 
-// Address space of which only the touched pages become memory.
-class Reserve {
- public:
-  explicit Reserve(std::size_t bytes) : bytes_(bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    data_ = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
-  }
-  ~Reserve() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  Reserve(const Reserve&) = delete;
-  Reserve& operator=(const Reserve&) = delete;
-  char* data() const { return data_; }
-
- private:
-  std::size_t bytes_;
-  char* data_;
-};
-
 // A copy of a dense tensor in reserved memory, its first dimension far apart.
 struct FarTensor {
-  Reserve memory;
+  std::shared_ptr<void> memory;
   TensorView view;
 
   FarTensor(const Tensor& tensor, std::int64_t stride)
-      : memory(static_cast<std::size_t>(tensor.size(0) * stride * size_of(tensor.dtype()))) {
+      : memory(testing::far_memory(
+            static_cast<std::size_t>(tensor.size(0) * stride * size_of(tensor.dtype())))) {
     const ConstTensorView dense = tensor.view();
     std::vector<std::int64_t> strides(dense.strides().begin(), dense.strides().end());
     strides[0] = stride;
-    if (memory.data() == nullptr) return;
-    view = TensorView(memory.data(), dense.dtype(), dense.shape(), strides);
+    if (memory == nullptr) return;
+    view = TensorView(memory.get(), dense.dtype(), dense.shape(), strides);
     for (std::int64_t i = 0; i < view.size(0); ++i) copy_row(view, dense, i);
   }
 
@@ -207,7 +189,7 @@ TYPED_TEST(Reliability, OffsetsBeyond32Bits) {
   typename TypeParam::Args args = TypeParam::args(problem);
   const auto move_away = [&](auto& view, const Tensor& tensor, bool output = false) {
     far.push_back(std::make_unique<FarTensor>(tensor, kFar));
-    ASSERT_NE(far.back()->memory.data(), nullptr) << "no address space";
+    ASSERT_NE(far.back()->memory, nullptr) << "no address space";
     if (output) fill_unwritten(far.back()->view);
     view = far.back()->view;
   };

@@ -1,4 +1,5 @@
 // The case table: the shapes on which the sparse MLA operations are tested and verified.
+#include <tuple>
 #include <utility>
 
 #include "winnow/sparse_mla/cases.h"
@@ -7,6 +8,7 @@ namespace winnow::sparse_mla {
 namespace {
 
 using winnow::testing::add;
+using winnow::testing::add_f64;
 using winnow::testing::numbered;
 
 constexpr std::int64_t kFar = std::int64_t{1} << 40;  // a position after every token
@@ -32,10 +34,17 @@ std::vector<CaseShape> make_case_shapes() {
   add(list, {f32, bf16}, {.name = "h16-k2300", .s_q = 2, .h_q = 16, .s_kv = 4096, .topk = 2300});
   add(list, {f32, bf16}, {.name = "sq1", .s_q = 1, .h_q = 16});
   add(list, {f32, bf16}, {.name = "sq4096", .s_q = 4096, .h_q = 2, .s_kv = 5000});
+  for (const auto& [name, s_q, h_q, s_kv] :
+       {std::tuple("sq0", 0, 3, 300), {"h0", 4, 0, 300}, {"skv0", 4, 3, 0}}) {
+    add(list, {f32, bf16},
+        {.name = name, .s_q = s_q, .h_q = h_q, .s_kv = s_kv, .choice = Choice::nothing});
+  }
   add(list, {f32, bf16}, {.name = "skv1", .s_kv = 1, .topk = 1, .free_out = true});
   add(list, {f32, bf16}, {.name = "skv63", .s_kv = 63, .topk = 63});
   add(list, {f32, bf16}, {.name = "skv131072", .s_q = 2, .h_q = 16, .s_kv = 131072, .topk = 512});
   add(list, {f32}, {.name = "scale", .scale = 0.02});
+  add_f64(list, {"h1", "h16", "h96", "k0", "k1", "k2048", "d512-h16-k100", "sq1", "sq4096",
+                 "skv131072", "scale"});
   // Which entries count.
   add(list, {bf16}, {.name = "skv50000", .s_q = 6, .h_q = 16, .s_kv = 50000, .topk = 300});
   add(list, {f32, bf16}, {.name = "repeated", .s_kv = 20, .choice = Choice::repeated});
@@ -75,6 +84,8 @@ std::vector<CaseShape> make_case_shapes() {
        .layout = Layout::wide,
        .q_start = 60,
        .k_stride = 4});
+  add_f64(list, {"repeated", "one-row", "scattered", "some-nothing", "nothing", "length-ragged",
+                 "stride4-from80", "all-rules"});
   // Memory.
   add(list, {f32, f16, bf16}, {.name = "wide", .layout = Layout::wide});
   add(list, {f32, bf16}, {.name = "reversed", .layout = Layout::reversed});
@@ -87,31 +98,7 @@ std::vector<CaseShape> make_case_shapes() {
       {.name = "sink-mixed", .h_q = 70, .choice = Choice::some_nothing, .sink = Sink::mixed});
   add(list, {f32, f16, bf16},
       {.name = "large-logits", .h_q = 16, .logits = 2500, .free_out = true});
-  winnow::testing::add_f64(list, {"h1",
-                                  "h16",
-                                  "h96",
-                                  "k0",
-                                  "k1",
-                                  "k2048",
-                                  "sq1",
-                                  "sq4096",
-                                  "skv131072",
-                                  "d512-h16-k100",
-                                  "scale",
-                                  "repeated",
-                                  "one-row",
-                                  "scattered",
-                                  "some-nothing",
-                                  "nothing",
-                                  "length-ragged",
-                                  "stride4-from80",
-                                  "all-rules",
-                                  "wide",
-                                  "reversed",
-                                  "broadcast",
-                                  "sink-plus-inf",
-                                  "sink-mixed",
-                                  "large-logits"});
+  add_f64(list, {"wide", "reversed", "broadcast", "sink-plus-inf", "sink-mixed", "large-logits"});
   return list;
 }
 

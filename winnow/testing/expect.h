@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <ostream>
 #include <string>
@@ -58,6 +59,12 @@ class Threads {
  private:
   const int before_ = num_threads();
 };
+
+// The number in an environment variable, such as WINNOW_SOAK_ITERATIONS.
+inline std::int64_t environment_number(const char* name, std::int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
 
 inline RunOptions forced(Backend backend) {
   RunOptions options;

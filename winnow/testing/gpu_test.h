@@ -28,6 +28,19 @@ inline void expect_success(cudaError_t error) {
   EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
 }
 
+// run(device) of the second GPU while the first is the caller's current one, which it stays.
+// Skipped where there is one GPU.
+template <class Run>
+void expect_runs_on_second_gpu(const Run& run) {
+  int count = 0, current = -1;
+  expect_success(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  expect_success(cudaSetDevice(0));
+  run(Device{DeviceType::cuda, 1});
+  expect_success(cudaGetDevice(&current));
+  EXPECT_EQ(current, 0);
+}
+
 // A stream that waits for no other.
 struct CudaStream {
   cudaStream_t stream = nullptr;

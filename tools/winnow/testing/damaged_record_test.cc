@@ -20,6 +20,7 @@
 #include <sys/resource.h>
 
 #include "winnow/core/error.h"
+#include "winnow/testing/expect.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/temporary_folder.h"
 
@@ -28,11 +29,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::Random;
-
-std::int64_t environment_number(const char* name, std::int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoll(text);
-}
 
 // Records of calls of the operation's first cases, as `winnow verify` makes them.
 void add_records(const std::string& operation, int cases, std::vector<std::string>& records) {
@@ -195,8 +191,8 @@ TEST(DamagedRecord, IsRepeatedOrRefused) {
   const testing::TemporaryFolder folder;
   const char* const kept = std::getenv("WINNOW_SOAK_RECORD");
   const std::string file = kept != nullptr ? kept : (folder.path() / "damaged.call").string();
-  const std::int64_t count = environment_number("WINNOW_SOAK_ITERATIONS", 400);
-  const std::int64_t seed = environment_number("WINNOW_SOAK_SEED", 1);
+  const std::int64_t count = testing::environment_number("WINNOW_SOAK_ITERATIONS", 400);
+  const std::int64_t seed = testing::environment_number("WINNOW_SOAK_SEED", 1);
   std::int64_t repeated = 0, refused = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     Random random(std::uint64_t(seed + i));

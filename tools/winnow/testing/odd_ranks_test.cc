@@ -20,6 +20,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/transport/in_process/in_process.h"
+#include "winnow/testing/expect.h"
 #include "winnow/testing/generate.h"
 
 namespace winnow {
@@ -221,11 +222,6 @@ void run_once(World& world, Bytes& bytes) {
   });
 }
 
-std::int64_t environment_number(const char* name, std::int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoll(text);
-}
-
 // Experts and rows of pairs that other threads of a caller rewrite while the calls run: the rows
 // may be wrong, or the call refused, and nothing outside of the tensors is read or written.
 TEST(OddRanks, LowLatencyRewrittenMeanwhile) {
@@ -293,8 +289,8 @@ TEST(OddRanks, LowLatencyRewrittenMeanwhile) {
 
 TEST(OddRanks, LowLatency) {
   World worlds[] = {World(8), World(512)};
-  const std::int64_t count = environment_number("WINNOW_SOAK_ITERATIONS", 200);
-  const std::int64_t seed = environment_number("WINNOW_SOAK_SEED", 1);
+  const std::int64_t count = testing::environment_number("WINNOW_SOAK_ITERATIONS", 200);
+  const std::int64_t seed = testing::environment_number("WINNOW_SOAK_SEED", 1);
   for (std::int64_t i = 0; i < count && !HasFailure(); ++i) {
     testing::Random random(std::uint64_t(seed + i));
     std::vector<std::uint8_t> drawn(2048);

@@ -1,12 +1,9 @@
 // expert_parallel::AllToAll: configurations and versions that differ between ranks, and bad ones.
 #include <chrono>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "winnow/core/device_memory.h"
-#include "winnow/core/version.h"
 #include "winnow/expert_parallel/testing/all_to_all_ranks.h"
 
 namespace winnow::expert_parallel {
@@ -58,42 +55,11 @@ INSTANTIATE_TEST_SUITE_P(
                    [](Config& config) { config.enable_local_combine = true; }},
         Difference{"sm_count", "20", "24", [](Config& config) { config.sm_count = 24; }},
         Difference{"arena_rows", "100", "50", [](Config& config) { config.arena_rows = 50; }},
-        Difference{"backend", "any", "cpu", [](Config& config) { config.backend = Backend::cpu; }}),
+        Difference{"backend", "any", "cpu", [](Config& config) { config.backend = Backend::cpu; }},
+        // Before anyone looks for a GPU.
+        Difference{"device", "cpu", "cuda",
+                   [](Config& config) { config.device.type = DeviceType::cuda; }}),
     [](const ::testing::TestParamInfo<Difference>& one) { return one.param.field; });
-
-// A store in which one rank's library has another version.
-class OtherVersion : public Store {
- public:
-  explicit OtherVersion(std::shared_ptr<Store> store) : store_(std::move(store)) {}
-  void set(const std::string& key, const std::string& value) override {
-    std::string changed = value;
-    const std::string version = WINNOW_VERSION;
-    if (const auto at = changed.find(version); at != std::string::npos) {
-      changed.replace(at, version.size(), "99.1.0");
-    }
-    store_->set(key, changed);
-  }
-  std::optional<std::string> get(const std::string& key, const Deadline& deadline) override {
-    return store_->get(key, deadline);
-  }
-  void remove(const std::string& key) override { store_->remove(key); }
-
- private:
-  std::shared_ptr<Store> store_;
-};
-
-TEST(Versions, ThatDifferAreNamed) {
-  const Ranks ranks(2);
-  const auto outcomes = ranks.run([&](int rank) {
-    std::shared_ptr<Store> store = ranks.store();
-    if (rank == 1) store = std::make_shared<OtherVersion>(store);
-    AllToAll(ranks.transport(rank), store, small_config(2, std::chrono::seconds(20)));
-  });
-  // Rank 1 itself does not see what its store does.
-  EXPECT_THAT(outcomes[0].text, HasSubstr("99.1.0"));
-  EXPECT_THAT(outcomes[0].text, HasSubstr("version"));
-  EXPECT_EQ(outcomes[0].code, ErrorCode::invalid_argument);
-}
 
 TEST(Config, BadValuesAreRefusedOnEveryRank) {
   const auto expect = [](const std::string& field, const auto& change) {
@@ -120,18 +86,6 @@ TEST(Config, BadValuesAreRefusedOnEveryRank) {
   expect("local_world_size", [](Config& config) { config.local_world_size = 3; });
   expect("arena_rows", [](Config& config) { config.arena_rows = -1; });
   expect("timeout", [](Config& config) { config.timeout = milliseconds(-1); });
-}
-
-// Before anyone looks for a GPU.
-TEST(Devices, ThatDifferAreNamed) {
-  const Ranks ranks(2);
-  expect_all_refuse(ranks.run([&](int rank) {
-    Config config = small_config(2, std::chrono::seconds(20));
-    if (rank == 1) config.device.type = DeviceType::cuda;
-    ranks.layer(rank, config);
-  }),
-                    "expert_parallel::AllToAll: device: want the same on every rank, got cpu (rank "
-                    "0), cuda (rank 1)");
 }
 
 TEST(Devices, ThatAreNotThereAreNamed) {

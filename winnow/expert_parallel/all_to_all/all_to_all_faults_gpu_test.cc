@@ -381,8 +381,4 @@ TEST_F(GpuFaults, NameTheKernelWhoseBlocksFindNoRoom) {
 }  // namespace
 }  // namespace winnow::expert_parallel
 
-#else
-
-TEST(ExpertParallelFaultsGpu, NeedsCuda) { GTEST_SKIP() << "this build has no CUDA kernels"; }
-
 #endif

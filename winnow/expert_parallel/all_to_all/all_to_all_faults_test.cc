@@ -168,21 +168,6 @@ TEST_P(Absence, AtClose) {
   for (const Outcome& outcome : outcomes) EXPECT_LT(outcome.seconds, kInTime);
 }
 
-TEST(Stragglers, AreWaitedFor) {
-  const Ranks ranks(3);
-  const Layers layers = ranks.layers(small_config(3));
-  expect_all_return(ranks.run([&](int rank) {
-    std::this_thread::sleep_for(milliseconds(rank == 1 ? 300 : 0));
-    const Given given(kHere);
-    const Dispatched got = layers[std::size_t(rank)]->dispatch(given.args);
-    std::this_thread::sleep_for(milliseconds(rank == 2 ? 300 : 0));
-    layers[std::size_t(rank)]->combine(
-        {.expert_output = layers[std::size_t(rank)]->combine_buffer(*got.descriptor)},
-        *got.descriptor);
-  }));
-  expect_working(ranks, layers);
-}
-
 TEST(Lifecycle, AClosedLayerSaysSo) {
   const Ranks ranks(2);
   const Layers layers = ranks.layers(small_config(2));
@@ -261,24 +246,11 @@ TEST(Lifecycle, OtherThreadsMayFreeOutputs) {
   expect_working(ranks, layers);
 }
 
-TEST(Lifecycle, LayersThatWereNotUsedLeaveNothing) {
-  const Ranks ranks(4);
-  const auto make = [&](int times) {
-    for (int i = 0; i < times; ++i) EXPECT_EQ(ranks.layers(small_config(4)).size(), 4u);
-  };
-  make(10);
-  const int files = open_files(), maps = mappings();
-  make(100);
-  EXPECT_EQ(open_files(), files);
-  EXPECT_LE(mappings(), maps + 8);  // the allocator's own
-  // The same transports serve another layer.
-  expect_working(ranks, ranks.layers(small_config(4)));
-}
-
 TEST(Lifecycle, AHundredLayersLeaveNothing) {
   const auto make_and_use = [](int times) {
     for (int i = 0; i < times; ++i) {
       const Ranks ranks(3);
+      EXPECT_EQ(ranks.layers(small_config(3)).size(), 3u);  // not used, on the same transports
       const Layers layers = ranks.layers(small_config(3));
       expect_all_return(ranks.run([&](int rank) {
         const Given given(kHere);

@@ -335,8 +335,4 @@ TEST_F(GpuRefusals, TheDefaultStreamOfASharedGpu) {
 }  // namespace
 }  // namespace winnow::expert_parallel
 
-#else
-
-TEST(ExpertParallelGpu, NeedsCuda) { GTEST_SKIP() << "this build has no CUDA kernels"; }
-
 #endif

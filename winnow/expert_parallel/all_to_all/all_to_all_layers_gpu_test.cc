@@ -17,7 +17,6 @@ namespace winnow::expert_parallel {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 // ---- Arenas.
 
@@ -135,18 +134,6 @@ TEST_F(GpuLayers, OutputsOutliveThem) {
   }));
 }
 
-TEST_F(GpuLayers, UnsupportedGpusAreNamed) {
-  const Ranks ranks(2);
-  Config config = small_config(2);
-  config.device = {DeviceType::cuda, 99};
-  for (const Outcome& outcome : ranks.run([&](int rank) { ranks.layer(rank, config); })) {
-    EXPECT_EQ(outcome.code, ErrorCode::unsupported) << outcome.text;
-    EXPECT_THAT(outcome.text,
-                StartsWith("expert_parallel::AllToAll: backend: want a backend for tensors "
-                           "on cuda:99, got cuda: this GPU is not visible to the process"));
-  }
-}
-
 // What is allocated, by name.
 class ListingTransport : public ForwardingTransport {
  public:
@@ -255,9 +242,5 @@ TEST_F(GpuLayers, TakeNoPointerAcrossNodes) {
 
 }  // namespace
 }  // namespace winnow::expert_parallel
-
-#else
-
-TEST(ExpertParallelLayersGpu, NeedsCuda) { GTEST_SKIP() << "this build has no CUDA kernels"; }
 
 #endif

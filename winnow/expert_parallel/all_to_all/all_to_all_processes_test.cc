@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <thread>
+#include <tuple>
 
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/processes.h"
@@ -35,14 +36,11 @@ enum class Point { transport, creation, dispatch, combine, close, middle };
 constexpr const char* kPointNames[] = {"transport", "creation", "dispatch",
                                        "combine",   "close",    "middle"};
 
-struct Fate {
-  int signal;
-  Point point;
-};
+using Fate = std::tuple<int, Point>;  // which signal, and where
 
 std::string name_of(const ::testing::TestParamInfo<Fate>& one) {
-  return std::string(one.param.signal == SIGKILL ? "Killed_" : "Stopped_") +
-         kPointNames[int(one.param.point)];
+  const auto [signal, point] = one.param;
+  return std::string(signal == SIGKILL ? "Killed_" : "Stopped_") + kPointNames[int(point)];
 }
 
 class Fates : public ::testing::TestWithParam<Fate> {
@@ -52,14 +50,15 @@ class Fates : public ::testing::TestWithParam<Fate> {
 
   // Until the layer fails, or for ever.
   void life(int rank, Report& report) const {
-    const auto at = [&](Point point) {
-      if (rank == kVictim && point == GetParam().point) raise(GetParam().signal);
+    const auto [signal, fateful] = GetParam();
+    const auto at = [&, number = signal, fateful = fateful](Point point) {
+      if (rank == kVictim && point == fateful) raise(number);
     };
     Problem problem = problem_of(kRanks);
     const std::vector<Round> rounds = make_rounds(problem);
     at(Point::transport);
     // A stopped rank holds up the others' creation, a short time only.
-    const bool early = GetParam().point <= Point::creation;
+    const bool early = fateful <= Point::creation;
     const ProcessRank world(folder_.path(), rank, kRanks, "first",
                             early ? kTimeout : milliseconds(60000));
     report.stage = 1;
@@ -77,7 +76,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
       combine_and_check(layer, kHere, problem, round, rank, got, comparisons);
       report.expect(comparisons);
       if (turn == 3) report.stage = 2;
-      if (turn == 3 && GetParam().point == Point::close) {
+      if (turn == 3 && fateful == Point::close) {
         at(Point::close);
         layer.close();
         return;
@@ -141,15 +140,12 @@ TEST_P(Fates, SurvivorsAreNotifiedAndGoOn) {
   for (const int rank : {0, 2}) processes.expect_ended_well(rank);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Everywhere, Fates,
-    ::testing::Values(Fate{SIGKILL, Point::transport}, Fate{SIGKILL, Point::creation},
-                      Fate{SIGKILL, Point::dispatch}, Fate{SIGKILL, Point::combine},
-                      Fate{SIGKILL, Point::close}, Fate{SIGKILL, Point::middle},
-                      Fate{SIGSTOP, Point::transport}, Fate{SIGSTOP, Point::creation},
-                      Fate{SIGSTOP, Point::dispatch}, Fate{SIGSTOP, Point::combine},
-                      Fate{SIGSTOP, Point::close}, Fate{SIGSTOP, Point::middle}),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(Everywhere, Fates,
+                         ::testing::Combine(::testing::Values(SIGKILL, SIGSTOP),
+                                            ::testing::Values(Point::transport, Point::creation,
+                                                              Point::dispatch, Point::combine,
+                                                              Point::close, Point::middle)),
+                         name_of);
 
 // A kill at any instant of a busy layer of two nodes.
 TEST(Processes, MayBeKilledAtAnyTime) {
@@ -238,10 +234,11 @@ TEST(Processes, AHundredLayersLeaveNothing) {
       }
     };
     make_and_use(0, 10);
-    const int files = open_files();
+    const int files = open_files(), maps = mappings("/memfd:");
     const std::int64_t shared = memory_of_kind("RssShmem"), all = memory_of_kind("VmRSS");
     make_and_use(10, 110);
     if (open_files() != files) report.complain("open files");
+    if (mappings("/memfd:") != maps) report.complain("mappings");
     if (memory_of_kind("RssShmem") > shared + 64) report.complain("shared memory");
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     (void)all;  // freed memory stays in the sanitizer's quarantine

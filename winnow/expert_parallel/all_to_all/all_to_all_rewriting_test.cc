@@ -2,7 +2,6 @@
 // of their store's files. Rows may become wrong, but each rank completes or ends with an Error.
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -257,20 +256,17 @@ class Worlds : public ::testing::TestWithParam<Caller> {
     }
   }
 
-  static int runs() {
-    const char* const text = std::getenv("WINNOW_REWRITING_RUNS");
-    return text == nullptr ? 6 : std::atoi(text);
-  }
+  const std::int64_t runs_ = testing::environment_number("WINNOW_REWRITING_RUNS", 6);
   int failed_ = 0;  // ranks that ended with an Error
 };
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirMemoryIsRewritten) {
-  for (int run = 0; run < runs() && !HasFailure(); ++run) run_world(std::uint64_t(run) + 1, false);
+  for (int run = 0; run < runs_ && !HasFailure(); ++run) run_world(std::uint64_t(run) + 1, false);
   EXPECT_GT(failed_, 0);  // else nothing that matters was overwritten
 }
 
 TEST_P(Worlds, EndWithAnErrorAtMostWhenTheirStoreIsRewritten) {
-  for (int run = 0; run < runs() / 2 && !HasFailure(); ++run) {
+  for (int run = 0; run < runs_ / 2 && !HasFailure(); ++run) {
     run_world(std::uint64_t(run) + 1, true);
   }
 }

@@ -4,11 +4,9 @@
 // WINNOW_SOAK_DEVICE=cuda: all ranks on the first GPU.
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -23,11 +21,6 @@ namespace winnow::expert_parallel {
 namespace {
 
 using testing::Random;
-
-std::int64_t environment_number(const char* name, std::int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoll(text);
-}
 
 bool one_in(int count, Random& random) { return random.below(count) == 0; }
 
@@ -278,18 +271,12 @@ class OldLayer {
   std::vector<Clock::duration> fastest_;
 };
 
-Device soak_device() {
-  const char* name = std::getenv("WINNOW_SOAK_DEVICE");
-  if (name == nullptr || std::string_view(name) == "cpu") return {};
-  return kGpu;
-}
-
 TEST(AllToAllSoak, RandomCallsOnRandomWorlds) {
   const Device device = soak_device();
   // CUDA opens files and maps memory when it likes.
   const bool on_cpu = device.type == DeviceType::cpu;
-  const std::int64_t iterations = environment_number("WINNOW_SOAK_ITERATIONS", 300);
-  std::uint64_t seed = std::uint64_t(environment_number("WINNOW_SOAK_SEED", 1));
+  const std::int64_t iterations = testing::environment_number("WINNOW_SOAK_ITERATIONS", 300);
+  std::uint64_t seed = std::uint64_t(testing::environment_number("WINNOW_SOAK_SEED", 1));
   std::optional<OldLayer> old_layer;
   if (on_cpu) old_layer.emplace();
   Held early;  // the most in the first third

@@ -131,10 +131,14 @@ TEST_F(TwoRanks, AlignmentPadsWithZeros) {
 }
 
 TEST_F(TwoRanks, CombineAddsTheRowsOfEachToken) {
-  dispatch();
-  const auto sums = combine({{1, 2, 4, 8}, {16, 32, 64, 128}});
-  EXPECT_THAT(sums[0], ElementsAre(1 + 64, 16 + 32, 4));
-  EXPECT_THAT(sums[1], ElementsAre(2 + 8, 128));
+  for (const bool local : {false, true}) {
+    Config config = kConfig;
+    config.enable_local_combine = local;
+    dispatch(config);
+    const auto sums = combine({{1, 2, 4, 8}, {16, 32, 64, 128}});
+    EXPECT_THAT(sums[0], ElementsAre(1 + 64, 16 + 32, 4));
+    EXPECT_THAT(sums[1], ElementsAre(2 + 8, 128));
+  }
 }
 
 // With a row stride of 0 a rank passes one row as all of its rows.
@@ -150,15 +154,6 @@ TEST_F(TwoRanks, CombineTakesOneRowForAll) {
   }));
   EXPECT_THAT(sums[0], ElementsAre(1 + 10, 10 + 10, 1));
   EXPECT_THAT(sums[1], ElementsAre(1 + 1, 10));
-}
-
-TEST_F(TwoRanks, LocalCombineAddsDifferentRows) {
-  Config config = kConfig;
-  config.enable_local_combine = true;
-  dispatch(config);
-  const auto sums = combine({{1, 2, 4, 8}, {16, 32, 64, 128}});
-  EXPECT_THAT(sums[0], ElementsAre(1 + 64, 16 + 32, 4));
-  EXPECT_THAT(sums[1], ElementsAre(2 + 8, 128));
 }
 
 // In bf16, with 8 bits of mantissa, 256 + 1 is 256 and 256 + 1 + 1 is 258.

@@ -13,7 +13,7 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
 #include "winnow/expert_parallel/testing/ranks.h"
-#include "winnow/expert_parallel/transport/mapped/mapped_transport.h"
+#include "winnow/testing/far_memory.h"
 
 namespace winnow::expert_parallel {
 namespace {
@@ -242,8 +242,7 @@ TEST(DispatchFar, RowsBeyondTwoToTheThirtyOneElements) {
 TEST(DispatchFar, TokensBetweenNodesBeyondTwoToTheThirtyOneElements) {
   if (!has_memory(10)) GTEST_SKIP() << "too little memory for an address range";
   constexpr std::int64_t kTokens = 1025;
-  // Address space of which only the touched pages become memory.
-  const std::shared_ptr<std::byte> memory = map_pages(kTokens * kLong * 2, -1);
+  const std::shared_ptr<void> memory = testing::far_memory(kTokens * kLong * 2);
   const TensorView far(memory.get(), DType::bf16, {kTokens, kLong});
   const std::vector<std::int64_t> sent = {0, 5, 1022, 1023, 1024};
   for (const std::int64_t t : sent) write_mark(far, t);
@@ -266,8 +265,8 @@ TEST(DispatchFar, StridesBeyondTwoToTheThirtyOneElements) {
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64;
   constexpr Config kFar{
       .max_tokens = 2, .hidden = kHidden, .topk = 1, .experts = 1, .dtype = DType::bf16};
-  std::vector<std::shared_ptr<std::byte>> memory;
-  for (int i = 0; i < 5; ++i) memory.push_back(map_pages(2 * kStride * 2, -1));
+  std::vector<std::shared_ptr<void>> memory;
+  for (int i = 0; i < 5; ++i) memory.push_back(testing::far_memory(2 * kStride * 2));
   const auto rows = [&](int i) {
     return TensorView(memory[std::size_t(i)].get(), DType::bf16, {2, kHidden}, {kStride, 1});
   };

@@ -18,12 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int kVictim = 1;
 constexpr milliseconds kTimeout{500};
-
-void want(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 // One rank's layer, and calls of it whose results are compared.
 struct Player {

@@ -19,41 +19,24 @@ namespace {
 // written between launches.
 class Recorded {
  public:
-  Recorded(LowLatency& layer, const Place& place, const LowLatencyProblem& problem)
-      : layer_(layer), place_(place), problem_(problem) {
-    const std::int64_t experts = problem.experts_per_rank,
-                       rows = problem.world * problem.max_tokens;
-    const std::int64_t tokens = problem.max_tokens, topk = problem.topk;
-    input_ = place.make(DType::bf16, {{tokens, problem.hidden}});
-    indices_ = place.make(DType::i32, {{tokens, topk}});
-    weights_ = place.make(DType::f32, {{tokens, topk}});
-    output_ = place.make(DType::bf16, {{experts, rows, problem.hidden}});
-    counts_ = place.make(DType::i32, {{experts}});
-    tokens_ = place.make(DType::i32, {{experts, rows}});
-    pairs_ = place.make(DType::i32, {{experts, rows}});
-    pair_rows_ = place.make(DType::i32, {{problem.world, tokens, topk}});
-    ranges_ = place.make(DType::i64, {{experts, problem.world}});
-    out_ = place.make(DType::bf16, {{tokens, problem.hidden}});
-    stream_ = static_cast<cudaStream_t>(place.stream().handle);
+  Recorded(LowLatency& layer, const Place& place, const LowLatencyProblem& problem,
+           const LowLatencyRound& first)
+      : layer_(layer), place_(place), tensors_(place, problem, first, layer.rank()) {
     graph_ = std::make_unique<testing::Graph>(
-        stream_, [&] { call(); }, cudaStreamCaptureModeThreadLocal);
+        stream(), [&] { call(); }, cudaStreamCaptureModeThreadLocal);
   }
 
   void launch(const LowLatencyRound& round) {
-    const auto me = std::size_t(layer_.rank());
-    place_.write(input_, round.inputs[me]);
-    place_.write(indices_, round.indices[me]);
-    place_.write(weights_, round.weights[me]);
-    graph_->launch(stream_);
+    tensors_.give(round);
+    graph_->launch(stream());
   }
-
   // The first wrong element of the combined rows, or an empty text.
   std::string wrong(const LowLatencyRound& round) const {
     const auto me = std::size_t(layer_.rank());
-    const Tensor out = place_.to_host(out_.view());
+    const Tensor out = place_.to_host(tensors_.combine_args(CallPart::both).out);
     const ConstTensorView input = round.inputs[me];
     for (std::int64_t token = 0; token < out.size(0); ++token) {
-      for (std::int64_t c = 0; c < problem_.hidden; ++c) {
+      for (std::int64_t c = 0; c < out.size(1); ++c) {
         const BFloat16 want = low_latency_oracle::sum_of(
             round.world, round.indices[me], round.weights[me], token,
             [&](std::int64_t, std::int32_t) { return float(input.at<BFloat16>(token, c)); });
@@ -65,30 +48,19 @@ class Recorded {
   }
 
   void call() {
-    layer_.dispatch({.input = input_,
-                     .expert_indices = indices_,
-                     .format = RowFormat::bf16,
-                     .output = output_,
-                     .counts = counts_,
-                     .source_tokens = tokens_,
-                     .source_pairs = pairs_,
-                     .pair_rows = pair_rows_,
-                     .ranges = ranges_,
-                     .stream = place_.stream()});
-    layer_.combine({.expert_output = output_,
-                    .pair_rows = pair_rows_,
-                    .expert_indices = indices_,
-                    .weights = weights_,
-                    .out = out_,
-                    .stream = place_.stream()});
+    const LowLatencyDispatchArgs dispatched = tensors_.dispatch_args(CallPart::both);
+    LowLatencyCombineArgs args = tensors_.combine_args(CallPart::both);
+    args.expert_output = dispatched.output;
+    layer_.dispatch(dispatched);
+    layer_.combine(args);
   }
 
  private:
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(place_.stream().handle); }
+
   LowLatency& layer_;
   const Place& place_;
-  const LowLatencyProblem& problem_;
-  cudaStream_t stream_ = nullptr;
-  Tensor input_, indices_, weights_, output_, counts_, tokens_, pairs_, pair_rows_, ranges_, out_;
+  LowLatencyTensors tensors_;
   std::unique_ptr<testing::Graph> graph_;
 };
 
@@ -120,7 +92,7 @@ TEST_F(LowLatencyGraphs, AreReplayedWithOtherTokensAndExperts) {
       config.timeout = std::chrono::seconds(10);
       layers[me] = std::make_unique<LowLatency>(ranks.transport(rank), ranks.store(), config);
       places[me] = std::make_unique<Place>(kGpu);
-      recorded[me] = std::make_unique<Recorded>(*layers[me], *places[me], problem);
+      recorded[me] = std::make_unique<Recorded>(*layers[me], *places[me], problem, rounds[0]);
     });
     each([&](std::size_t me, int) {
       for (const LowLatencyRound& round : rounds) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <csignal>
 #include <thread>
+#include <tuple>
 
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/testing/leftovers.h"
@@ -26,15 +27,12 @@ enum class Point { dispatch, dispatch_receive, combine, combine_receive };
 constexpr const char* kPointNames[] = {"dispatch", "dispatch_receive", "combine",
                                        "combine_receive"};
 
-struct Fate {
-  int signal;
-  Point point;
-  bool shrink;
-};
+using Fate = std::tuple<int, Point, bool>;  // which signal, where, and with enable_shrink or not
 
 std::string name_of(const ::testing::TestParamInfo<Fate>& one) {
-  return std::string(one.param.signal == SIGKILL ? "Killed_" : "Stopped_") +
-         kPointNames[int(one.param.point)] + (one.param.shrink ? "_shrinks" : "");
+  const auto [signal, point, shrink] = one.param;
+  return std::string(signal == SIGKILL ? "Killed_" : "Stopped_") + kPointNames[int(point)] +
+         (shrink ? "_shrinks" : "");
 }
 
 class Fates : public ::testing::TestWithParam<Fate> {
@@ -44,17 +42,16 @@ class Fates : public ::testing::TestWithParam<Fate> {
 
   // Runs all turns, or until the layer fails.
   void life(int rank, Report& report) const {
-    const auto at = [&](int turn, Point point) {
-      if (rank == kVictim && turn == kFateful && point == GetParam().point) {
-        raise(GetParam().signal);
-      }
+    const auto [signal, fateful, shrink] = GetParam();
+    const auto at = [&, number = signal, fateful = fateful](int turn, Point point) {
+      if (rank == kVictim && turn == kFateful && point == fateful) raise(number);
     };
     const LowLatencyProblem problem = problem_of(kRanks);
     const std::vector<LowLatencyRound> rounds = make_rounds(problem);
     const ProcessRank world(folder_.path(), rank, kRanks, "first");
     LowLatencyConfig config = problem.config();
     config.timeout = kTimeout;
-    config.enable_shrink = GetParam().shrink;
+    config.enable_shrink = shrink;
     LowLatency layer(world.transport, world.store, config);
     for (int turn = 0; turn < kTurns; ++turn) {
       report.stage = 1;
@@ -149,17 +146,13 @@ TEST_P(Fates, SurvivorsAreNotifiedOrGoOn) {
   for (const int rank : {0, 2}) processes.expect_ended_well(rank);
 }
 
-std::vector<Fate> all_fates() {
-  std::vector<Fate> list;
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    for (const Point point :
-         {Point::dispatch, Point::dispatch_receive, Point::combine, Point::combine_receive}) {
-      for (const bool shrink : {false, true}) list.push_back({signal, point, shrink});
-    }
-  }
-  return list;
-}
-INSTANTIATE_TEST_SUITE_P(Everywhere, Fates, ::testing::ValuesIn(all_fates()), name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Everywhere, Fates,
+    ::testing::Combine(::testing::Values(SIGKILL, SIGSTOP),
+                       ::testing::Values(Point::dispatch, Point::dispatch_receive, Point::combine,
+                                         Point::combine_receive),
+                       ::testing::Bool()),
+    name_of);
 
 // A rank that is late or stopped for less than the deadline causes no error and is not masked.
 TEST(LowLatencyProcesses, MayBeLate) {

@@ -30,67 +30,19 @@ INSTANTIATE_TEST_SUITE_P(Gpu, NotifyGpu, ::testing::Values(kGpu));
 // One rank's tensors on the GPU, which keep their addresses.
 struct RankOnGpu {
   Place place{kGpu};
-  Tensor in_rank, per_rank, per_node, per_expert;
-  Tensor node_channels, rank_channels, from_nodes, from_ranks, recv, forward, pairs;
-  NotifyArgs args;
+  NotifyInputs inputs;
+  NotifyOutputs outputs{kShape};
+  NotifyCopies copies{place, inputs, outputs};
+  NotifyArgs args = copies.args(make_args(kShape, inputs, outputs));
 
-  RankOnGpu() : in_rank(make(DType::u8, {kShape.most_tokens, kShape.ranks()})) {
-    per_rank = make(DType::i32, {kShape.ranks()});
-    per_node = make(DType::i32, {kShape.nodes});
-    per_expert = make(DType::i32, {kShape.experts()});
-    node_channels = make(DType::i32, {kShape.nodes, kShape.channels});
-    rank_channels = make(DType::i32, {kShape.ranks(), kShape.channels});
-    from_nodes = make(DType::i32, {kShape.nodes});
-    from_ranks = make(DType::i32, {kShape.ranks()});
-    recv = make(DType::i32, {1});
-    forward = make(DType::i32, {1});
-    pairs = make(DType::i32, {kShape.experts_per_rank});
-    args.tokens_per_rank = per_rank;
-    args.tokens_per_node = per_node;
-    args.tokens_per_expert = per_expert;
-    args.is_token_in_rank = in_rank;
-    args.channels = kShape.channels;
-    args.stream = place.stream();
-    args.node_channel_prefix_matrix = node_channels;
-    args.rank_channel_prefix_matrix = rank_channels;
-    args.recv_node_prefix_sum = from_nodes;
-    args.recv_rank_prefix_sum = from_ranks;
-    args.num_recv_tokens = recv;
-    args.num_forward_tokens = forward;
-    args.recv_pairs_per_expert = pairs;
-  }
-  Tensor make(DType dtype, std::vector<std::int64_t> shape) const {
-    return place.make(dtype, shape);
-  }
-
+  explicit RankOnGpu(const Tensor& indices) : inputs(kShape, indices) { place.wait(); }
   void load(const Tensor& indices) {
-    NotifyInputs inputs(kShape, indices);
-    place.write(in_rank, inputs.is_token_in_rank.view);
-    place.write(per_rank, inputs.tokens_per_rank);
-    place.write(per_node, inputs.tokens_per_node);
-    place.write(per_expert, inputs.tokens_per_expert);
-    place.wait();
+    inputs = NotifyInputs(kShape, indices);
+    copies.send_inputs();
   }
-  // The outputs on the GPU, and what the host would have learned from them.
   testing::CaseOutcome compare_with_oracle(const std::vector<Tensor>& indices, int rank) {
-    NotifyOutputs host(kShape);
-    const auto fetch = [&](testing::StridedTensor& to, const Tensor& from) {
-      const Tensor there = place.to_host(from);
-      std::copy_n(static_cast<const std::int32_t*>(there.data()), there.numel(),
-                  static_cast<std::int32_t*>(to.view.data()));
-    };
-    fetch(host.node_channel_prefix_matrix, node_channels);
-    fetch(host.rank_channel_prefix_matrix, rank_channels);
-    fetch(host.recv_node_prefix_sum, from_nodes);
-    fetch(host.recv_rank_prefix_sum, from_ranks);
-    fetch(host.num_recv_tokens, recv);
-    fetch(host.num_forward_tokens, forward);
-    fetch(host.recv_pairs_per_expert, pairs);
-    const auto values = testing::read(host.recv_pairs_per_expert.view);
-    return compare(kShape, indices, rank, host,
-                   {host.num_recv_tokens.view.at<std::int32_t>(0),
-                    host.num_forward_tokens.view.at<std::int32_t>(0),
-                    {values.begin(), values.end()}});
+    copies.come_back();
+    return compare(kShape, indices, rank, outputs, totals_of(outputs));
   }
 };
 
@@ -104,7 +56,7 @@ TEST_P(NotifyGpu, WorstCaseCallsMayBeRecorded) {
   team.run([&](int rank, const TransportPointer& transport) {
     const DeviceGuard guard(kGpu);
     Notifier notifier(transport, team.world().store(), on(kGpu, kShape.config()));
-    RankOnGpu mine;
+    RankOnGpu mine(indices_of(0)[static_cast<std::size_t>(rank)]);
     auto* const stream = static_cast<cudaStream_t>(mine.args.stream.handle);
     const auto body = [&] {
       testing::expect_error([&] { notifier.notify(mine.args); }, ErrorCode::invalid_argument,
@@ -137,8 +89,7 @@ TEST_P(NotifyGpu, TheNextCallThrowsWhatAWorstCaseCallRefused) {
   const std::vector<Tensor> indices = indices_of(1);
   team.run([&](int rank, const TransportPointer& transport) {
     const auto i = static_cast<std::size_t>(rank);
-    ranks[i] = std::make_unique<RankOnGpu>();
-    ranks[i]->load(indices[i]);
+    ranks[i] = std::make_unique<RankOnGpu>(indices[i]);
     notifiers[i] =
         std::make_unique<Notifier>(transport, team.world().store(), on(kGpu, kShape.config()));
   });
@@ -150,16 +101,14 @@ TEST_P(NotifyGpu, TheNextCallThrowsWhatAWorstCaseCallRefused) {
       ranks[i]->place.wait();
     });
   };
-  Tensor negative(DType::i32, {kShape.experts()});
-  negative.view().at<std::int32_t>(0) = -5;
   for (RankOnGpu* rank : {ranks[1].get(), ranks[2].get()}) {
-    rank->place.write(rank->per_expert, negative);
-    rank->place.wait();
+    rank->inputs.tokens_per_expert.view().at<std::int32_t>(0) = -5;
+    rank->copies.send_inputs();
   }
   EXPECT_THAT(call(1), Each(""));
   for (const auto& rank : ranks) {
-    EXPECT_EQ(testing::count_unwritten(rank->place.to_host(rank->rank_channels).view()),
-              rank->rank_channels.numel());
+    rank->copies.come_back();
+    EXPECT_EQ(rank->outputs.count_written(), 0);
   }
   for (const std::size_t i : {1, 2}) ranks[i]->load(indices[i]);
   EXPECT_THAT(call(1), Each("expert_parallel::notify: rank 1: tokens_per_expert: want counts of at "
@@ -196,9 +145,8 @@ TEST_P(NotifyGpu, WantsAStreamOfItsOwnAndTheSameKindOfDevice) {
 TEST_P(NotifyGpu, ManyNotifiers) {
   RankTeam team(4);
   team.run([&](int rank, const TransportPointer& transport) {
-    RankOnGpu mine;
     const std::vector<Tensor> indices = indices_of(3);
-    mine.load(indices[static_cast<std::size_t>(rank)]);
+    RankOnGpu mine(indices[static_cast<std::size_t>(rank)]);
     for (int i = 0; i < 50; ++i) {
       Notifier notifier(transport, team.world().store(), on(kGpu, kShape.config()));
       mine.args.worst_case_rows = i % 2;

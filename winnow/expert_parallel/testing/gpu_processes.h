@@ -32,6 +32,7 @@
 namespace winnow::expert_parallel {
 
 inline constexpr int kRanks = 2;
+inline constexpr int kVictim = 1;  // of tests in which a rank is killed, stopped or late
 
 // ---- What a process is and does.
 
@@ -54,6 +55,9 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
+inline void want(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
 inline void want_passed(const std::vector<testing::Comparison>& comparisons) {
   for (const testing::Comparison& one : comparisons) {
     if (!one.passed) throw std::runtime_error(one.what + ": " + one.detail);

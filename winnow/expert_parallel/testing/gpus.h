@@ -17,6 +17,12 @@ inline constexpr Device kGpu{DeviceType::cuda, 0};
 inline const int kConnections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 inline const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
+// Where a soak runs: WINNOW_SOAK_DEVICE, cpu or cuda.
+inline Device soak_device() {
+  const char* name = std::getenv("WINNOW_SOAK_DEVICE");
+  return name != nullptr && std::string(name) == "cuda" ? kGpu : Device{};
+}
+
 // The reason to skip a test that needs this GPU, or an empty text.
 inline std::string gpu_obstacle() {
   if (!built_with_cuda()) return "this build has no CUDA kernels";

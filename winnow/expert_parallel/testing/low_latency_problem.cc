@@ -111,6 +111,13 @@ LowLatencyTensors::LowLatencyTensors(const Place& place, const LowLatencyProblem
   waits = place.copy(Tensor(DType::i64, {world}));
 }
 
+void LowLatencyTensors::give(const LowLatencyRound& round) {
+  const auto me = std::size_t(rank_);
+  place_.write(input_, round.inputs[me]);
+  place_.write(indices_, round.indices[me]);
+  place_.write(weights_, round.weights[me]);
+}
+
 LowLatencyDispatchArgs LowLatencyTensors::dispatch_args(CallPart part) const {
   auto* self = const_cast<LowLatencyTensors*>(this);
   return {.input = input_,

@@ -47,6 +47,8 @@ class LowLatencyTensors {
  public:
   LowLatencyTensors(const Place& place, const LowLatencyProblem& problem,
                     const LowLatencyRound& round, int rank);
+  // The tokens of another round, as many as those of the first, in the same tensors.
+  void give(const LowLatencyRound& round);
   LowLatencyDispatchArgs dispatch_args(CallPart part) const;
   // The experts' rows, from what the dispatch has given.
   void make_expert_output();

@@ -13,45 +13,7 @@ using testing::StridedTensor;
 constexpr testing::Gaps kGaps{.dense = 1, .length = 1};
 constexpr testing::Tolerance kExact{0, testing::RelativeTo::nothing};
 
-// Tensors of the host and their copies at a place.
-class Copies {
- public:
-  explicit Copies(const Place& place) : place_(place) {}
-  void add(Tensor& host) { pairs_.push_back({&host, place_.copy(host)}); }
-
-  // A view of the host's memory as one of the copy's; any other as it is.
-  template <class View>
-  View there(const View& host) {
-    if (!host.present()) return host;
-    std::byte* data = nullptr;
-    for (Pair& pair : pairs_) {
-      const auto offset = reinterpret_cast<std::intptr_t>(host.data()) -
-                          reinterpret_cast<std::intptr_t>(pair.host->data());
-      if (offset < 0 || offset >= bytes_of(*pair.host)) continue;
-      data = static_cast<std::byte*>(pair.there.data()) + offset;
-    }
-    if (data == nullptr && host.numel() > 0) return host;
-    return View(data, host.dtype(), host.shape(), host.strides(), place_.device());
-  }
-  void come_back() {
-    for (const Pair& pair : pairs_) {
-      const Tensor back = place_.to_host(pair.there);
-      if (bytes_of(back) == 0) continue;
-      std::memcpy(pair.host->data(), back.data(), static_cast<std::size_t>(bytes_of(back)));
-    }
-  }
-
- private:
-  struct Pair {
-    Tensor* host;
-    Tensor there;
-  };
-  static std::int64_t bytes_of(const Tensor& tensor) {
-    return tensor.numel() * size_of(tensor.dtype());
-  }
-  const Place& place_;
-  std::vector<Pair> pairs_;
-};
+std::int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * size_of(tensor.dtype()); }
 
 StridedTensor make_counts(std::int64_t size) {
   return testing::make_output(DType::i32, {size}, testing::Layout::dense);
@@ -134,32 +96,79 @@ NotifyArgs make_args(const NotifyShape& shape, const NotifyInputs& inputs,
   return args;
 }
 
-Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
-                  NotifyOutputs& outputs) {
-  Copies copies(place);
+NotifyTotals totals_of(const NotifyOutputs& outputs) {
+  const std::vector<double> pairs = testing::read(outputs.recv_pairs_per_expert.view);
+  return {outputs.num_recv_tokens.view.at<std::int32_t>(0),
+          outputs.num_forward_tokens.view.at<std::int32_t>(0),
+          {pairs.begin(), pairs.end()}};
+}
+
+NotifyCopies::NotifyCopies(const Place& place, NotifyInputs& inputs, NotifyOutputs& outputs)
+    : place_(place) {
   for (Tensor* tensor : {&inputs.is_token_in_rank.storage, &inputs.tokens_per_rank,
                          &inputs.tokens_per_node, &inputs.tokens_per_expert}) {
-    copies.add(*tensor);
+    inputs_.push_back({tensor, place.copy(*tensor)});
   }
   for (StridedTensor* tensor :
        {&outputs.node_channel_prefix_matrix, &outputs.rank_channel_prefix_matrix,
         &outputs.recv_node_prefix_sum, &outputs.recv_rank_prefix_sum, &outputs.num_recv_tokens,
         &outputs.num_forward_tokens, &outputs.recv_pairs_per_expert}) {
-    copies.add(tensor->storage);
+    outputs_.push_back({&tensor->storage, place.copy(tensor->storage)});
   }
+}
+
+template <class View>
+View NotifyCopies::there(const View& host) {
+  if (!host.present()) return host;
+  std::byte* data = nullptr;
+  for (std::vector<Pair>* pairs : {&inputs_, &outputs_}) {
+    for (Pair& pair : *pairs) {
+      const auto offset = reinterpret_cast<std::intptr_t>(host.data()) -
+                          reinterpret_cast<std::intptr_t>(pair.host->data());
+      if (offset < 0 || offset >= bytes_of(*pair.host)) continue;
+      data = static_cast<std::byte*>(pair.there.data()) + offset;
+    }
+  }
+  if (data == nullptr && host.numel() > 0) return host;
+  return View(data, host.dtype(), host.shape(), host.strides(), place_.device());
+}
+
+NotifyArgs NotifyCopies::args(NotifyArgs args) {
   for (ConstTensorView NotifyArgs::* input :
        {&NotifyArgs::tokens_per_rank, &NotifyArgs::tokens_per_node, &NotifyArgs::tokens_per_expert,
         &NotifyArgs::is_token_in_rank}) {
-    args.*input = copies.there(args.*input);
+    args.*input = there(args.*input);
   }
   for (TensorView NotifyArgs::* output :
        {&NotifyArgs::node_channel_prefix_matrix, &NotifyArgs::rank_channel_prefix_matrix,
         &NotifyArgs::recv_node_prefix_sum, &NotifyArgs::recv_rank_prefix_sum,
         &NotifyArgs::num_recv_tokens, &NotifyArgs::num_forward_tokens,
         &NotifyArgs::recv_pairs_per_expert}) {
-    args.*output = copies.there(args.*output);
+    args.*output = there(args.*output);
   }
-  args.stream = place.stream();
+  args.stream = place_.stream();
+  return args;
+}
+
+void NotifyCopies::send_inputs() {
+  for (Pair& pair : inputs_) place_.write(pair.there, *pair.host);
+  place_.wait();
+}
+
+void NotifyCopies::come_back() {
+  for (const std::vector<Pair>* pairs : {&inputs_, &outputs_}) {
+    for (const Pair& pair : *pairs) {
+      const Tensor back = place_.to_host(pair.there);
+      if (bytes_of(back) == 0) continue;
+      std::memcpy(pair.host->data(), back.data(), static_cast<std::size_t>(bytes_of(back)));
+    }
+  }
+}
+
+Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
+                  NotifyOutputs& outputs) {
+  NotifyCopies copies(place, inputs, outputs);
+  args = copies.args(args);
   Backend ran;
   try {
     ran = notifier.notify(args);

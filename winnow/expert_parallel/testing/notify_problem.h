@@ -56,6 +56,30 @@ struct NotifyOutputs {
 NotifyArgs make_args(const NotifyShape& shape, const NotifyInputs& inputs,
                      const NotifyOutputs& outputs);
 
+// What the outputs say, as the host would have learned it.
+NotifyTotals totals_of(const NotifyOutputs& outputs);
+
+// Copies at a place of what one rank gives and gets, whose addresses stay.
+class NotifyCopies {
+ public:
+  NotifyCopies(const Place& place, NotifyInputs& inputs, NotifyOutputs& outputs);
+  // With views of the copies for those of the host's tensors, any other as it is; and the stream.
+  NotifyArgs args(NotifyArgs args);
+  void send_inputs();  // once more
+  void come_back();
+
+ private:
+  struct Pair {
+    Tensor* host;
+    Tensor there;
+  };
+  template <class View>
+  View there(const View& host);
+
+  const Place& place_;
+  std::vector<Pair> inputs_, outputs_;
+};
+
 // notify() with copies at the place of the tensors that `args` shows, which are parts of `inputs`
 // and `outputs`; what was written there comes back, also where it throws.
 Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,

@@ -121,57 +121,39 @@ TEST_F(TopkPagedGpu, ChoosesInTurnsAndInClusters) {
 
 #if WINNOW_WITH_CUDA
 
-// Must run first in its process to show what the name says: `make test-gpu` does.
-TEST_F(TopkPagedGpu, TheFirstCallMayBeCaptured) {
-  const PagedStep step = PagedStep(small_case()).on(kGpu);
-  Results captured(step.b(), step.shape), eager(step.b(), step.shape);
-  const winnow::testing::CudaStream stream;
-  const winnow::testing::Graph graph(stream.stream,
-                                     [&] { captured.run(step.args(), stream.options()); });
-  graph.launch(stream.stream);
-  stream.wait();
-  eager.run(step.args());
-  expect_same(captured, eager);
+// Now and then a number that no length and no page has, else one below `end`.
+std::int32_t odd_or_below(winnow::testing::Random& random, std::int64_t odd_one_in,
+                          std::int64_t end) {
+  constexpr std::int32_t kOdd[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
+  if (random.below(odd_one_in) == 0) return kOdd[random.below(5)];
+  return static_cast<std::int32_t>(random.below(end));
 }
 
-// A graph reads lengths and tables anew at every launch; the numbers in them are of no account.
-TEST_F(TopkPagedGpu, ReplaysFollowLengthsAndTables) {
-  PagedStep here(small_case());
+// change(step, random) writes other lengths and tables; a graph reads them anew at every launch.
+template <class Change>
+void expect_replays_follow(const PagedCase& shape, int replays, const Change& change) {
+  PagedStep here(shape);
   const PagedStep there = here.on(kGpu);
-  Results captured(here.b(), here.shape), eager(here.b(), here.shape);
-  captured.run(there.args());
+  Results captured(here.b(), shape), eager(here.b(), shape);
   const winnow::testing::CudaStream stream;
   const winnow::testing::Graph graph(stream.stream,
                                      [&] { captured.run(there.args(), stream.options()); });
+  const auto copy = [](const StridedTensor& to, const StridedTensor& from, std::size_t count) {
+    copy_between(to.view.data(), kGpu, from.view.data(), {}, count * sizeof(std::int32_t));
+  };
   winnow::testing::Random random(5);
-  for (int replay = 0; replay < 300; ++replay) {
-    for (std::int64_t i = 0; i < here.b(); ++i) {
-      const std::int32_t odd[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
-      here.context_lens.view.at<std::int32_t>(i) =
-          random.below(4) == 0 ? odd[random.below(5)]
-                               : static_cast<std::int32_t>(random.below(5200));
-      for (std::int64_t place = 0; place < here.shape.table; ++place) {
-        std::int32_t& entry = here.block_tables.view.at<std::int32_t>(i, place);
-        entry = random.below(9) == 0 ? odd[random.below(5)]
-                                     : static_cast<std::int32_t>(random.below(410));
-      }
-    }
-    const auto copy = [](const StridedTensor& to, const StridedTensor& from, std::int64_t count) {
-      copy_between(to.view.data(), kGpu, from.view.data(), {},
-                   static_cast<std::size_t>(count) * sizeof(std::int32_t));
-    };
-    copy(there.context_lens, here.context_lens, here.b());
-    copy(there.block_tables, here.block_tables, here.b() * here.shape.table);
+  for (int replay = 0; replay < replays; ++replay) {
+    change(here, random);
+    copy(there.context_lens, here.context_lens, here.shape.context_lens.size());
+    copy(there.block_tables, here.block_tables, static_cast<std::size_t>(here.b() * shape.table));
     graph.launch(stream.stream);
     stream.wait();
     const Tensor length = captured.length.to({});
     for (std::int64_t i = 0; i < here.b(); ++i) {
-      here.shape.context_lens[static_cast<std::size_t>(i)] =
-          here.context_lens.view.at<std::int32_t>(i);
-      for (std::int64_t j = 0; j < here.shape.s_q; ++j) {
+      for (std::int64_t j = 0; j < shape.s_q; ++j) {
         std::int64_t seen = 0;
         for (std::int64_t t = 0; t < here.visible(i, j); ++t) seen += here.page(i, t) >= 0;
-        EXPECT_EQ(length.view().at<std::int32_t>(i, j), std::min(here.shape.topk, seen))
+        EXPECT_EQ(length.view().at<std::int32_t>(i, j), std::min(shape.topk, seen))
             << "sequence " << i << ", query " << j;
       }
     }
@@ -179,69 +161,52 @@ TEST_F(TopkPagedGpu, ReplaysFollowLengthsAndTables) {
       eager.run(there.args());
       expect_same(captured, eager);
     }
-    if (HasFailure()) FAIL() << "replay " << replay;
+    if (::testing::Test::HasFailure()) FAIL() << "replay " << replay;
   }
 }
 
-// The current device of the caller stays as it was, and the tensors' device is used.
-TEST_F(TopkPagedGpu, RunsOnTheDeviceOfTheTensors) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-  if (count < 2) GTEST_SKIP() << "one GPU only";
-  const Device second{DeviceType::cuda, 1};
+// Must run first in its process to show what the name says: `make test-gpu` does.
+TEST_F(TopkPagedGpu, TheFirstCallMayBeCapturedAndReplaysFollowLengthsAndTables) {
   const PagedCase shape = small_case();
-  const PagedStep step(shape), first_step = step.on(kGpu), second_step = step.on(second);
-  Results here(step.b(), shape), there(step.b(), shape, second);
-  here.run(first_step.args());
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  there.run(second_step.args());
-  int current = -1;
-  ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
-  EXPECT_EQ(current, 0);
-  expect_same(there, here);
+  expect_replays_follow(shape, 300, [&](PagedStep& step, winnow::testing::Random& random) {
+    for (std::int64_t i = 0; i < step.b(); ++i) {
+      const std::int32_t length = odd_or_below(random, 4, 5200);
+      step.context_lens.view.at<std::int32_t>(i) = length;
+      step.shape.context_lens[static_cast<std::size_t>(i)] = length;
+      for (std::int64_t place = 0; place < shape.table; ++place) {
+        step.block_tables.view.at<std::int32_t>(i, place) = odd_or_below(random, 9, 410);
+      }
+    }
+  });
 }
 
-// Replays with other lengths of the queries, any of them: those out of range are clamped.
+// Those out of range are clamped.
 TEST_F(TopkPagedGpu, ReplaysFollowTheLengthsOfQueries) {
   PagedCase shape = small_case();
   shape.s_q = 5;  // two groups of queries
   shape.context_lens = std::vector<std::int32_t>(8 * 5, 5120);
   shape.of_queries = true;
-  PagedStep here(shape);
-  const PagedStep there = here.on(kGpu);
-  Results captured(here.b(), shape), eager(here.b(), shape);
-  captured.run(there.args());
-  const winnow::testing::CudaStream stream;
-  const winnow::testing::Graph graph(stream.stream,
-                                     [&] { captured.run(there.args(), stream.options()); });
-  winnow::testing::Random random(6);
-  for (int replay = 0; replay < 100; ++replay) {
-    for (std::int64_t i = 0; i < here.b(); ++i) {
+  expect_replays_follow(shape, 100, [&](PagedStep& step, winnow::testing::Random& random) {
+    for (std::int64_t i = 0; i < step.b(); ++i) {
       for (std::int64_t j = 0; j < shape.s_q; ++j) {
-        const std::int32_t odd[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
-        std::int32_t& length = here.context_lens.view.at<std::int32_t>(i, j);
-        length = random.below(3) == 0 ? odd[random.below(5)]
-                                      : static_cast<std::int32_t>(random.below(5200));
-        here.shape.context_lens[static_cast<std::size_t>(i * shape.s_q + j)] = length;
+        const std::int32_t length = odd_or_below(random, 3, 5200);
+        step.context_lens.view.at<std::int32_t>(i, j) = length;
+        step.shape.context_lens[static_cast<std::size_t>(i * shape.s_q + j)] = length;
       }
     }
-    copy_between(there.context_lens.view.data(), kGpu, here.context_lens.view.data(), {},
-                 here.shape.context_lens.size() * sizeof(std::int32_t));
-    graph.launch(stream.stream);
-    stream.wait();
-    const Tensor length = captured.length.to({});
-    for (std::int64_t i = 0; i < here.b(); ++i) {
-      for (std::int64_t j = 0; j < shape.s_q; ++j) {
-        EXPECT_EQ(length.view().at<std::int32_t>(i, j), std::min(shape.topk, here.visible(i, j)))
-            << "sequence " << i << ", query " << j;
-      }
-    }
-    if (replay % 20 == 0) {
-      eager.run(there.args());
-      expect_same(captured, eager);
-    }
-    if (HasFailure()) FAIL() << "replay " << replay;
-  }
+  });
+}
+
+TEST_F(TopkPagedGpu, RunsOnTheDeviceOfTheTensors) {
+  const PagedCase shape = small_case();
+  const PagedStep step(shape);
+  winnow::testing::expect_runs_on_second_gpu([&](Device second) {
+    const PagedStep first_step = step.on(kGpu), second_step = step.on(second);
+    Results here(step.b(), shape), there(step.b(), shape, second);
+    here.run(first_step.args());
+    there.run(second_step.args());
+    expect_same(there, here);
+  });
 }
 
 #endif

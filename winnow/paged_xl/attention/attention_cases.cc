@@ -39,6 +39,8 @@ std::vector<StepCase> make_cases() {
   }
   // Contexts.
   add(list, {f32, bf16}, {plain, fused}, {.name = "no-context", .context_lens = {0, 0, 0}});
+  add(list, {f32, bf16}, {plain, fused},
+      {.name = "no-block-no-column", .context_lens = {0, 0}, .spare = 0});
   add(list, {f32, bf16}, {plain, fused}, {.name = "no-sequence", .context_lens = {}});
   add(list, {f32, bf16}, {plain, fused}, {.name = "one-token", .context_lens = {1}});
   add(list, {f32, bf16}, {plain, fused},
@@ -48,7 +50,7 @@ std::vector<StepCase> make_cases() {
        .num_heads = 2,
        .num_kv_heads = 1,
        .head_size = 32,
-       .context_lens = {131072, 5}});
+       .context_lens = {131072 + 7, 5}});
   // One sequence alone, three tiles or more for each warp of a small GPU.
   add(list, {f32, bf16}, {plain, fused},
       {.name = "alone", .num_heads = 2, .num_kv_heads = 1, .context_lens = {900}});
@@ -60,7 +62,8 @@ std::vector<StepCase> make_cases() {
        .context_lens = {900}});
   std::vector<std::int32_t> ragged;
   for (std::int32_t s = 0; s < 70; ++s) ragged.push_back(s * 37 % 90);
-  add(list, {f32, bf16}, {plain, fused}, {.name = "s70", .head_size = 32, .context_lens = ragged});
+  add(list, {f32, f16, bf16}, {plain, fused},
+      {.name = "s70", .head_size = 32, .context_lens = ragged});
   add(list, {f32, bf16}, {plain, fused}, {.name = "shared-blocks", .shared_blocks = true});
   add(list, {f32}, {plain, fused}, {.name = "nothing-spare", .spare = 0});
   // Memory.

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include "winnow/paged_xl/test_step.h"
+#include "winnow/testing/far_memory.h"
 
 namespace winnow::paged_xl {
 namespace {
@@ -136,14 +137,10 @@ TEST_F(Append, ADryRunLooksAtNoContents) {
 TEST(AppendFar, ReachesSlotsBeyondTwoToTheThirtyOneBytes) {
   constexpr std::int64_t kBlocks = 600001;  // of 8 KiB each
   const auto bytes = static_cast<std::size_t>(kBlocks) * 8192;
-  void* memory[2];
-  for (void*& one : memory) {
-    one = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-               -1, 0);
-    if (one == MAP_FAILED) GTEST_SKIP() << "no address range of " << bytes << " bytes";
-  }
-  const TensorView keys(memory[0], DType::f32, {kBlocks, 2, 16, 16, 4});
-  const TensorView values(memory[1], DType::f32, {kBlocks, 2, 64, 16});
+  const std::shared_ptr<void> memory[2] = {testing::far_memory(bytes), testing::far_memory(bytes)};
+  if (memory[1] == nullptr) GTEST_SKIP() << "no address range of " << bytes << " bytes";
+  const TensorView keys(memory[0].get(), DType::f32, {kBlocks, 2, 16, 16, 4});
+  const TensorView values(memory[1].get(), DType::f32, {kBlocks, 2, 64, 16});
   Tensor token(DType::f32, {2, 2, 64}), slots(DType::i64, {2});
   testing::Random random(1);
   testing::fill_normal(token, random);
@@ -157,7 +154,6 @@ TEST(AppendFar, ReachesSlotsBeyondTwoToTheThirtyOneBytes) {
       ASSERT_EQ(values.at<float>(block, 1, d, offset), token.view().at<float>(t, 1, d));
     }
   }
-  for (void* one : memory) munmap(one, bytes);
 }
 
 }  // namespace

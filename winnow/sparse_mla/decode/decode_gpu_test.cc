@@ -250,19 +250,6 @@ TEST_F(DecodeGpu, TwentyRepeatsAreBitwiseEqual) {
   }
 }
 
-TEST_F(DecodeGpu, AWorkspaceThatIsTooSmallIsRefused) {
-  const DecodeStep step = DecodeStep(large(CacheFormat::fp8_656, 2, 64)).on(kGpu);
-  DecodeArgs args = step.args();
-  Tensor workspace(DType::u8, {decode_workspace_bytes(args) - 1}, kGpu);
-  args.workspace = workspace;
-  try {
-    decode(args);
-    ADD_FAILURE() << "a workspace too small was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.argument(), "workspace") << error.what();
-  }
-}
-
 #if WINNOW_WITH_CUDA
 
 using testing::CudaStream;
@@ -342,34 +329,27 @@ TEST_F(DecodeGpu, GraphReplaysWithNewContents) {
 // The current device of the caller stays as it was, and the tensors' device is used: of a call that
 // merges parts, and of rows that are stored.
 TEST_F(DecodeGpu, RunsOnTheDeviceOfTheTensors) {
-  int count = 0;
-  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
-  if (count < 2) GTEST_SKIP() << "one GPU only";
-  const Device second{DeviceType::cuda, 1};
-  for (const CacheFormat format : kFormats) {
-    const DecodeStep step(large(format, 2, 128));
-    const DecodeStep here = step.on(kGpu), there = step.on(second);
-    Tensor rows(DType::bf16, {3, row_columns(format)}), slots(DType::i64, {3});
-    testing::Random random(5);
-    testing::fill_normal(rows, random);
-    for (std::int64_t i = 0; i < 3; ++i) slots.view().at<std::int64_t>(i) = 7 * i;
-    testing::StridedTensor cpu = make_cache(format, 1, 64), gpu = testing::on(second, cpu);
-    store({.rows = rows, .slots = slots, .format = format, .cache = cpu.view});
-    const Tensor rows_there = rows.to(second), slots_there = slots.to(second);
-    StoreArgs args{.rows = rows_there, .slots = slots_there, .format = format, .cache = gpu.view};
-    Tensor workspace(DType::u8, {store_workspace_bytes(args)}, second);
-    args.workspace = workspace;
-
-    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-    EXPECT_TRUE(run(here.args()) == run(there.args())) << to_string(format);
-    store(args);
-    synchronize(second);
-    int current = -1;
-    ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
-    EXPECT_EQ(current, 0);
-    EXPECT_TRUE(testing::same_bytes(testing::on({}, gpu).storage, cpu.storage))
-        << to_string(format);
-  }
+  testing::expect_runs_on_second_gpu([&](Device second) {
+    for (const CacheFormat format : kFormats) {
+      const DecodeStep step(large(format, 2, 128));
+      const DecodeStep here = step.on(kGpu), there = step.on(second);
+      Tensor rows(DType::bf16, {3, row_columns(format)}), slots(DType::i64, {3});
+      testing::Random random(5);
+      testing::fill_normal(rows, random);
+      for (std::int64_t i = 0; i < 3; ++i) slots.view().at<std::int64_t>(i) = 7 * i;
+      testing::StridedTensor cpu = make_cache(format, 1, 64), gpu = testing::on(second, cpu);
+      store({.rows = rows, .slots = slots, .format = format, .cache = cpu.view});
+      const Tensor rows_there = rows.to(second), slots_there = slots.to(second);
+      StoreArgs args{.rows = rows_there, .slots = slots_there, .format = format, .cache = gpu.view};
+      Tensor workspace(DType::u8, {store_workspace_bytes(args)}, second);
+      args.workspace = workspace;
+      EXPECT_TRUE(run(here.args()) == run(there.args())) << to_string(format);
+      store(args);
+      synchronize(second);
+      EXPECT_TRUE(testing::same_bytes(testing::on({}, gpu).storage, cpu.storage))
+          << to_string(format);
+    }
+  });
 }
 
 #endif

@@ -265,22 +265,6 @@ TEST(InProcess, ImpossibleSizesAreErrors) {
               Each(HasSubstr("bytes of memory: Cannot allocate memory")));
 }
 
-TEST(InProcess, AHundredWorldsLeakNothing) {
-  const auto once = [] {
-    InProcessWorld world(3);
-    expect_all_return(3, [&](int rank) {
-      const auto transport = world.transport(rank);
-      const auto a = transport->allocate(100'000, generous(), "a");
-      const auto b = transport->allocate(100'000, generous(), "b");
-    });
-  };
-  for (int n = 0; n < 5; ++n) once();
-  const int files = open_files(), maps = mappings();
-  for (int n = 0; n < 100; ++n) once();
-  EXPECT_EQ(open_files(), files);
-  EXPECT_LE(mappings(), maps + 20);  // stacks of threads come and go
-}
-
 TEST(InProcess, IsRefusedAfterFork) {
   InProcessWorld world(2);
   const auto transport = world.transport(0);

@@ -20,13 +20,8 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int kVictim = 1;
 constexpr milliseconds kTimeout{500}, kPatience{10000};
 constexpr double kInTime = 0.5 + 1;
-
-void want(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 // One rank's layers in turn, and calls of them whose results are compared.
 struct Player {

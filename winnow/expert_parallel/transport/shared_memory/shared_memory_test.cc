@@ -19,7 +19,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 TEST_F(SharedMemory, ProcessesExchangeWords) {
   auto ranks = start(4, [](const std::shared_ptr<Transport>& transport) {
@@ -101,49 +100,6 @@ TEST_F(SharedMemory, ALimitOfFileSizesIsAnErrorOnEveryRank) {
   EXPECT_THAT(answers(ranks), Each(::testing::MatchesRegex(
                                   "expert_parallel::shared_memory: rank 0: no [0-9]+ bytes "
                                   "of shared memory: File too large")));
-}
-
-TEST_F(SharedMemory, AnotherWorldSizeIsNamed) {
-  std::vector<RankProcess> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank] {
-      const std::string error = error_of([&] { create(rank, rank == 1 ? 2 : 3, generous()); });
-      signal("done" + std::to_string(rank));
-      for (int other = 0; other < 3; ++other) await("done" + std::to_string(other));
-      return error;
-    });
-  }
-  for (const std::string& text : answers(ranks)) {
-    EXPECT_THAT(text, StartsWith("expert_parallel::shared_memory: world_size: want the same on "
-                                 "every rank, got "));
-    EXPECT_THAT(text, HasSubstr("2 (rank 1)"));
-  }
-}
-
-TEST_F(SharedMemory, AHundredWorldsLeakNothing) {
-  const int shared_before = entries_of("/dev/shm");
-  std::vector<RankProcess> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      int files = 0, maps = 0;
-      for (int n = 0; n < 105; ++n) {
-        if (n == 5) {
-          files = open_files();
-          maps = mappings("/memfd:");
-        }
-        const auto transport = create(rank, 2, generous());
-        const auto a = transport->allocate(100'000, generous(), "a");
-        const auto b = transport->allocate(5'000'000, generous(), "b");
-        std::memset(a->local(), 1, a->bytes());
-        std::memset(b->peer(1 - rank), 1, 4096);
-      }
-      return std::to_string(open_files() - files) + " files, " +
-             std::to_string(mappings("/memfd:") - maps) + " mappings";
-    });
-  }
-  EXPECT_THAT(answers(ranks), Each("0 files, 0 mappings"));
-  EXPECT_EQ(entries_of("/dev/shm"), shared_before);
-  EXPECT_EQ(keys_left(), 2);
 }
 
 // The child of a rank has the memory but is not the rank: it may neither use the transport nor, at
