@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
-from kinds import gpu
+from kinds import DEVICES
 from winnow.compat import flash_mla
 
 import winnow
 from winnow import compat, sparse_mla
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 FORMATS = ["fp8_656", "fp8_584", "bf16"]
 COLUMNS = {"fp8_656": 576, "fp8_584": 512, "bf16": 576}
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kinds import gpu
+from kinds import DEVICES
 from test_decode import attention, close, problem
 from test_topk_paged import problem as paged_problem
 from winnow.compat import _original, deep_gemm, flash_mla
@@ -14,7 +14,6 @@ from winnow.compat import _original, deep_gemm, flash_mla
 import winnow
 from winnow import sparse_mla
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 SCALE = 0.05
 
 

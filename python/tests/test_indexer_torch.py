@@ -5,7 +5,7 @@ import pytest
 import torch
 import winnow.torch as ops
 from compiled import assert_compiles, assert_replays
-from kinds import gpu
+from kinds import DEVICES, gpu
 
 import winnow
 
@@ -133,9 +133,7 @@ def test_bfloat16_leaves_get_gradients_of_their_dtypes():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=gpu)]
-)  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_with_gradients_in_one_graph(device):
     """Everything is in one function, since a compilation takes long."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -196,7 +194,7 @@ def _quantized(x, power_of_two):
     return (x / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_quantize(power_of_two, device):
     x = (
@@ -210,7 +208,7 @@ def test_quantize(power_of_two, device):
     assert torch.equal(rows.cpu().view(torch.uint8), want_rows.view(torch.uint8))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_quantize_into_pages(device):
     x = torch.randn(100, 64, device=device, dtype=torch.bfloat16)
     slots = torch.randperm(192, device=device)[:100]

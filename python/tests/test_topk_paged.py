@@ -3,12 +3,11 @@
 import pytest
 import torch
 import winnow.torch as ops
-from kinds import gpu
+from kinds import DEVICES
 
 import winnow
 from winnow import indexer
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 _BOUNDS = {"cpu": {"rtol": 1e-4, "atol": 1e-4}, "cuda": {"rtol": 1e-2, "atol": 5e-2}}
 
 
