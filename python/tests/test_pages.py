@@ -26,7 +26,7 @@ PAGES = sorted(
 )
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/site/index.rst"])
+@pytest.mark.parametrize("page", ["README.md", "docs/site/index.rst"])
 def test_the_first_pages_name_the_models_show_a_picture_and_say_how_to_install(page):
     types = pytest.importorskip("winnow.transformers").VERSIONS["5.24"]
     text = (ROOT / page).read_text()
