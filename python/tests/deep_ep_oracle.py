@@ -1,7 +1,8 @@
-"""An oracle of deep_ep's results: computes them from all ranks' inputs, token by token in torch."""
+"""An oracle of deep_ep's results, from all ranks' inputs: that of the all-to-all, for torch."""
 
 import contextlib
 
+import expert_oracle
 import torch
 
 # Set where the calls run on GPUs. There the low-latency calls return the rows of a source rank in
@@ -39,45 +40,22 @@ def inputs(world, experts, topk, hidden, seed=0, dtype=torch.bfloat16):
 
 def layout(idx, experts, world):
     """(tokens per rank, pairs per expert, is_token_in_rank)"""
-    per = experts // world
-    in_rank = torch.zeros(len(idx), world, dtype=torch.bool)
-    pairs = torch.zeros(experts, dtype=torch.int32)
-    for token, choice in enumerate(idx.tolist()):
-        for expert in choice:
-            if expert >= 0:
-                in_rank[token, expert // per] = True
-                pairs[expert] += 1
-    return in_rank.sum(0).int(), pairs, in_rank
+    ranks, _, pairs, in_rank = expert_oracle.layout(idx.numpy(), experts, world, world)
+    return torch.from_numpy(ranks).int(), torch.from_numpy(pairs), torch.from_numpy(in_rank)
 
 
 def arrivals(all_idx, experts, rank):
     """[(source, token)] of the rows of `rank`, and each pair's local expert [R, K], else -1."""
-    world, per = len(all_idx), experts // len(all_idx)
-    rows, local = [], []
-    for source in range(world):
-        for token, choice in enumerate(all_idx[source].tolist()):
-            here = [e - rank * per if e >= 0 and e // per == rank else -1 for e in choice]
-            if max(here) >= 0:
-                rows.append((source, token))
-                local.append(here)
-    topk = all_idx[0].shape[1]
-    return rows, torch.tensor(local, dtype=torch.int64).reshape(-1, topk)
+    rows = expert_oracle.token_rows([t.numpy() for t in all_idx], experts, len(all_idx))[rank]
+    local = torch.tensor([here for _, _, here in rows], dtype=torch.int64)
+    return [row[:2] for row in rows], local.reshape(-1, all_idx[0].shape[1])
 
 
 def permuted(all_idx, experts, rank, alignment):
     """[(source, token, k) or None for padding] of a rank's rows by expert, and rows per expert."""
-    world, per = len(all_idx), experts // len(all_idx)
-    rows, counts = [], []
-    for expert in range(rank * per, (rank + 1) * per):
-        mine = [
-            (source, token, choice.index(expert))
-            for source in range(world)
-            for token, choice in enumerate(all_idx[source].tolist())
-            if expert in choice
-        ]
-        counts.append(len(mine))
-        rows += mine + [None] * (-len(mine) % alignment)
-    return rows, counts
+    tables = [t.numpy() for t in all_idx]
+    rows, counts, _ = expert_oracle.expert_rows(tables, experts, len(tables), alignment)
+    return rows[rank], counts[rank]
 
 
 def ranks_of(choice, experts, world):

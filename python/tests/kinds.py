@@ -5,6 +5,7 @@ import pytest
 import torch
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 
 
 def _numpy(dtype):

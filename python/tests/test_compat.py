@@ -35,24 +35,6 @@ def test_flash_mla_conventions(convert):
     np.testing.assert_array_equal(np.asarray(lse)[[0, 2]], want[2][[0, 2]])
 
 
-def test_flash_mla_options_reach_the_library():
-    q, kv, indices, _ = problems.sparse_mla()
-    sink, length = np.zeros(4, np.float32), np.array([1, 2, 3], np.int32)
-    got = compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, 512, sink, length, 0)
-    want = sparse_mla.forward(q, kv, indices, scale=0.1, attn_sink=sink, topk_length=length)
-    np.testing.assert_array_equal(got[0], want[0])
-
-
-def test_flash_mla_refuses_what_it_does_not_do():
-    q, kv, indices, _ = problems.sparse_mla()
-    for argument, value, want in (("indexer_topk", -1, "0 or"), ("d_v", 256, 512)):
-        with pytest.raises(ValueError, match=f"{argument}: want {want}.*, got {value}") as caught:
-            compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, **{argument: value})
-        error = caught.value
-        assert isinstance(error, winnow.Error) and error.code == "invalid_argument"
-        assert (error.operation, error.argument) == ("flash_mla_sparse_fwd", argument)
-
-
 @pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
 def test_xl_attention_by_block_and_by_token(convert):
     p = problems.paged_xl(context_lens=(5, 8, 19), block_size=8)
@@ -84,26 +66,29 @@ def test_xl_attention_refuses_another_block_size():
 
 # Each of them is another kind of mistake: a tensor of several numbers has no truth value.
 NO_NUMBERS = [torch.tensor([1.0, 2.0]), np.array([1, 2]), None, "512", [512]]
+FLASH_MISTAKES = [
+    ("indexer_topk", -1, "0 or .*, got -1"),
+    ("d_v", 256, "512, got 256"),
+    ("sm_scale", float("nan"), "a finite"),
+    ("kv", np.zeros((1, 576), np.float32), "3 dimensions"),
+    *((argument, wrong, "") for argument in ("d_v", "indexer_topk") for wrong in NO_NUMBERS),
+]
 
 
-@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=lambda w: type(w).__name__)
-def test_flash_mla_names_what_is_no_number(wrong):
+@pytest.mark.parametrize(("argument", "wrong", "text"), FLASH_MISTAKES)
+def test_flash_mla_names_odd_arguments(argument, wrong, text):
     q, kv, indices, _ = problems.sparse_mla()
-    for argument in ("d_v", "indexer_topk"):
-        with pytest.raises(ValueError, match=f"flash_mla_sparse_fwd: {argument}: want "):
-            compat.flash_mla_sparse_fwd(q, kv, indices, 0.1, **{argument: wrong})
+    given = {"q": q, "kv": kv, "indices": indices, "sm_scale": 0.1, argument: wrong}
+    with pytest.raises(ValueError, match=f"^flash_mla_sparse_fwd: {argument}: want {text}") as e:
+        compat.flash_mla_sparse_fwd(**given)
+    assert isinstance(e.value, winnow.Error) and e.value.code == "invalid_argument"
+    assert (e.value.operation, e.value.argument) == ("flash_mla_sparse_fwd", argument)
 
 
-def test_flash_mla_errors_go_by_its_own_names():
+def test_flash_mla_takes_no_text_for_a_number():
     q, kv, indices, _ = problems.sparse_mla()
-    with pytest.raises(ValueError, match="^flash_mla_sparse_fwd: sm_scale: want a finite") as e:
-        compat.flash_mla_sparse_fwd(q, kv, indices, float("nan"))
-    assert (e.value.operation, e.value.argument) == ("flash_mla_sparse_fwd", "sm_scale")
     with pytest.raises(TypeError, match=r"^flash_mla_sparse_fwd\(\): sm_scale: want a number"):
         compat.flash_mla_sparse_fwd(q, kv, indices, "x")
-    with pytest.raises(ValueError, match="^flash_mla_sparse_fwd: kv: want ") as e:
-        compat.flash_mla_sparse_fwd(q, kv[0], indices, 0.1)
-    assert e.value.argument == "kv" and e.value.code == "invalid_argument"
 
 
 XL_MISTAKES = [

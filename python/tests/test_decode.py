@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
-from kinds import gpu
+from kinds import DEVICES
 from winnow.compat import flash_mla
 
 import winnow
 from winnow import compat, sparse_mla
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 FORMATS = ["fp8_656", "fp8_584", "bf16"]
 COLUMNS = {"fp8_656": 576, "fp8_584": 512, "bf16": 576}
 
@@ -223,20 +222,6 @@ def test_supports():
 # ---- torch operators
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("format", FORMATS)
-def test_opcheck(format, device):
-    # 72 * 584 is a multiple of 576: opcheck copies caches, which then have no padding.
-    q, cache, indices, _ = problem(format, block_size=72, device=device)
-    if format == "fp8_656":
-        cache = cache.view(torch.uint8)  # opcheck does sums over float8, which torch has none of
-    torch.library.opcheck(
-        torch.ops.winnow.sparse_mla_decode.default, (q, cache, indices, format, 0.1)
-    )
-    rows, slots = q[0, 0].contiguous(), torch.arange(8, device=device)
-    torch.library.opcheck(torch.ops.winnow.sparse_mla_store.default, (rows, cache, slots, format))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format", FORMATS)
@@ -268,18 +253,6 @@ def test_a_gradient_is_refused():
 # ---- FlashMLA's functions
 
 
-def flash_call(**options):
-    """flash_mla_with_kvcache() of a problem in fp8_656, with these arguments for its own."""
-    q, cache, indices, _ = problem("fp8_656")
-    metadata, nothing = flash_mla.get_mla_metadata(torch.ones(3), 16, 1, is_fp8_kvcache=True)
-    assert nothing is None
-    given = {
-        "q": q, "k_cache": cache, "block_table": None, "cache_seqlens": None, "head_dim_v": 512,
-        "tile_scheduler_metadata": metadata, "is_fp8_kvcache": True, "indices": indices,
-    }  # fmt: skip
-    return flash_mla.flash_mla_with_kvcache(**{**given, **options})
-
-
 @pytest.mark.parametrize("format", ["fp8_656", "fp8_584"])
 def test_flash_mla_with_kvcache(format):
     q, cache, indices, _ = problem(format)
@@ -305,61 +278,21 @@ def test_flash_mla_with_kvcache(format):
 
 def test_flash_mla_takes_its_defaults():
     q, cache, indices, _ = problem("fp8_656")
-    out, lse = flash_call()
+    plan, nothing = flash_mla.get_mla_metadata(torch.ones(3), 16, 1, is_fp8_kvcache=True)
+    assert nothing is None
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q, cache, None, None, 512, plan, is_fp8_kvcache=True, indices=indices
+    )
     want = sparse_mla.decode(q, cache, indices)
     assert torch.equal(out, want[0]) and torch.equal(lse, want[1].transpose(1, 2))
 
 
-def test_flash_mla_refuses_what_it_does_not_do():
-    """Under its own names, where those of winnow.sparse_mla.decode() are others."""
-    several = torch.tensor([1, 1])
-    for options, text in (
-        ({"indices": None}, "block_table: want a tensor without indices, got None"),
-        ({"causal": True}, "causal: want False beside indices, got True"),
-        ({"is_fp8_kvcache": False}, "is_fp8_kvcache: want True beside indices, got False"),
-        ({"k_cache": problem("bf16")[1]}, "k_cache: want rows of 656 bytes .* got 576 elements"),
-        ({"k_cache": None}, "k_cache: want a tensor, got NoneType"),
-        ({"k_cache": "text"}, "k_cache: want a tensor, got str"),
-        ({"k_cache": np}, "k_cache: want a tensor, got module"),
-        ({"k_cache": torch.zeros(())}, "k_cache: want rows of 656 bytes .* got one number"),
-        ({"head_dim_v": 256}, "head_dim_v: want 512, got "),
-        ({"head_dim_v": 512 * several}, "head_dim_v: want 512, got "),
-        ({"causal": several}, "causal: want "),
-        ({"is_fp8_kvcache": several}, "is_fp8_kvcache: want "),
-        ({"softmax_scale": float("inf")}, "softmax_scale: want "),
-        ({"extra_k_cache": torch.zeros(3)}, "extra_k_cache: want "),
-        ({"extra_indices_in_kvcache": problem("fp8_656")[2]}, "extra_k_cache: want "),
-    ):
-        with pytest.raises(winnow.Error, match=f"flash_mla_with_kvcache: {text}") as caught:
-            flash_call(**options)
-        assert caught.value.operation == "flash_mla_with_kvcache"
-        assert caught.value.argument == text.split(":")[0]
-    q = problem("fp8_656")[0]
-    for name in ("func", "qkvpacked_func", "kvpacked_func"):
-        with pytest.raises(winnow.Error, match=f"flash_attn_varlen_{name}: dense") as caught:
-            getattr(flash_mla, f"flash_attn_varlen_{name}")(q, q, q)
-        assert caught.value.code == "unsupported"
-
-
-def test_flash_mla_names_what_does_not_count_sequences():
-    good = {
-        "q": torch.zeros(2, 2, 64, 576, dtype=torch.bfloat16),
-        "k_cache": torch.zeros(4, 64, 1, 576, dtype=torch.bfloat16),
-        "block_table": torch.zeros(2, 1, dtype=torch.int32),
-        "cache_seqlens": torch.full((2,), 9, dtype=torch.int32),
-    }
-
-    def call(**changed):
-        given = {**good, **changed, "head_dim_v": 512, "tile_scheduler_metadata": None}
-        return flash_mla.flash_mla_with_kvcache(**given)
-
-    call()
-    for argument, dtype in (("q", torch.bfloat16), ("cache_seqlens", torch.int32),
-                            ("block_table", torch.int32)):  # fmt: skip
-        for shape in ((), (7,), (1,) * 5):
-            with pytest.raises(ValueError, match=f"flash_mla_with_kvcache: {argument}: want ") as e:
-                call(**{argument: torch.zeros(shape, dtype=dtype)})
-            assert e.value.argument == argument
+@pytest.mark.parametrize("name", ["func", "qkvpacked_func", "kvpacked_func"])
+def test_dense_attention_is_refused_by_name(name):
+    q = torch.zeros(3, 4, 576)
+    with pytest.raises(winnow.Error, match=f"flash_attn_varlen_{name}: dense") as caught:
+        getattr(flash_mla, f"flash_attn_varlen_{name}")(q, q, q)
+    assert caught.value.code == "unsupported"
 
 
 def test_install_lets_imports_find_it(monkeypatch):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kinds import gpu
+from kinds import DEVICES
 from test_decode import attention, close, problem
 from test_topk_paged import problem as paged_problem
 from winnow.compat import _original, deep_gemm, flash_mla
@@ -14,7 +14,6 @@ from winnow.compat import _original, deep_gemm, flash_mla
 import winnow
 from winnow import sparse_mla
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 SCALE = 0.05
 
 
@@ -148,24 +147,6 @@ def test_dense_decode_costs_no_view_of_the_lengths(device, causal, monkeypatch):
     assert call["causal"] is causal
 
 
-def test_dense_decode_sees_no_rows_of_blocks_outside_of_the_cache(device):
-    """As sparse decode ignores indices outside of it."""
-    q, cache, _, _ = problem("bf16", blocks=7, block_size=16, device=device)
-    lengths = torch.tensor([40, 16, 17], dtype=torch.int32, device=device)
-    table = torch.tensor([[3, 7, 5], [-1, 0, 0], [99, 4, 0]], dtype=torch.int32, device=device)
-    position = torch.arange(48, device=device)
-    block = table[:, position // 16].long()
-    slots = torch.where((block < 0) | (block > 6), -1, block * 16 + position % 16).int()
-    plan = flash_mla.get_mla_metadata()[0]
-    got = flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, 512, plan)
-    seen = lengths[:, None].expand(3, 2).contiguous()
-    want = sparse_mla.decode(
-        q, cache, slots[:, None].expand(3, 2, 48).contiguous(), format="bf16", topk_length=seen
-    )
-    close(got[0], lse_of_flash_mla(got[1]), [t.cpu().double() for t in want])
-    assert torch.isposinf(got[1][1]).all()
-
-
 @pytest.mark.parametrize(
     ("argument", "wrong", "text"),
     [
@@ -178,6 +159,18 @@ def test_dense_decode_sees_no_rows_of_blocks_outside_of_the_cache(device):
         ("causal", None, "True or False, got None"),
         ("is_fp8_kvcache", "fp8", "True or False, got 'fp8'"),
         ("q", torch.zeros(3), "4 dimensions"),
+        ("kv_format", "x", "None or V32 without indices, got x"),
+        ("kv_format", "V4", "None or V32 without indices, got V4"),
+        # Shapes that do not count sequences.
+        *(
+            (argument, torch.zeros(shape, dtype=dtype), "")
+            for argument, dtype in (
+                ("q", torch.bfloat16),
+                ("cache_seqlens", torch.int32),
+                ("block_table", torch.int32),
+            )
+            for shape in ((), (7,), (1,) * 5)
+        ),
     ],
 )
 def test_dense_decode_refuses_by_the_engines_names(device, argument, wrong, text):
@@ -206,6 +199,17 @@ DECODE_REFUSALS = [
     ("k_cache", torch.zeros(5, 16, 1, 528, dtype=torch.uint8), "rows .* got 528 .V4.1, or V3.2"),
     ("k_cache", torch.zeros(5, 16, 1, 352, dtype=torch.uint8), "rows .* got 352 .NVFP4"),
     ("extra_k_cache", torch.zeros(5, 4, 1, 288, dtype=torch.uint8), "rows .* got 288 .V4.1 in 4"),
+    ("extra_k_cache", torch.zeros(3), ""),
+    ("k_cache", torch.zeros(5, 16, 1, 576).bfloat16(), "rows of 656 bytes .* got 576 elements"),
+    ("k_cache", torch.zeros(()), "rows of 656 bytes .* got one number"),
+    ("k_cache", None, "a tensor, got NoneType"),
+    ("k_cache", "text", "a tensor, got str"),
+    ("k_cache", np, "a tensor, got module"),
+    ("head_dim_v", 256, "512, got "),
+    ("head_dim_v", torch.tensor([512, 512]), "512, got "),
+    ("causal", torch.tensor([1, 1]), ""),
+    ("is_fp8_kvcache", torch.tensor([1, 1]), ""),
+    ("softmax_scale", float("inf"), ""),
 ]
 
 
@@ -217,7 +221,16 @@ def test_decode_refuses_by_the_engines_names(device, argument, wrong, text):
     given = on(device, given | {"indices": indices, argument: wrong})
     with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: want {text}") as e:
         flash_mla.flash_mla_with_kvcache(**given)
-    assert e.value.argument == argument
+    assert (e.value.operation, e.value.argument) == ("flash_mla_with_kvcache", argument)
+
+
+def test_indices_of_a_second_cache_want_it():
+    q, cache, indices, _ = problem("fp8_656")
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: extra_k_cache: want "):
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices,
+            extra_indices_in_kvcache=indices,
+        )  # fmt: skip
 
 
 # ---- flash_mla: prefill
@@ -540,16 +553,6 @@ def test_lengths_of_a_plan_of_decode_have_one_dimension(shape):
         flash_mla.get_mla_decoding_metadata(torch.zeros(shape, dtype=torch.int32), 1, 1)
 
 
-@pytest.mark.parametrize("wrong", ["x", "V4"])
-def test_a_format_that_dense_decode_has_not(wrong):
-    q, cache = torch.zeros(1, 1, 4, 576).bfloat16(), torch.zeros(1, 64, 1, 576).bfloat16()
-    zero, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(
-        ValueError, match=f"kv_format: want None or V32 without indices, got {wrong}"
-    ):
-        flash_mla.flash_mla_with_kvcache(q, cache, zero, one, 512, None, kv_format=wrong)
-
-
 @pytest.mark.parametrize(("name", "argument", "wrong", "text"), LOGITS_REFUSALS)
 def test_logits_refuse_by_the_engines_names(device, name, argument, wrong, text):
     if "paged" in name:
@@ -585,7 +588,3 @@ def test_the_number_of_multiprocessors(monkeypatch):
     assert before == 1 if not torch.cuda.is_available() else before > 1
     deep_gemm.set_num_sms(20)  # engines do so around a call, and put the former back
     assert deep_gemm.get_num_sms() == 20
-    with pytest.raises(
-        ValueError, match="set_num_sms: new_num_sms: want 1 to 65536 multip.*, got 0"
-    ):
-        deep_gemm.set_num_sms(0)

@@ -4,7 +4,7 @@ SGLang 0.5.23 call it, against a formula in double precision."""
 import pytest
 import torch
 import winnow.torch as ops
-from kinds import gpu
+from kinds import DEVICES, gpu
 from test_decode import attention, close
 from winnow.compat import flash_mla
 
@@ -17,7 +17,7 @@ TABLE = torch.tensor([[3, 0, 5], [6, 6, 6], [1, 4, 2]], dtype=torch.int32)
 LENGTHS = torch.tensor([40, 0, 17], dtype=torch.int32)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
 

@@ -1,11 +1,11 @@
-"""dispatch and combine as functions of torch: gradients against the same sums on one rank."""
+"""dispatch and combine as functions of torch: gradients against the same sums on one rank. What
+they refuse, test_expert_refusals.py has."""
 
 import numpy as np
 import pytest
 import torch
 from ranks import Ranks
 
-import winnow
 from winnow.expert_parallel import autograd
 
 WORLD, HIDDEN, TOPK, EXPERTS = 4, 16, 3, 8
@@ -241,15 +241,6 @@ def test_outputs_want_a_gradient_where_their_inputs_do():
         ranks.run(body)
 
 
-def _refused_by_rank_1(call, operation, text):
-    """call(layer, rank, mistaken): every rank raises the same, and the layer works on."""
-    with Ranks(2, **CONFIG, dtype="float32") as ranks:
-        for error in ranks.try_run(lambda layer, rank: call(layer, rank, rank == 1)):
-            assert type(error) is winnow.errors.InvalidArgument, error
-            assert str(error) == f"expert_parallel::{operation}: rank 1: {text}"
-        ranks.run(lambda layer, rank: call(layer, rank, False))
-
-
 def test_a_rank_alone_hears_which_argument_it_is():
     tokens, _, indices, *_ = _problem()
     with Ranks(1, **CONFIG, dtype="float32") as ranks:
@@ -257,47 +248,6 @@ def test_a_rank_alone_hears_which_argument_it_is():
             autograd.dispatch(ranks.layers[0], tokens[0], indices[0], out=tokens[0])
     error = refused.value
     assert (error.argument, error.wanted, error.got) == ("out", "none with gradients", "one")
-
-
-@pytest.mark.parametrize("option", ["out", "scales", "stream"])
-def test_dispatch_with_gradients_refuses_what_has_none(option):
-    tokens, _, indices, *_ = _problem()
-
-    def dispatch(layer, rank, mistaken):
-        options = {option: tokens[rank]} if mistaken else {}
-        autograd.dispatch(layer, tokens[rank], indices[rank], **options)
-
-    _refused_by_rank_1(dispatch, "dispatch", f"{option}: want none with gradients, got one")
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"input": np.ones((2, HIDDEN), np.float32)}, "input: want a tensor of torch, got ndarray"),
-        ({"input": [1.0]}, "input: want a tensor of torch, got list"),
-        ({"weights": np.ones((2, TOPK))}, "weights: want a tensor of torch, got ndarray"),
-        ({"order": None}, "order: want expert_major or token_major, got None"),
-        ({"copy_out": 1}, "copy_out: want True or False, got 1"),
-        ({"cached": "last"}, "cached: want a Descriptor, got 'last'"),
-    ],
-)
-def test_a_mistake_in_a_dispatch_with_gradients_is_an_error_on_all(change, text):
-    given = {"input": torch.ones(2, HIDDEN), "expert_indices": torch.zeros(2, TOPK).int()}
-
-    def dispatch(layer, rank, mistaken):
-        autograd.dispatch(layer, **{**given, **(change if mistaken else {})})
-
-    _refused_by_rank_1(dispatch, "dispatch", text)
-
-
-def test_a_combine_with_gradients_and_no_descriptor_is_an_error_on_all():
-    def combine(layer, rank, mistaken):
-        rows, _, descriptor = autograd.dispatch(
-            layer, torch.ones(2, HIDDEN), torch.zeros(2, TOPK).int()
-        )
-        autograd.combine(layer, rows, None if mistaken else descriptor)
-
-    _refused_by_rank_1(combine, "combine", "descriptor: want a Descriptor, got None")
 
 
 class _Mixture(torch.nn.Module):

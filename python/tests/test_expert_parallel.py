@@ -8,13 +8,13 @@ import torch
 from expert_checks import check_rows, check_tables
 from expert_gpu import CONFIG, cuda, loaded, on_host  # noqa: F401
 from expert_problems import SMALL, problem
-from kinds import gpu
+from kinds import DEVICES
 from ranks import Ranks
 
 
 @pytest.mark.parametrize("local", [4, 2, 1])
 @pytest.mark.parametrize("alignment", [1, 4])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_expert_major_rows_come_in_the_documented_order(local, alignment, device, request):
     array, config, there = np.array, SMALL, torch.device("cpu")
     if device == "cuda":

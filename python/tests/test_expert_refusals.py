@@ -12,6 +12,7 @@ from winnow.compat.deep_ep._route import int32_indices
 
 import winnow
 from winnow import expert_parallel as ep
+from winnow.expert_parallel import autograd
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.complex64])
@@ -24,77 +25,86 @@ def test_scales_of_a_dtype_without_a_known_size(dtype):
         all_refuse(ranks.try_run(body), "rank 0: scales: want dtype f32 or i32 or u8")
 
 
-def test_what_the_binding_finds_wrong_is_an_error_on_all():
-    """What the library does, all_to_all_refusals_test.cc has."""
-    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
-    cases = [
-        ((x, i), {"scatter_indices": i}, "scatter_indices"),
-        ((x.astype(float), i), {}, "rank 1: input: want dtype f32.*got f64"),
-        ((x, i), {"order": "sideways"}, "rank 1: order: want expert_major"),
-        (([1.0], i), {}, "rank 1: input: .*got list"),
-        ((torch.ones(4, 16, requires_grad=True), i), {}, "rank 1: input: .*no gradient"),
-    ]
+ROWS, EXPERTS = payload(0, 4), np.zeros((4, 3), np.int32)
+
+
+def _dispatch(layer, **given):
+    return layer.dispatch(**{"input": ROWS, "expert_indices": EXPERTS, **given})
+
+
+def _recorded_dispatch(layer, **given):
+    right = {"input": torch.from_numpy(ROWS), "expert_indices": torch.from_numpy(EXPERTS)}
+    return autograd.dispatch(layer, **{**right, **given})
+
+
+def _combine(layer, descriptor=lambda got: got.descriptor, **given):
+    got = _dispatch(layer)
+    descriptor = descriptor and descriptor(got)
+    return layer.combine(**{"expert_output": got.output, "descriptor": descriptor, **given})
+
+
+def _recorded_combine(layer, **given):
+    rows, _, descriptor = _recorded_dispatch(layer)
+    return autograd.combine(layer, **{"expert_output": rows, "descriptor": descriptor, **given})
+
+
+@pytest.mark.parametrize(("name", "value"), [("expert_alignment", 2), ("scatter_indices", EXPERTS)])
+def test_what_differs_is_data_too(name, value):
     with Ranks(2, **SMALL) as ranks:
-        for arguments, options, text in cases:
-
-            def body(layer, rank, arguments=arguments, options=options):
-                return layer.dispatch(*(arguments, (x, i))[rank == 0], **(options if rank else {}))
-
-            all_refuse(ranks.try_run(body), text)
-        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
-
-
-def test_what_differs_is_data_too():
-    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
-    with Ranks(2, **SMALL) as ranks:
-        errors = ranks.try_run(lambda layer, rank: layer.dispatch(x, i, expert_alignment=1 + rank))
-        for error in errors:
-            assert (error.reason, error.differing) == ("arguments_differ", "expert_alignment")
+        for error in ranks.try_run(
+            lambda layer, rank: _dispatch(layer, **({name: value} if rank else {}))
+        ):
+            assert (error.reason, error.differing) == ("arguments_differ", name)
             assert (error.argument, error.wanted, error.got) == ("", "", "")
 
 
-_OPTIONS = [
-    ({"order": None}, "order: want expert_major or token_major, got None"),
-    ({"order": 3}, "order: want expert_major or token_major, got 3"),
-    ({"expert_alignment": "4"}, "expert_alignment: want an integer of 64 bits, got '4'"),
-    ({"expert_alignment": 2**70}, "expert_alignment: want an integer of 64 bits, got 1180591"),
-    ({"worst_case_rows": 1.5}, "worst_case_rows: want an integer of 64 bits, got 1.5"),
-    ({"copy_out": 1}, "copy_out: want True or False, got 1"),
-    ({"cached": (1, 2)}, "cached: want a Descriptor, got tuple"),
-    ({"stream": "x"}, "stream: want None, a handle, or an object with .*, got 'x'"),
+# What the library finds wrong itself, all_to_all_refusals_test.cc has.
+MISTAKES = [
+    (_dispatch, {"input": ROWS.astype(float)}, "input: want dtype f32.*got f64"),
+    (_dispatch, {"input": [1.0]}, "input: .*got list"),
+    (_dispatch, {"input": torch.ones(4, 16, requires_grad=True)}, "input: .*no gradient"),
+    (_dispatch, {"order": "sideways"}, "order: want expert_major"),
+    (_dispatch, {"order": None}, "order: want expert_major or token_major, got None"),
+    (_dispatch, {"order": 3}, "order: want expert_major or token_major, got 3"),
+    (_dispatch, {"expert_alignment": "4"}, "expert_alignment: want an integer of 64 bits, got '4'"),
+    (
+        _dispatch,
+        {"expert_alignment": 2**70},
+        "expert_alignment: want an integer of 64 bits, got 11",
+    ),
+    (_dispatch, {"worst_case_rows": 1.5}, "worst_case_rows: want an integer of 64 bits, got 1.5"),
+    (_dispatch, {"copy_out": 1}, "copy_out: want True or False, got 1"),
+    (_dispatch, {"cached": (1, 2)}, "cached: want a Descriptor, got tuple"),
+    (_dispatch, {"stream": "x"}, "stream: want None, a handle, or an object with .*, got 'x'"),
+    (_combine, {"descriptor": None}, "descriptor: want a Descriptor, got None"),
+    (
+        _combine,
+        {"descriptor": lambda got: got},
+        "descriptor: want a Descriptor, got Dispatched, whose .descriptor is one",
+    ),
+    (_combine, {"weighted": 1}, "weighted: want True or False, got 1"),
+    (_combine, {"stream": "x"}, "stream: want None, a handle"),
+    *(
+        (_recorded_dispatch, {option: 7}, f"{option}: want none with gradients, got one$")
+        for option in ("out", "scales", "stream")
+    ),
+    (_recorded_dispatch, {"input": ROWS}, "input: want a tensor of torch, got ndarray$"),
+    (_recorded_dispatch, {"input": [1.0]}, "input: want a tensor of torch, got list$"),
+    (_recorded_dispatch, {"weights": ROWS}, "weights: want a tensor of torch, got ndarray$"),
+    (_recorded_dispatch, {"order": None}, "order: want expert_major or token_major, got None$"),
+    (_recorded_dispatch, {"copy_out": 1}, "copy_out: want True or False, got 1$"),
+    (_recorded_dispatch, {"cached": "last"}, "cached: want a Descriptor, got 'last'$"),
+    (_recorded_combine, {"descriptor": None}, "descriptor: want a Descriptor, got None$"),
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), _OPTIONS)
-def test_an_option_of_the_wrong_type_is_an_error_on_all(options, text):
-    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
+@pytest.mark.parametrize(("call", "change", "text"), MISTAKES)
+def test_a_mistake_of_one_rank_is_an_error_on_all(call, change, text):
+    operation = call.__name__.rpartition("_")[2]
     with Ranks(2, **SMALL) as ranks:
-        outcomes = ranks.try_run(
-            lambda layer, rank: layer.dispatch(x, i, **(options if rank else {}))
-        )
-        all_refuse(outcomes, f"^expert_parallel::dispatch: rank 1: {text}")
-        ranks.run(lambda layer, rank: layer.dispatch(x, i))  # it works on
-
-
-def test_a_combine_without_its_descriptor_is_an_error_on_all():
-    x, i = payload(0, 4), np.zeros((4, 3), np.int32)
-    with Ranks(2, **SMALL) as ranks:
-        made = ranks.run(lambda layer, rank: layer.dispatch(x, i))
-
-        def refused(change, text):
-            def body(layer, rank):
-                got = made[rank]
-                given = {"expert_output": got.output, "descriptor": got.descriptor}
-                return layer.combine(**{**given, **(change if rank else {})})
-
-            all_refuse(ranks.try_run(body), f"^expert_parallel::combine: rank 1: {text}")
-
-        refused({"descriptor": None}, "descriptor: want a Descriptor, got None")
-        given = "descriptor: want a Descriptor, got Dispatched, whose .descriptor is one"
-        refused({"descriptor": made[1]}, given)
-        refused({"weighted": 1}, "weighted: want True or False, got 1")
-        refused({"stream": "x"}, "stream: want None, a handle")
-        ranks.run(lambda layer, rank: layer.combine(made[rank].output, made[rank].descriptor))
+        outcomes = ranks.try_run(lambda layer, rank: call(layer, **(change if rank else {})))
+        all_refuse(outcomes, f"^expert_parallel::{operation}: rank 1: {text}")
+        ranks.run(lambda layer, rank: call(layer))  # it works on
 
 
 def test_rows_of_a_framework_without_the_dtype_of_the_layer_are_what_is_wrong():

@@ -1,12 +1,16 @@
 """What torch is told before there are results: the shapes, strides and dtypes of the fake results
-of every operator are those of its real ones, and it refuses what the real one would refuse."""
+of every operator are those of its real ones, it refuses what the real one would refuse, torch's own
+checks of operators pass, and the results are those of the function of the same name."""
 
 import functools
+import re
 
 import problems
 import pytest
 import torch
 import winnow.torch as wt
+from kinds import gpu
+from test_decode import COLUMNS, FORMATS, new_cache
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -14,8 +18,10 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from winnow.errors import InvalidArgument
+
+import winnow
 
 F8, BF16, U8 = torch.float8_e4m3fn, torch.bfloat16, torch.uint8
 
@@ -34,13 +40,19 @@ def sparse_mla(dtype):
     real = torch.promote_types(dtype, torch.float32)
     q, kv, extra = (torch.randn(*s).to(dtype) for s in ((3, 2, 576), (7, 1, 576), (4, 1, 576)))
     ranges = {"key_start": ints(3), "key_end": ints(3) + 4}
-    two = {"extra_kv": extra, "extra_indices": ints(3, 2)}
+    two = {
+        "extra_kv": extra,
+        "extra_indices": ints(3, 2),
+        "scale": 0.1,
+        "q_start": 5,
+        "k_stride": 2,
+    }
     lse, d_out = torch.zeros(3, 2, dtype=real), torch.ones(3, 2, 512, dtype=dtype)
     for rows in (kv, strided(kv), kv[:0]):
         for indices, more in ((ints(3, 1, 5), {}), (ints(3, 5), two), (None, ranges)):
             yield "sparse_mla_forward", (strided(q), rows, indices), more
             yield "sparse_mla_distribution", (q, rows, indices, lse), more
-            for sink in (None, torch.zeros(2, dtype=real)):
+            for sink in (None, torch.randn(2, dtype=real)):
                 for dkv_dtype in (None, dtype):
                     options = {**more, "attn_sink": sink, "dkv_dtype": dkv_dtype}
                     given = (strided(q), rows, indices, d_out, lse, d_out)
@@ -56,16 +68,25 @@ def decode():
         yield "sparse_mla_decode", (queries, cache), tables
         yield "sparse_mla_decode", (queries, cache), {**tables, "causal": False}
     yield "sparse_mla_store", (q[0, :, 0], cache, torch.arange(5)), {}
+    for format in FORMATS:
+        # 72 * 584 is a multiple of 576, so that the cache has no padding, as copies of torch have.
+        cache, rows = new_cache(format, 2, 72), torch.randn(5, COLUMNS[format]).to(BF16)
+        cache = cache if format == "bf16" else cache.view(U8)
+        yield "sparse_mla_store", (rows, cache, torch.arange(5)), {"format": format}
+        queries, chosen = rows.view(5, 1, 1, -1), ints(5, 1, 6)
+        yield "sparse_mla_decode", (queries, cache, chosen), {"format": format}
 
 
 def indexer(dtype):
     q, k, scale = torch.randn(5, 8, 64).to(dtype), torch.randn(9, 64).to(dtype), torch.rand(9)
     for weights in (torch.rand(5, 8), torch.rand(5, 8).to(BF16)):
-        given, options = (q, k, weights), {"k_scale": scale if dtype == F8 else None}
-        for topk, scores in ((4, False), (20, True)):
-            yield "indexer_topk", (*given, topk), {**options, "return_scores": scores}
+        given = q, k, weights
+        options = {"k_scale": scale if dtype == F8 else None, "q_start": 8, "k_stride": 2}
+        for topk, ties, scores in ((4, "smaller", False), (20, "larger", True)):
+            more = {**options, "ties": ties, "return_scores": scores}
+            yield "indexer_topk", (*given, topk), more
         for indices in (None, ints(5, 3), ints(5, 0)):
-            d_scores = torch.zeros(5, 9 if indices is None else indices.shape[1])
+            d_scores = torch.randn(5, 9 if indices is None else indices.shape[1])
             yield "indexer_scores", (*given, indices), options
             for dk_dtype in (None, torch.float32 if dtype == F8 else dtype):
                 more = {**options, "dk_dtype": dk_dtype}
@@ -91,7 +112,7 @@ def paged():
     for lengths in (ints(2), ints(2, 3)):
         for scores in (False, True):
             yield "indexer_topk_paged", (*step, lengths, 5), {"return_scores": scores}
-        for columns in (0, 5, 300):
+        for columns in (5, 0, 300):
             yield "indexer_scores_paged", (*step, lengths, columns), {}
     for rows in (torch.randn(5, 64), torch.randn(5, 2, 128).half(), strided(torch.randn(0, 64))):
         yield "indexer_quantize", (rows,), {}
@@ -122,11 +143,11 @@ def compressor(dtype):
     yield "compressor_step_store", (*wide, state, at[2], cache, torch.arange(9)), {}
 
 
-def paged_xl():
-    p = {name: torch.from_numpy(value) for name, value in problems.paged_xl().items()}
-    caches = torch.zeros_like(p["key_cache"]), torch.zeros_like(p["value_cache"])
+def paged_xl(dtype):
+    p = {name: torch.from_numpy(a) for name, a in problems.paged_xl(dtype=dtype).items()}
+    caches = torch.randn_like(p["key_cache"]), torch.randn_like(p["value_cache"])
     step, rest = (p["query"], *caches, p["pos_bias_u"]), (None, p["block_tables"])
-    term = torch.zeros(*p["query"].shape[:2], p["r"].shape[1])
+    term = torch.randn(*p["query"].shape[:2], p["r"].shape[1]).to(p["query"].dtype)
     fused = p["pos_bias_v"], p["r"]
     yield "paged_xl_append", (p["key"], p["value"], *caches, p["slot_mapping"]), {}
     yield "paged_xl_position_term", (p["query"], *fused, p["context_lens"]), {}
@@ -144,7 +165,8 @@ def calls():
             yield from indexer_loss(dtype)
     yield from decode()
     yield from paged()
-    yield from paged_xl()
+    yield from paged_xl("float32")
+    yield from paged_xl("float64")
     yield "expert_parallel_layout", (ints(3, 2), 4, 2, 1), {}
 
 
@@ -179,6 +201,97 @@ def test_fake_results_are_those_of_the_kernels():
             fake = outlines(operator(*given[0], **given[1]))
         assert fake == outlines(operator(*arguments, **options)), (name, options)
     assert seen == set(operators())
+
+
+def shown(value):
+    """What two calls of one kind share of an argument."""
+    if isinstance(value, torch.Tensor):
+        return value.dim()
+    return value if isinstance(value, (bool, str)) else type(value)
+
+
+def one_of_each_kind(dtype):
+    """Of the calls that differ in which tensors are given, in a flag or in a format one each; with
+    queries of that dtype where an operator takes it."""
+    torch.manual_seed(0)
+    found = {}
+    for call in calls():
+        name, arguments, options = call
+        if name.startswith("compressor_"):
+            continue  # test_compressor.py has them
+        kind = (name, *options, *map(shown, (*arguments, *options.values())))
+        if kind not in found or found[kind][1][0].dtype != dtype == arguments[0].dtype:
+            found[kind] = call
+    return [pytest.param(*call, id=f"{call[0]}-{i}") for i, call in enumerate(found.values())]
+
+
+def function_of(name):
+    """What numpy's arrays are passed to, too; None for an operator that is a part of another."""
+    family = re.match("sparse_mla|indexer|paged_xl|expert_parallel", name)[0]
+    return getattr(getattr(winnow, family), name.removeprefix(f"{family}_"), None)
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options"),
+    [call for call in one_of_each_kind(torch.float32) if function_of(call.values[0])],
+)
+def test_an_operator_gives_what_its_function_gives(name, arguments, options):
+    options = {n: v for n, v in options.items() if not n.endswith("_dtype")}  # of operators alone
+    if name.startswith("paged_xl_attention"):
+        options["return_lse"] = True
+    found = []
+    for call in (getattr(wt, name), function_of(name)):
+        given = tree_map_only(torch.Tensor, torch.clone, (arguments, options))
+        results = call(*given[0], **given[1])
+        tensors = [t for t in tree_leaves((results, given)) if isinstance(t, torch.Tensor)]
+        found.append([(t.dtype, bits(t)) for t in tensors])
+    for (dtype, got), (want_dtype, want) in zip(*found, strict=True):
+        assert dtype == want_dtype and torch.equal(got, want)
+
+
+# Those whose tensors may want a gradient.
+DIFFERENTIABLE = {"sparse_mla_forward", "indexer_scores", "indexer_loss_rows"}
+
+
+def opcheck(name, arguments, options, device="cpu"):
+    given = tree_map_only(torch.Tensor, lambda t: t.detach().to(device), (arguments, options))
+    tensors = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+    checks = {}
+    if any(t.dtype == F8 for t in tensors):  # of which torch has no sums
+        checks = {"test_utils": ("test_autograd_registration", "test_faketensor")}
+    operator = getattr(torch.ops.winnow, name).default
+    torch.library.opcheck(operator, *given, **checks)
+    if name in DIFFERENTIABLE:
+        leaves = [t.requires_grad_() for t in tensors if t.is_floating_point() and t.dtype != F8]
+        assert leaves
+        torch.library.opcheck(operator, *given, **checks)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "arguments", "options"), one_of_each_kind(torch.float32))
+def test_opcheck(name, arguments, options):
+    opcheck(name, arguments, options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "arguments", "options"),
+    [call for call in one_of_each_kind(torch.float64) if call.values[1][0].dtype == torch.float64],
+)
+def test_opcheck_in_float64(name, arguments, options):
+    opcheck(name, arguments, options)
+
+
+@pytest.mark.gpu
+@gpu[1]
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "arguments", "options"), one_of_each_kind(BF16))
+def test_opcheck_on_a_gpu(name, arguments, options):
+    opcheck(name, arguments, options, "cuda")
 
 
 def apart(tensor):

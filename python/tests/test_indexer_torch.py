@@ -1,11 +1,11 @@
-"""The lightning indexer's torch operators: opcheck, gradients, torch.compile, and quantize."""
+"""The lightning indexer's torch operators: gradients, torch.compile, and quantize."""
 
 import numpy as np
 import pytest
 import torch
 import winnow.torch as ops
 from compiled import assert_compiles, assert_replays
-from kinds import gpu
+from kinds import DEVICES, gpu
 
 import winnow
 
@@ -33,67 +33,6 @@ def formula(q, k, weights, indices=None, start=0, end=None):
         return scores
     absent = (indices < 0) | (indices >= s_k)
     return scores.gather(1, indices.clamp(0, s_k - 1).long()).masked_fill(absent, -torch.inf)
-
-
-def _operator_calls(device="cpu", dtype=torch.float32):
-    q, k, weights, indices = problem(device=device, dtype=dtype)
-    leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
-    start = torch.tensor([0, 3, 7, 30, 9], dtype=torch.int32, device=device)
-    end = torch.tensor([40, 9, 90, 20, 10], dtype=torch.int32, device=device)
-    pages = torch.zeros(1, 64 * (64 + 4), dtype=torch.uint8, device=device)
-    slots = torch.arange(40, device=device)
-    w = torch.ops.winnow
-    target = torch.rand(5, 40, device=device)
-    loss = (*leaves, target, None, None, None, None, None, None, start, end, 2)
-    return {
-        "topk": (w.indexer_topk.default, (q, k, weights, 4)),
-        "topk-scores": (
-            w.indexer_topk.default,
-            (q, k, weights, 4, None, start, end, 3, 2, "larger", True),
-        ),
-        "scores": (w.indexer_scores.default, (*leaves, indices)),
-        "scores-dense": (w.indexer_scores.default, (*leaves, None, None, start, end, 3, 2, True)),
-        "backward": (
-            w.indexer_backward.default,
-            (q, k, weights, indices, torch.ones(5, 9, device=device)),
-        ),
-        "quantize": (w.indexer_quantize.default, (k, True)),
-        "quantize-pages": (w.indexer_quantize_pages.default, (k, pages, slots)),
-        "loss": (w.indexer_loss_rows.default, loss),
-    }
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", _operator_calls())
-def test_opcheck(name):
-    operator, arguments = _operator_calls()[name]
-    torch.library.opcheck(operator, arguments)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", _operator_calls())
-@pytest.mark.gpu
-@gpu[1]
-def test_opcheck_on_a_gpu(name):
-    operator, arguments = _operator_calls("cuda", torch.bfloat16)[name]
-    torch.library.opcheck(operator, arguments)
-
-
-def test_operators_give_what_the_functions_give():
-    q, k, weights, indices = problem()
-    assert torch.equal(ops.indexer_scores(q, k, weights), winnow.indexer.scores(q, k, weights))
-    at = winnow.indexer.scores(q, k, weights, indices, q_start=20)
-    assert torch.equal(ops.indexer_scores(q, k, weights, indices, q_start=20), at)
-    want = winnow.indexer.topk(q, k, weights, 6, ties="larger", return_scores=True)
-    got = ops.indexer_topk(q, k, weights, 6, ties="larger", return_scores=True)
-    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-    assert len(ops.indexer_topk(q, k, weights, 6)) == 2
-    d_scores = torch.ones(indices.shape)
-    want = winnow.indexer.backward(q, k, weights, indices, d_scores)
-    got = ops.indexer_backward(q, k, weights, indices, d_scores)
-    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-    for g, w in zip(ops.indexer_quantize(k), winnow.indexer.quantize(k), strict=True):
-        assert torch.equal(g.view(torch.uint8), w.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -133,9 +72,7 @@ def test_bfloat16_leaves_get_gradients_of_their_dtypes():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=gpu)]
-)  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
 def test_compiled_with_gradients_in_one_graph(device):
     """Everything is in one function, since a compilation takes long."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -196,7 +133,7 @@ def _quantized(x, power_of_two):
     return (x / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_quantize(power_of_two, device):
     x = (
@@ -210,7 +147,7 @@ def test_quantize(power_of_two, device):
     assert torch.equal(rows.cpu().view(torch.uint8), want_rows.view(torch.uint8))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_quantize_into_pages(device):
     x = torch.randn(100, 64, device=device, dtype=torch.bfloat16)
     slots = torch.randperm(192, device=device)[:100]

@@ -1,8 +1,5 @@
 """An output that shares memory with an input or another output is refused, in every operation."""
 
-import re
-from pathlib import Path
-
 import every_operation
 import numpy as np
 import pytest
@@ -76,16 +73,3 @@ def test_views_that_interleave_without_touching_are_taken(name):
     operation.call(**{**operation.tensors, **got})
     for output in got.keys() & want.keys():
         np.testing.assert_array_equal(got[output], want[output])
-
-
-_HEADERS = Path(__file__).resolve().parents[2] / "winnow"
-
-
-@pytest.mark.parametrize("name", [name for name in every_operation.ALL if "," not in name])
-def test_the_header_of_every_operation_says_it(name):
-    family, operation = name.split("::")
-    in_layer = operation in ("dispatch", "combine")
-    room = {"append": "cache"}.get(operation, "all_to_all" if in_layer else operation)
-    stem = "all_to_all" if in_layer else operation
-    text = (_HEADERS / family / room / f"{stem}.h").read_text()
-    assert re.search(r"overlaps?\b[^.;]*\b(is|are)\s(//\s)?refused", text.replace("\n", " ")), name

@@ -3,12 +3,11 @@
 import pytest
 import torch
 import winnow.torch as ops
-from kinds import gpu
+from kinds import DEVICES
 
 import winnow
 from winnow import indexer
 
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 _BOUNDS = {"cpu": {"rtol": 1e-4, "atol": 1e-4}, "cuda": {"rtol": 1e-2, "atol": 5e-2}}
 
 
@@ -144,22 +143,12 @@ def test_refusals_and_support():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("name", "size", "more"),
-    [("topk_paged", 7, (True, "larger", True)), ("scores_paged", 70, (False,))],
-)
-def test_operators(name, size, more, device):
+@pytest.mark.parametrize(("name", "size"), [("topk_paged", 7), ("scores_paged", 70)])
+def test_operators(name, size, device):
     tensors, _ = problem(device=device)
-    operator = getattr(torch.ops.winnow, f"indexer_{name}").default
-    # opcheck adds tensors up, and torch has no such sum of float8.
-    utils = ("test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (*tensors, size), test_utils=utils)
-    torch.library.opcheck(operator, (*tensors, size, *more), test_utils=utils)
-    if name == "topk_paged":
-        tensors[4] = tensors[4][:, None].repeat(1, 2)
-        torch.library.opcheck(operator, (*tensors, size), test_utils=utils)
-        assert len(ops.indexer_topk_paged(*tensors, size, return_scores=True)) == 3
     call = getattr(ops, f"indexer_{name}")
     compiled = torch.compile(lambda *given: call(*given, size), fullgraph=True)
     want = getattr(indexer, name)(*tensors, size)
     torch.testing.assert_close(compiled(*tensors), want, rtol=0, atol=0)
+    if name == "topk_paged":
+        assert len(call(*tensors, size, return_scores=True)) == 3

@@ -5,11 +5,10 @@ import pytest
 import torch
 import v4_models
 from dsa_models import FAMILIES, make, tokens
-from kinds import gpu
+from kinds import DEVICES, gpu
 from test_transformers import LEFT, one_thread, padding  # noqa: F401
 from winnow.transformers import absorbed, attend_densely, attention_share, indexer_loss
 
-DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=gpu)]
 # Of outputs and gradients in bfloat16: cosine distance, and relative to the largest.
 COSINE, LARGEST = 1e-3, 4e-2
 
