@@ -24,6 +24,9 @@ struct BackwardArgs {
   ConstTensorView sin{};
   ConstTensorView first_position{};
   bool hadamard = false;
+  // What forward() made of the same arguments; both absent if norm_weight is.
+  ConstTensorView rows{};        // [rows, d], as kv or R
+  ConstTensorView rstd{};        // [rows], R
   ConstTensorView d_rows{};      // [rows, d], as kv or R
   TensorView d_kv{};             // [tokens, c * d], as kv or R
   TensorView d_gate{};           // as kv or R
@@ -39,7 +42,11 @@ struct BackwardArgs {
 //   d_kv[token j]   = P[j] * G[w]
 //   d_gate[token j] = P[j] * G[w] * (kv[token j] - sum[w])
 //   d_position_bias[j] = sum over all windows of d_gate[token j]
-// In each column on its own, as in forward(). Rows are computed anew. Every element is written:
+// In each column on its own, as in forward(). With norm_weight, and u[w] the gradient before the
+// rotation and the transform:
+//   G[w]          = rstd[w] * (u[w] * norm_weight - sum[w] * rstd[w] * mean(rows[w] * d_rows[w]))
+//   d_norm_weight = sum over all windows of u[w] * sum[w] * rstd[w]
+// sum[w] is computed anew. Every element is written:
 // tokens of no window have gradients of 0, and with `overlap` so have the first d columns of the
 // last complete window of a sequence. Everything is computed in R and rounded once.
 //
