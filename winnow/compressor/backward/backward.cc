@@ -14,7 +14,6 @@ namespace {
 constexpr std::string_view kOperation = kBackward.operation;
 
 constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
-constexpr int kLeastCapability = 90;  // its kernel has clusters
 
 BackwardParams params_of(const BackwardArgs& args, std::span<const Sequence> sequences = {}) {
   return {problem_of(args),
@@ -35,8 +34,7 @@ BackwardParams params_of(const BackwardArgs& args, std::span<const Sequence> seq
 
 Backend checked(const BackwardArgs& args, const RunOptions& options) {
   kBackward.check(args);
-  const Backend backend =
-      choose_backend(kOperation, args.kv.device(), options, kImplemented, kLeastCapability);
+  const Backend backend = choose_backend(kOperation, args.kv.device(), options, kImplemented);
   if (backend == Backend::cuda) {
     check_for_cuda(Check(kOperation), args.kv, args.d_rows.size(0));
   }

@@ -51,8 +51,7 @@ struct BackwardArgs {
 // last complete window of a sequence. Everything is computed in R and rounded once.
 //
 // Repeated calls give bitwise equal results, for any number of threads, those of d_position_bias
-// and d_norm_weight too. GPUs need compute capability 9.0; what no window of a GPU's lists covers
-// is not written there.
+// and d_norm_weight too. What no window of a GPU's lists covers is not written there.
 // Shapes, strides, memory, streams and errors: as forward(); outputs that overlap inputs or each
 // other are refused. Returns the backend that ran.
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});
