@@ -250,8 +250,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
       d_gate(params.d_gate, params.wide_gate, p, range.begin, column);
 
   const int windows_log = kWarpsLog<T> - shares.warps_log;
-  const int stride = shares.parts << windows_log, turns = Course::kWindows >> windows_log;
-  const int first = part << windows_log;
+  const int stride = shares.parts << windows_log, first = part << windows_log;
   Course& course = shared.course;
   find_windows<T, kAligned>(params, {first, stride, windows_log}, course);
   copier.copy(course.spots[window], shared.stages[0]);
@@ -261,17 +260,17 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
   }
   float bias_sums[kSlotsAtOnce][kColumns] = {}, norm_sums[kColumns] = {};
 
-  int turn = 0;
+  unsigned turn = 0;
   for (int first_row = first; first_row < params.num_rows; first_row += stride, ++turn) {
-    const int at = ((turn % turns) << windows_log) + window;
-    const int next = (((turn + 1) % turns) << windows_log) + window;
-    const Spot spot = course.spots[at];
-    const Norm norm = course.norms[at];
-    if (next == window) {
+    const unsigned at = (turn << windows_log) % Course::kWindows,
+                   next = (turn + 1 << windows_log) % Course::kWindows;
+    const Spot spot = course.spots[at + window];
+    const Norm norm = course.norms[at + window];
+    if (next == 0) {
       find_windows<T, kAligned>(params, {first_row + stride, stride, windows_log}, course);
     }
     __syncwarp();  // the stage has been read
-    copier.copy(course.spots[next], shared.stages[(turn + 1) % kStages]);
+    copier.copy(course.spots[next + window], shared.stages[(turn + 1) % kStages]);
     if (spot.kind == Spot::none) continue;
     const Counted counted(own, held, spot);
     // Turned columns are those of the last pairs, which begin in the middle of a thread's at most.
@@ -280,8 +279,9 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     if (turned) rotation = Rotation(p, spot.position, column);
     // It stays as it is in memory until it is used, so that nothing waits for it here.
     Pack<T> early;
-    if (kAligned && !p.hadamard && column < p.d)
+    if (kAligned && !p.hadamard && column < p.d) {
       early = load_pack<T, true>(params.d_rows, first_row + window, column);
+    }
     device::cp_async_wait<kStages - 1>();
     __syncwarp();
     const auto& stage = shared.stages[turn % kStages];

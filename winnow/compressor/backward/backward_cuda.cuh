@@ -11,7 +11,7 @@
 
 namespace winnow::compressor::cuda {
 
-inline constexpr int kStages = 2;
+inline constexpr unsigned kStages = 2;
 
 // How the windows of a call are shared out. A warp has all slots of some neighbouring columns: its
 // team is that of these columns. Blocks have some of a window's columns, and windows in turn.
@@ -53,7 +53,7 @@ struct Norm {
 
 // The next windows of a block: those that its warps have at a time one after the other.
 struct Course {
-  static constexpr int kWindows = 32;
+  static constexpr unsigned kWindows = 32;
   Spot spots[kWindows];
   Norm norms[kWindows];
 };
@@ -91,7 +91,7 @@ __device__ __forceinline__ void find_windows(const KernelParams& params, const R
   const KernelProblem& p = params.problem;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   __syncthreads();  // the windows have been read
-  if (thread < Course::kWindows) {
+  if (thread < int{Course::kWindows}) {
     const int row = rounds.row(thread);
     const Place place = row < params.num_rows ? Windows().of_row(p, row) : Place();
     course.spots[thread] = {place.token,
@@ -103,7 +103,7 @@ __device__ __forceinline__ void find_windows(const KernelParams& params, const R
   if (p.norm_weight != nullptr && rounds.first < params.num_rows) {
     constexpr int kAtOnce = 2;  // windows of a warp, whose loads are under way together
     const int warps = static_cast<int>(blockDim.x) / 32;
-    for (int i = thread / 32 * kAtOnce; i < Course::kWindows; i += warps * kAtOnce) {
+    for (int i = thread / 32 * kAtOnce; i < int{Course::kWindows}; i += warps * kAtOnce) {
       float products[kAtOnce] = {};
 #pragma unroll 2
       for (int column = lane * kColumns; column < p.d; column += 32 * kColumns) {

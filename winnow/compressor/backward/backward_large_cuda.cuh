@@ -136,7 +136,7 @@ class Mover {
     return spot.kind == Spot::other ? 0 : spot.kind == Spot::first ? own_ : kLargeSlots;
   }
   // Stores the gradients of a window, and begins to copy the slots of another one to their place.
-  __device__ __forceinline__ void move(const Spot& before, const Spot& next, int stage) const {
+  __device__ __forceinline__ void move(const Spot& before, const Spot& next, unsigned stage) const {
     const auto d_kv_walk = d_kv_.of(before), d_gate_walk = d_gate_.of(before);
     const auto kv_walk = kv_.of(next), gate_walk = gate_.of(next);
     const int place = place_of_piece(static_cast<int>(threadIdx.x) % 8, first());
@@ -225,9 +225,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     return *reinterpret_cast<Pack<T>*>(reinterpret_cast<std::byte*>(&rows) + inside +
                                        j * (kGroupsOfWarp * 128));
   };
-  int turn = 0;
+  unsigned turn = 0;
   for (int row = part; row < params.num_rows; row += stride, ++turn) {
-    const int stage = turn % kStages;
+    const unsigned stage = turn % kStages;
     const bool found = spot.kind != Spot::none && has_column;
     RowColumn<T, kAligned> row_column;
     if (found) row_column = RowColumn<T, kAligned>(params, spot, row, own_column);
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const Spot before = spot;
     spot = course.spots[(turn + 1) % Course::kWindows];
     norm = course.norms[(turn + 1) % Course::kWindows];
-    const int after_next = (turn + 2) % Course::kWindows;
+    const unsigned after_next = (turn + 2) % Course::kWindows;
     if (after_next == 0) {
       find_windows<T, kAligned>(params, {row + 2 * stride, stride, 0}, course);
     }
