@@ -23,8 +23,8 @@ struct Gradients {
   CaseRows made;
   Tensor kv, gate, bias, norm_weight;
 
-  explicit Gradients(const CaseShape& shape)
-      : shape(shape),
+  explicit Gradients(const CaseShape& given)
+      : shape(given),
         kv(shape.dtype, {shape.tokens(), shape.columns()}),
         gate(shape.dtype, {shape.tokens(), shape.columns()}),
         bias(accumulator_of(shape.dtype), {shape.ratio, shape.columns()}),

@@ -24,8 +24,7 @@ struct ForwardTable {
                                        "to write into; new, as kv, if None"),
                    rule<check_row_columns<Args, &Args::rows>>),
         finish<Args>(),
-        std::tuple(rule<check_rstd>,
-                   optional_output<&Args::rstd>("[rows]", sums_of("kv"), "with return_rstd")));
+        std::tuple(rule<check_rstd>, optional_output<&Args::rstd>("[rows]", sums_of("kv"))));
   }
 };
 inline constexpr contract::Contract<ForwardTable> kForward;

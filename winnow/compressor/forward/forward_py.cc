@@ -29,8 +29,8 @@ nb::object forward(const Arguments<kForward>& given) {
   auto [out, rstd] = split_out<2>(kForward.operation, given.get<"out">());
   args.rows = call.output("out", out, args.kv.dtype(),
                           {rows, size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
-  const bool returned = given.get<"return_rstd", bool>() || !rstd.is_none();
-  if (returned) given.output<&compressor::ForwardArgs::rstd>(call, args, rstd);
+  const bool returned = given.get<"return_rstd", bool>();
+  if (returned || !rstd.is_none()) given.output<&compressor::ForwardArgs::rstd>(call, args, rstd);
   given.run(call, args, compressor::forward);
   return returned ? nb::object(nb::make_tuple(out, rstd)) : out;
 }
