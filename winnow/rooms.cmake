@@ -20,7 +20,7 @@ winnow_room(core
 winnow_room(cache  cache.cc)
 winnow_room(cpu  select.cc  CPU module.cc)
 winnow_room(compressor  problem.cc  CPU window_cpu.cc)
-winnow_room(compressor/backward  backward.cc  CPU backward_cpu.cc  CUDA90 backward_cuda.cu)
+winnow_room(compressor/backward  backward.cc  CPU backward_cpu.cc  CUDA backward_cuda.cu)
 winnow_room(compressor/forward  forward.cc  CPU forward_cpu.cc  CUDA forward_cuda.cu)
 winnow_room(compressor/step  step.cc  CPU step_cpu.cc  CUDA step_cuda.cu)
 winnow_room(expert_parallel/all_to_all  all_to_all.cc all_to_all_cpu.cc  CUDA_HOST all_to_all_cuda.cc)

@@ -150,14 +150,22 @@ def _compressor():
         "sin": (turns.copy(), "f32"),
         "first_position": (np.array([1, 0], np.int32), "i32"),
     }
-    rows = np.ones((4, 16), np.float32)
+    rows, rstd = np.ones((4, 16), np.float32), np.ones(4, np.float32)
     yield _operation(
-        "compressor::forward", _into(compressor.forward, "rows"), inputs, {"rows": (rows, "f32")}
+        "compressor::forward",
+        _into(compressor.forward, "rows", "rstd"),
+        inputs,
+        {"rows": (rows, "f32"), "rstd": (rstd, "f32")},
     )
     yield _operation(
         "compressor::backward",
         compressor.backward,
-        {**inputs, "d_rows": (rows, "f32")},
+        {
+            **inputs,
+            "rows": (rows, "f32"),
+            "rstd": (rstd, "f32"),
+            "d_rows": (rows.copy(), "f32"),
+        },
         {
             "d_kv": (tokens.copy(), "f32"),
             "d_gate": (tokens.copy(), "f32"),

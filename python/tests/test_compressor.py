@@ -78,8 +78,9 @@ def test_rows_and_gradients(ratio, overlap, hadamard):
     d_rows = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad(want, learned, d_rows)
     with torch.no_grad():
-        rows = winnow.compressor.forward(**given, hadamard=hadamard, num_rows=len(want))
-        got = winnow.compressor.backward(**given, hadamard=hadamard, d_rows=d_rows)
+        given["hadamard"] = hadamard
+        rows, rstd = winnow.compressor.forward(**given, num_rows=len(want), return_rstd=True)
+        got = winnow.compressor.backward(**given, rows=rows, rstd=rstd, d_rows=d_rows)
     torch.testing.assert_close(rows, want.detach(), rtol=0, atol=1e-12)
     for ours, theirs in zip(got, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
@@ -138,10 +139,30 @@ def test_without_what_is_optional():
     names = ("kv", "gate", "position_bias", "cu_seqlens", "cu_rows", "overlap")
     plain = {name: given[name] for name in names}
     rows = winnow.compressor.forward(**plain, num_rows=7)
-    d_kv, d_gate, d_bias = winnow.compressor.backward(**plain, d_rows=torch.ones_like(rows))
+    d_kv, d_gate, d_bias = winnow.compressor.backward(
+        **plain, rows=None, rstd=None, d_rows=torch.ones_like(rows)
+    )
     # Weights add up to 1 in each column of each window, and so do gradients of kv.
     torch.testing.assert_close(d_kv.sum(), torch.tensor(7.0 * 64, dtype=torch.float64))
     torch.testing.assert_close(d_gate.sum(0), d_bias.sum(0), rtol=0, atol=1e-12)
+
+
+def test_what_backward_gets():
+    """rows and rstd into the caller's memory, either of them or both."""
+    given = {**problem(dtype=torch.float32), "num_rows": 7}
+    rows, rstd = winnow.compressor.forward(**given, return_rstd=True)
+    x = winnow.compressor.forward(**{**given, "norm_weight": None, "cos": None, "sin": None})
+    torch.testing.assert_close(rstd, (x.square().mean(1) + 1e-6).rsqrt())
+    assert rstd.dtype == torch.float32 and torch.equal(winnow.compressor.forward(**given), rows)
+    both = torch.zeros_like(rows), torch.zeros_like(rstd)
+    for out in (both, (None, torch.zeros_like(rstd))):
+        got = winnow.compressor.forward(**given, return_rstd=True, out=out)
+        assert torch.equal(got[0], rows) and got[1] is out[1] and torch.equal(got[1], rstd)
+        out[1].zero_()
+        got = winnow.compressor.forward(**given, out=out)
+        assert torch.equal(got, rows) and torch.equal(out[1], rstd)
+    with pytest.raises(ValueError, match=r"rstd: want shape \[rows=7\], got \[8\]"):
+        winnow.compressor.forward(**given, out=(None, torch.zeros(8)))
 
 
 def caches(kind, d):
@@ -227,9 +248,11 @@ def test_the_operators(norm):
     torch.library.opcheck(
         torch.ops.winnow.compressor_forward.default, tuple(arguments), {**options, "num_rows": rows}
     )
-    d_rows = torch.ones(rows, 16, dtype=torch.float64)
+    d_rows, made = torch.ones(rows, 16, dtype=torch.float64), (None, None)
+    if norm:
+        made = torch.ops.winnow.compressor_forward(*arguments, num_rows=rows, **options)
     torch.library.opcheck(
-        torch.ops.winnow.compressor_backward.default, (*arguments, d_rows), options
+        torch.ops.winnow.compressor_backward.default, (*arguments, *made, d_rows), options
     )
 
 
@@ -274,9 +297,17 @@ def test_refusals():
             winnow.compressor.forward(**given, num_rows=number)
         with pytest.raises(winnow.InvalidArgument, match="kv: want 2 dimensions"):
             winnow.compressor.forward(**{**given, "kv": given["kv"][0]}, num_rows=number)
+    plain = {**given, "norm_weight": None, "rows": None, "rstd": None}
+    with pytest.raises(ValueError, match=r"rstd: want none, where norm_weight is absent"):
+        winnow.compressor.forward(**{**given, "norm_weight": None}, num_rows=7, return_rstd=True)
+    with pytest.raises(ValueError, match=r"rows: want a tensor, as norm_weight is, got none"):
+        winnow.compressor.backward(
+            **{**plain, "norm_weight": given["norm_weight"]},
+            d_rows=torch.zeros(7, 64, dtype=torch.float64),
+        )
     with pytest.raises(ValueError, match=r"d_norm_weight: want none, where norm_weight is absent"):
         winnow.compressor.backward(
-            **{**given, "norm_weight": None},
+            **plain,
             d_rows=torch.zeros(7, 64, dtype=torch.float64),
             d_norm_weight=torch.zeros(64, dtype=torch.float64),
         )

@@ -131,7 +131,9 @@ def compressor(dtype):
             given = (strided(tokens), tokens, bias)
             yield "compressor_forward", (*given, *lists), more
             yield "compressor_forward", (*given, *lists), {**more, "num_rows": 4}
-            yield "compressor_backward", (*given, *lists, torch.ones(4, 16, dtype=dtype)), more
+            rows = torch.ones(4, 16, dtype=dtype)
+            made = (None, None) if norm is None else (rows, torch.ones(4, dtype=real))
+            yield "compressor_backward", (*given, *lists, *made, rows.clone()), more
             at = torch.zeros(2).int(), state, torch.arange(2).int()
             yield "compressor_step", (*given, lists[0], *at), more
     tokens, bias, state = torch.randn(9, 64), torch.zeros(2, 64), torch.zeros(3, 4, 128)

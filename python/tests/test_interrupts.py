@@ -167,7 +167,7 @@ def _compressor_backward():
     tokens = 1 << 19
     kv, ends = _large(tokens, 512), _ints(0, tokens)
     out = {name: torch.zeros(tokens, 512) for name in ("d_kv", "d_gate")}
-    given = kv, kv, _rows(1, 512), ends, ends, kv
+    given = kv, kv, _rows(1, 512), ends, ends, None, None, kv
     return _into(compressor.backward, *given, hadamard=True, out=out)
 
 

@@ -275,8 +275,8 @@ class Compressor(Operation):
         return self.call(kv, gate, options, members, counts)
 
     def call(self, kv, gate, options, members, counts):
-        rows = compressor.forward(kv, gate, num_rows=sum(counts), **options)
-        return self.padded([rows], counts)
+        made = compressor.forward(kv, gate, num_rows=sum(counts), return_rstd=True, **options)
+        return self.padded(made, counts)
 
     @staticmethod
     def padded(results, counts):
@@ -290,7 +290,10 @@ class CompressorBackward(Compressor):
         d_rows = torch.cat(
             [normal(40 + i, 20, 64)[:n] for i, n in zip(members, counts, strict=True)]
         )
-        found = compressor.backward(kv, gate, d_rows=self.to(d_rows)[0], **options)
+        rows, rstd = compressor.forward(kv, gate, num_rows=sum(counts), return_rstd=True, **options)
+        found = compressor.backward(
+            kv, gate, rows=rows, rstd=rstd, d_rows=self.to(d_rows)[0], **options
+        )
         return self.padded(found[:2], [LENGTHS[i] for i in members])
 
 

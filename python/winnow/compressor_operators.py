@@ -35,7 +35,8 @@ def compressor_backward(kv, gate, position_bias, *others, norm_weight=None, **op
 
 
 class _Recorded(_operators.Recorded):
-    """compressor_forward under autograd; arguments as in winnow.torch._Recorded."""
+    """compressor_forward under autograd; arguments as in winnow.torch._Recorded. Rows are kept where
+    they are normalised."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -44,18 +45,23 @@ class _Recorded(_operators.Recorded):
             values, "cu_seqlens", "cu_rows", "cos", "sin", "first_position", "overlap", "eps",
             "hadamard",
         )  # fmt: skip
-        ctx.save_for_backward(kv, gate, position_bias, norm_weight, *tensors)
+        rows, rstd = output
+        ctx.mark_non_differentiable(rstd)
+        made = (None, None) if norm_weight is None else (rows, rstd)
+        ctx.save_for_backward(kv, gate, position_bias, norm_weight, *made, *tensors)
 
     @staticmethod
-    def backward(ctx, d_rows):
-        kv, gate, position_bias, norm_weight, cu_seqlens, cu_rows, *turns = ctx.saved_tensors
-        cos, sin, first_position = turns
+    def backward(ctx, d_rows, d_rstd):
+        kv, gate, position_bias, norm_weight, rows, rstd, *others = ctx.saved_tensors
+        cu_seqlens, cu_rows, cos, sin, first_position = others
         *gradients, d_norm_weight = torch.ops.winnow.compressor_backward(
             kv,
             gate,
             position_bias,
             cu_seqlens,
             cu_rows,
+            rows,
+            rstd,
             d_rows.contiguous(),  # a sum over rows gives an expanded one
             overlap=ctx.overlap,
             norm_weight=norm_weight,
@@ -68,18 +74,37 @@ class _Recorded(_operators.Recorded):
         return *gradients, None if norm_weight is None else d_norm_weight, None, None, None
 
 
+def _forward(kv, *others, norm_weight=None, **options):
+    if norm_weight is None:
+        return _compressor.forward(kv, *others, **options), kv.new_empty(0, dtype=accumulator(kv))
+    return _compressor.forward(kv, *others, norm_weight=norm_weight, return_rstd=True, **options)
+
+
+def _rows_alone(results, options):
+    return results[0]
+
+
 @_operators.operator(
-    _compressor.forward,
-    results=1,
+    _forward,
+    _operators.signature_of(_compressor.forward, without=("return_rstd",)).plus("", "T"),
+    results=2,
+    after=_rows_alone,
     autograd=_operators.recording(
         _operators.recorded_by(_Recorded), leaves=("kv", "gate", "position_bias", "norm_weight")
     ),
 )
-def compressor_forward(kv, gate, position_bias, *others, overlap=False, num_rows=None, **options):
+def compressor_forward(
+    kv, gate, position_bias, *others,
+    overlap=False, norm_weight=None, num_rows=None, **options,
+):  # fmt: skip
     """winnow.compressor.forward() as an operator: rows, differentiable in kv, gate, position_bias
-    and norm_weight. Gradients are bitwise equal run after run."""
+    and norm_weight. Gradients are bitwise equal run after run.
+
+    The operator itself always has two results: rows, and rstd, which is empty without norm_weight.
+    """
     rows = kv.shape[0] // position_bias.shape[0] if num_rows is None else num_rows
-    return kv.new_empty((rows, kv.shape[1] // (2 if overlap else 1)))
+    rstd = kv.new_empty(0 if norm_weight is None else rows, dtype=accumulator(kv))
+    return kv.new_empty((rows, kv.shape[1] // (2 if overlap else 1))), rstd
 
 
 _step = _operators.signature_of(

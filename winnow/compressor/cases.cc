@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "winnow/compressor/forward/forward.h"
+
 namespace winnow::compressor {
 namespace {
 
@@ -236,6 +238,19 @@ CaseInputs CaseInputs::on(Device device) const {
   return there;
 }
 
+CaseRows make_rows(const CaseShape& shape, const CaseInputs& inputs, const RunOptions& options) {
+  if (!shape.norm) return {};
+  const Device device = inputs.kv.view.device();
+  CaseRows made{
+      testing::on(device, make_output(shape.rows_dtype(), {shape.rows(), shape.d}, shape.layout)),
+      testing::on(device, make_output(accumulator_of(shape.dtype), {shape.rows()}, Layout::dense))};
+  ForwardArgs args;
+  inputs.pass_to(args);
+  made.pass_to(args);
+  forward(args, options);
+  return made;
+}
+
 Tolerance rows_tolerance(DType rows) {
   switch (rows) {
     case DType::f64:
@@ -258,6 +273,12 @@ Tolerance gradient_tolerance(DType narrowest) {
     default:
       return {1e-2, RelativeTo::tensor, 1e-5};
   }
+}
+
+Tolerance bias_gradient_tolerance(const CaseShape& shape) {
+  const DType sums = accumulator_of(shape.dtype);
+  if (!shape.norm || shape.rows_dtype() == sums) return gradient_tolerance(sums);
+  return {1e-3};
 }
 
 std::vector<BenchShape> bench_shapes() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "winnow/core/backend.h"
 #include "winnow/core/tensor.h"
 #include "winnow/testing/compare.h"
 #include "winnow/testing/generate.h"
@@ -77,9 +78,25 @@ struct CaseInputs {
 };
 CaseInputs make_inputs(const CaseShape& shape);
 
+// What forward() makes of inputs, and backward() gets. Absent without a norm.
+struct CaseRows {
+  StridedTensor rows, rstd;
+
+  template <class Args>
+  void pass_to(Args& args) const {
+    args.rows = rows.view;
+    args.rstd = rstd.view;
+  }
+};
+// On the device of the inputs.
+CaseRows make_rows(const CaseShape& shape, const CaseInputs& inputs,
+                   const RunOptions& options = {});
+
 // The tolerance table.
 testing::Tolerance rows_tolerance(DType rows);
 testing::Tolerance gradient_tolerance(DType narrowest);
+// Of d_position_bias, which the rounding of rows enters through the norm.
+testing::Tolerance bias_gradient_tolerance(const CaseShape& shape);
 
 // A problem that is timed: DeepSeek-V4's, with norm and rotation.
 struct BenchShape : CaseShape {

@@ -146,10 +146,10 @@ TEST_F(CompressorGpu, ListsThatDoNotFit) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(), kLeast = -kMost - 1;
   const CaseShape shape = shape_of(DType::bf16, 4, true, 128, {20, 11});
   const CaseInputs inputs = make_inputs(shape).on(kGpu);
-  Tensor rows(DType::bf16, {shape.rows(), 128}, kGpu), d_kv(DType::bf16, {31, 256}, kGpu),
-      d_gate(DType::bf16, {31, 256}, kGpu), d_bias(DType::f32, {4, 256}, kGpu),
-      d_norm(DType::f32, {128}, kGpu), state(DType::f32, {2, 8, 512}, kGpu),
-      of_tokens(DType::bf16, {31, 128}, kGpu);
+  Tensor rows(DType::bf16, {shape.rows(), 128}, kGpu), rstd(DType::f32, {shape.rows()}, kGpu),
+      d_kv(DType::bf16, {31, 256}, kGpu), d_gate(DType::bf16, {31, 256}, kGpu),
+      d_bias(DType::f32, {4, 256}, kGpu), d_norm(DType::f32, {128}, kGpu),
+      state(DType::f32, {2, 8, 512}, kGpu), of_tokens(DType::bf16, {31, 128}, kGpu);
   for (const std::int32_t bad : {-1, 3, 32, kMost, kLeast}) {
     for (int which = 0; which < 4; ++which) {
       std::vector<std::int32_t> seqlens = {0, 20, 31}, of_rows = {0, 5, 7}, first = {0, 8},
@@ -168,11 +168,13 @@ TEST_F(CompressorGpu, ListsThatDoNotFit) {
       };
       const auto ways = {
           std::function([&](const RunOptions& options) {
-            if (which < 3) forward(pass(ForwardArgs{.rows = rows}), options);
+            if (which < 3) forward(pass(ForwardArgs{.rows = rows, .rstd = rstd}), options);
           }),
           std::function([&](const RunOptions& options) {
             if (which == 3) return;
-            backward(pass(BackwardArgs{.d_rows = rows,
+            backward(pass(BackwardArgs{.rows = rows,
+                                       .rstd = rstd,
+                                       .d_rows = rows,
                                        .d_kv = d_kv,
                                        .d_gate = d_gate,
                                        .d_position_bias = d_bias,
@@ -211,14 +213,16 @@ TEST_F(CompressorGpu, OddAddressesAndAGivenWorkspace) {
     const Tensor d_rows_there = d_rows.to(kGpu);
     const std::int64_t columns = shape.columns();
     const auto results = [&](const ConstTensorView& kv, const TensorView& workspace) {
-      Tensor rows(DType::bf16, {shape.rows(), 512}, kGpu), d_kv(DType::bf16, {300, columns}, kGpu),
-          d_gate(DType::bf16, {300, columns}, kGpu), d_bias(DType::f32, {ratio, columns}, kGpu),
-          d_norm(DType::f32, {512}, kGpu);
-      ForwardArgs args{.rows = rows};
+      Tensor rows(DType::bf16, {shape.rows(), 512}, kGpu), rstd(DType::f32, {shape.rows()}, kGpu),
+          d_kv(DType::bf16, {300, columns}, kGpu), d_gate(DType::bf16, {300, columns}, kGpu),
+          d_bias(DType::f32, {ratio, columns}, kGpu), d_norm(DType::f32, {512}, kGpu);
+      ForwardArgs args{.rows = rows, .rstd = rstd};
       inputs.pass_to(args);
       args.kv = kv;
       forward(args);
-      BackwardArgs gradients{.d_rows = d_rows_there,
+      BackwardArgs gradients{.rows = rows,
+                             .rstd = rstd,
+                             .d_rows = d_rows_there,
                              .d_kv = d_kv,
                              .d_gate = d_gate,
                              .d_position_bias = d_bias,
@@ -228,7 +232,7 @@ TEST_F(CompressorGpu, OddAddressesAndAGivenWorkspace) {
       gradients.workspace = workspace;
       backward(gradients);
       std::vector<Tensor> list;
-      for (const Tensor* tensor : {&rows, &d_kv, &d_gate, &d_bias, &d_norm}) {
+      for (const Tensor* tensor : {&rows, &rstd, &d_kv, &d_gate, &d_bias, &d_norm}) {
         list.push_back(tensor->to({}));
       }
       return list;
@@ -242,7 +246,9 @@ TEST_F(CompressorGpu, OddAddressesAndAGivenWorkspace) {
     }
     odd = wide.to(kGpu);
     const auto expected = results(inputs.kv.view, {});
+    const CaseRows made = make_rows(shape, inputs);
     BackwardArgs args{.d_rows = d_rows_there};
+    made.pass_to(args);
     Tensor d_kv(DType::bf16, {300, columns}, kGpu), d_gate(DType::bf16, {300, columns}, kGpu),
         d_bias(DType::f32, {ratio, columns}, kGpu), d_norm(DType::f32, {512}, kGpu);
     inputs.pass_to(args);

@@ -32,6 +32,15 @@ void check_row_columns(const Check& check, const Args& args) {
   check_row_columns(check, contract::name_of<kRows>(), args.*kRows, args.kv, args.overlap);
 }
 
+// A tensor that there is just where rows are normalised.
+template <class Args, auto kTensor>
+void check_of_norm(const Check& check, const Args& args) {
+  const bool norm = args.norm_weight.present(), given = (args.*kTensor).present();
+  check.that(norm == given, contract::name_of<kTensor>(),
+             norm ? "a tensor, as norm_weight is" : "none, where norm_weight is absent",
+             given ? "a tensor" : "none");
+}
+
 // The tokens, and where their sequences are.
 template <class Args>
 consteval auto tokens() {

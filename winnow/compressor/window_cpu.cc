@@ -58,29 +58,29 @@ void Window<Real>::sum(std::int64_t first) {
 template <class Real>
 const typename Window<Real>::Row& Window<Real>::finish(std::int64_t position) {
   result_ = sum_;
-  if (problem_.norm_weight != nullptr) result_ *= inverse_norm() * norm_weight();
+  if (problem_.norm_weight != nullptr) result_ *= rstd() * norm_weight();
   rotate(position, 1, result_);
   transform(result_);
   return result_;
 }
 
 template <class Real>
-void Window<Real>::finish_backward(std::int64_t position, Row& gradient, Row& d_norm_weight) const {
-  transform(gradient);  // the matrix is symmetric
-  rotate(position, -1, gradient);
-  if (problem_.norm_weight == nullptr) return;
-  const Real inverse = inverse_norm();
-  d_norm_weight += gradient * sum_ * inverse;
-  gradient *= norm_weight();
-  const Real mean = (gradient * sum_).sum() / static_cast<Real>(problem_.d);
-  gradient = inverse * (gradient - sum_ * (inverse * inverse * mean));
-}
-
-// 1 / sqrt(mean(sum^2) + eps)
-template <class Real>
-Real Window<Real>::inverse_norm() const {
+Real Window<Real>::rstd() const {
   const Real mean = sum_.square().sum() / static_cast<Real>(problem_.d);
   return 1 / std::sqrt(mean + static_cast<Real>(problem_.eps));
+}
+
+template <class Real>
+void Window<Real>::finish_backward(std::int64_t position, const Row& row, Real rstd, Row& gradient,
+                                   Row& d_norm_weight) const {
+  const bool norm = problem_.norm_weight != nullptr;
+  // The mean of the normalised sum times its gradient: a transform and a rotation of both keep it.
+  const Real mean = norm ? (row * gradient).sum() / static_cast<Real>(problem_.d) : 0;
+  transform(gradient);  // the matrix is symmetric
+  rotate(position, -1, gradient);
+  if (!norm) return;
+  d_norm_weight += gradient * sum_ * rstd;
+  gradient = rstd * (gradient * norm_weight() - sum_ * (rstd * mean));
 }
 
 template <class Real>

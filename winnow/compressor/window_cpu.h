@@ -49,14 +49,18 @@ class Window {
   // problem has. `position` is that of the window's first own token.
   const Row& finish(std::int64_t position);
 
+  // 1 / sqrt(mean(sum^2) + eps)
+  Real rstd() const;
+
   // After sum(): `gradient` is that of finish()'s result on entry and that of the sum on return.
-  // Adds to d_norm_weight, if there is a norm.
-  void finish_backward(std::int64_t position, Row& gradient, Row& d_norm_weight) const;
+  // Where there is a norm, `row` and `rstd` are those of the window, and this adds to
+  // d_norm_weight.
+  void finish_backward(std::int64_t position, const Row& row, Real rstd, Row& gradient,
+                       Row& d_norm_weight) const;
   // After finish_backward(): overwrites kv and gate of each slot with their gradients.
   void sum_backward(const Row& gradient);
 
  private:
-  Real inverse_norm() const;
   Eigen::Map<const Row> norm_weight() const {
     return {static_cast<const Real*>(problem_.norm_weight), problem_.d};
   }

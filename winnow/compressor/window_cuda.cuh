@@ -688,17 +688,21 @@ __device__ __forceinline__ float squares_of(const float (&row)[kColumns]) {
   return squares;
 }
 
-// Norm, rotation and transform of a row, as far as the problem has them. The whole block calls it.
+// Norm, rotation and transform of a row, as far as the problem has them; returns what the norm
+// multiplies it with, or 1. The whole block calls it.
 template <bool kAligned>
-__device__ __forceinline__ void finish(const KernelProblem& p, const Thread& thread,
-                                       const Factors<kAligned>& factors, Exchange& exchange,
-                                       float (&row)[kColumns]) {
+__device__ __forceinline__ float finish(const KernelProblem& p, const Thread& thread,
+                                        const Factors<kAligned>& factors, Exchange& exchange,
+                                        float (&row)[kColumns]) {
+  float rstd = 1;
   if (p.norm_weight != nullptr) {
     const float squares = thread.lane * kColumns < p.d ? squares_of(row) : 0.0f;
-    factors.normalise(norm_of(p, add_lanes(p.team, exchange, squares)), row);
+    rstd = norm_of(p, add_lanes(p.team, exchange, squares));
+    factors.normalise(rstd, row);
   }
   if (p.pairs > 0) factors.rotate(1, row);
   transform(p, thread, exchange, row);
+  return rstd;
 }
 
 }  // namespace winnow::compressor::cuda

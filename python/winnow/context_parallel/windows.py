@@ -164,7 +164,7 @@ def compress(
         offset if first_position is None or at < 0 else first_position[at] + offset
         for at, offset in windows.pieces
     ]
-    rows = torch.ops.winnow.compressor_forward(
+    rows, _ = torch.ops.winnow.compressor_forward(
         *fed, position_bias, windows.cu_seqlens, windows.cu_rows, num_rows=windows.rows,
         first_position=torch.tensor(positions, dtype=torch.int32, device=kv.device), **options,
     )  # fmt: skip

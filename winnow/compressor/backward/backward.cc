@@ -14,16 +14,18 @@ namespace {
 constexpr std::string_view kOperation = kBackward.operation;
 
 constexpr Backend kImplemented[] = {Backend::cuda, Backend::cpu};
-constexpr int kLeastCapability = 90;  // its kernel has clusters
 
 BackwardParams params_of(const BackwardArgs& args, std::span<const Sequence> sequences = {}) {
   return {problem_of(args),
           sequences,
           args.d_rows.size(0),
+          args.rows.dtype(),
           args.d_rows.dtype(),
           args.d_kv.dtype(),
           args.d_gate.dtype(),
+          rows_of<const void*>(args.rows, 0),
           rows_of<const void*>(args.d_rows, 0),
+          args.rstd.data(),
           rows_of<void*>(args.d_kv, 0),
           rows_of<void*>(args.d_gate, 0),
           rows_of<void*>(args.d_position_bias, 0),
@@ -32,8 +34,7 @@ BackwardParams params_of(const BackwardArgs& args, std::span<const Sequence> seq
 
 Backend checked(const BackwardArgs& args, const RunOptions& options) {
   kBackward.check(args);
-  const Backend backend =
-      choose_backend(kOperation, args.kv.device(), options, kImplemented, kLeastCapability);
+  const Backend backend = choose_backend(kOperation, args.kv.device(), options, kImplemented);
   if (backend == Backend::cuda) {
     check_for_cuda(Check(kOperation), args.kv, args.d_rows.size(0));
   }

@@ -24,6 +24,9 @@ struct BackwardArgs {
   ConstTensorView sin{};
   ConstTensorView first_position{};
   bool hadamard = false;
+  // What forward() made of the same arguments; both absent if norm_weight is.
+  ConstTensorView rows{};        // [rows, d], as kv or R
+  ConstTensorView rstd{};        // [rows], R
   ConstTensorView d_rows{};      // [rows, d], as kv or R
   TensorView d_kv{};             // [tokens, c * d], as kv or R
   TensorView d_gate{};           // as kv or R
@@ -39,13 +42,16 @@ struct BackwardArgs {
 //   d_kv[token j]   = P[j] * G[w]
 //   d_gate[token j] = P[j] * G[w] * (kv[token j] - sum[w])
 //   d_position_bias[j] = sum over all windows of d_gate[token j]
-// In each column on its own, as in forward(). Rows are computed anew. Every element is written:
+// In each column on its own, as in forward(). With norm_weight, and u[w] the gradient before the
+// rotation and the transform:
+//   G[w]          = rstd[w] * (u[w] * norm_weight - sum[w] * rstd[w] * mean(rows[w] * d_rows[w]))
+//   d_norm_weight = sum over all windows of u[w] * sum[w] * rstd[w]
+// sum[w] is computed anew. Every element is written:
 // tokens of no window have gradients of 0, and with `overlap` so have the first d columns of the
 // last complete window of a sequence. Everything is computed in R and rounded once.
 //
 // Repeated calls give bitwise equal results, for any number of threads, those of d_position_bias
-// and d_norm_weight too. GPUs need compute capability 9.0; what no window of a GPU's lists covers
-// is not written there.
+// and d_norm_weight too. What no window of a GPU's lists covers is not written there.
 // Shapes, strides, memory, streams and errors: as forward(); outputs that overlap inputs or each
 // other are refused. Returns the backend that ran.
 WINNOW_EXPORT Backend backward(const BackwardArgs& args, const RunOptions& options = {});

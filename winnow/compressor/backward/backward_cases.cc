@@ -28,26 +28,29 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const StridedTensor d_bias = output(real, {shape.ratio, shape.columns()});
   const StridedTensor d_norm = shape.norm ? output(real, {shape.d}) : StridedTensor{};
   const StridedTensor d_rows_there = testing::on(device, d_rows);
+  const CaseRows made = make_rows(shape, there, target.options);
   BackwardArgs args{.d_rows = d_rows_there.view,
                     .d_kv = d_kv.view,
                     .d_gate = d_gate.view,
                     .d_position_bias = d_bias.view,
                     .d_norm_weight = d_norm.view};
   there.pass_to(args);
+  made.pass_to(args);
   testing::CaseOutcome outcome;
   outcome.backend = backward(args, target.options);
   inputs.pass_to(args);
   args.d_rows = d_rows.view;
   const oracle::Gradients expected = oracle::backward(args);
   const testing::Tolerance of_tokens = gradient_tolerance(narrow),
-                           of_sums = gradient_tolerance(real);
+                           of_sums = gradient_tolerance(real),
+                           of_biases = bias_gradient_tolerance(shape);
   const auto compare = [&](std::string_view what, const StridedTensor& got,
                            const oracle::Vector& wanted, const testing::Tolerance& tolerance) {
     testing::compare_output(outcome, what, testing::on({}, got), wanted, tolerance);
   };
   compare("d_kv", d_kv, expected.kv.values, of_tokens);
   compare("d_gate", d_gate, expected.gate.values, of_tokens);
-  compare("d_position_bias", d_bias, expected.bias.values, of_sums);
+  compare("d_position_bias", d_bias, expected.bias.values, of_biases);
   if (shape.norm) compare("d_norm_weight", d_norm, expected.norm_weight, of_sums);
   return outcome;
 }

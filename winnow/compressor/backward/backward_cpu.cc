@@ -27,9 +27,9 @@ struct Part {
 template <class Real>
 struct Scratch {
   Window<Real> window;
-  typename Window<Real>::Row gradient;
+  typename Window<Real>::Row row, gradient;
 
-  explicit Scratch(const Problem& problem) : window(problem), gradient(problem.d) {}
+  explicit Scratch(const Problem& problem) : window(problem), row(problem.d), gradient(problem.d) {}
 };
 
 // Zeros in the columns from `first` on of some tokens.
@@ -52,12 +52,18 @@ void backward_window(const BackwardParams& params, const Sequence& sequence, std
                      Scratch<Real>& s, Part<Real>& part) {
   const Problem& problem = params.problem;
   const std::int64_t ratio = problem.ratio, d = problem.d, slots = problem.slots();
-  const std::int64_t begin = first_slot(problem, w);
+  const std::int64_t begin = first_slot(problem, w), row = sequence.row + w;
   s.window.load(sequence, w);
   s.window.sum(begin);
-  load_real(params.d_rows_dtype, params.d_rows.data, params.d_rows.offset(sequence.row + w), d,
+  load_real(params.d_rows_dtype, params.d_rows.data, params.d_rows.offset(row), d,
             s.gradient.data());
-  s.window.finish_backward(sequence.position + w * ratio, s.gradient, part.norm_weight);
+  Real rstd = 1;
+  if (problem.norm_weight != nullptr) {
+    load_real(params.rows_dtype, params.rows.data, params.rows.offset(row), d, s.row.data());
+    rstd = static_cast<const Real*>(params.rstd)[row];
+  }
+  s.window.finish_backward(sequence.position + w * ratio, s.row, rstd, s.gradient,
+                           part.norm_weight);
   s.window.sum_backward(s.gradient);
   // The first token of the slots: that of the window before where there are two series.
   const std::int64_t token = sequence.token + (w + 1) * ratio - slots;

@@ -13,11 +13,13 @@ struct BackwardParams {
   Problem problem;
   std::span<const Sequence> sequences;  // on the CPU; checked
   std::int64_t num_rows = 0;
-  DType d_rows_dtype = DType::f32, d_kv_dtype = DType::f32, d_gate_dtype = DType::f32;
-  Rows<const void*> d_rows;       // [rows, d]
-  Rows<void*> d_kv, d_gate;       // [tokens, series * d]
-  Rows<void*> d_position_bias;    // [ratio, series * d]
-  void* d_norm_weight = nullptr;  // [d]; null: no norm
+  DType rows_dtype = DType::f32, d_rows_dtype = DType::f32;
+  DType d_kv_dtype = DType::f32, d_gate_dtype = DType::f32;
+  Rows<const void*> rows, d_rows;  // [rows, d]
+  const void* rstd = nullptr;      // [rows]; like rows and d_norm_weight null without a norm
+  Rows<void*> d_kv, d_gate;        // [tokens, series * d]
+  Rows<void*> d_position_bias;     // [ratio, series * d]
+  void* d_norm_weight = nullptr;   // [d]
 };
 
 void backward_cpu(const BackwardParams& params, const Executor& executor);

@@ -7,7 +7,8 @@ namespace winnow::python {
 namespace {
 
 constexpr Declaration<compressor::kBackward> kBackward(
-    "def backward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, d_rows: T, *, "
+    "def backward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, "
+    "rows: T | None, rstd: T | None, d_rows: T, *, "
     "overlap: bool = False, norm_weight: T | None = None, eps: float | None = None, "
     "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
     "hadamard: bool = False, d_kv: T | None = None, d_gate: T | None = None, "
@@ -43,7 +44,7 @@ With sum[w] a row before norm, rotation and transform, G[w] the gradient of it, 
     d_gate[j] = P[j] * G[w] * (kv[j] - sum[w])
     d_position_bias[j % ratio] = sum over all windows of d_gate[j]
 
-Rows are computed anew. Results are bitwise equal run after run, for any number of threads.
+Results are bitwise equal run after run, for any number of threads.
 
 Args:
     workspace: scratch memory for a GPU: bytes (uint8) on the device of kv, aligned to 256 bytes;

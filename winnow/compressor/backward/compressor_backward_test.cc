@@ -19,10 +19,13 @@ WINNOW_CASE_TABLE(CompressorBackwardCase, "compressor::backward");
 
 // Outputs of a call on such inputs.
 struct Gradients {
+  CaseShape shape;
+  CaseRows made;
   Tensor kv, gate, bias, norm_weight;
 
-  explicit Gradients(const CaseShape& shape)
-      : kv(shape.dtype, {shape.tokens(), shape.columns()}),
+  explicit Gradients(const CaseShape& given)
+      : shape(given),
+        kv(shape.dtype, {shape.tokens(), shape.columns()}),
         gate(shape.dtype, {shape.tokens(), shape.columns()}),
         bias(accumulator_of(shape.dtype), {shape.ratio, shape.columns()}),
         norm_weight(accumulator_of(shape.dtype), {shape.d}) {
@@ -32,6 +35,8 @@ struct Gradients {
   BackwardArgs args(const CaseInputs& inputs, const Tensor& d_rows) {
     BackwardArgs args{.d_rows = d_rows, .d_kv = kv, .d_gate = gate, .d_position_bias = bias};
     inputs.pass_to(args);
+    made = make_rows(shape, inputs);
+    made.pass_to(args);
     if (args.norm_weight.present()) args.d_norm_weight = norm_weight;
     return args;
   }
@@ -155,6 +160,7 @@ TEST(CompressorBackward, Refuses) {
   const CaseInputs inputs = make_inputs(shape);
   Tensor d_rows(DType::f32, {4, 8}), wide(DType::f32, {4, 16}), half(DType::f16, {4, 8});
   Tensor eight(DType::f32, {8, 16}), brain(DType::bf16, {2, 16}), three(DType::f32, {3, 8});
+  Tensor nine(DType::f32, {9});
   using Args = BackwardArgs;
   const auto reject = [&](const std::function<void(Args&)>& bend, const std::string& text,
                           bool dry = true) {
@@ -172,17 +178,25 @@ TEST(CompressorBackward, Refuses) {
   reject([](Args& a) { a.d_gate = {}; },
          "d_gate: want a tensor of shape [tokens=9, columns=16], got none");
   reject([&](Args& a) { a.d_position_bias = brain; }, "d_position_bias: want dtype f32, got bf16");
+  reject([&](Args& a) { a.rows = three; }, "rows: want shape [rows=4, d=8], got [3, 8]");
+  reject([&](Args& a) { a.rows = half; }, "rows: want dtype f32, got f16");
+  reject([&](Args& a) { a.rstd = nine; }, "rstd: want shape [rows=4], got [9]");
+  reject([](Args& a) { a.rows = {}; }, "rows: want a tensor, as norm_weight is, got none");
+  reject([](Args& a) { a.rstd = {}; }, "rstd: want a tensor, as norm_weight is, got none");
   reject([](Args& a) { a.d_norm_weight = {}; },
          "d_norm_weight: want a tensor, as norm_weight is, got none");
   reject([](Args& a) { a.norm_weight = {}; },
+         "rows: want none, where norm_weight is absent, got a tensor");
+  reject([](Args& a) { a.norm_weight = {}, a.rows = {}; },
+         "rstd: want none, where norm_weight is absent, got a tensor");
+  reject([](Args& a) { a.norm_weight = {}, a.rows = {}, a.rstd = {}; },
          "d_norm_weight: want none, where norm_weight is absent, got a tensor");
   reject([&](Args& a) { a.d_rows = three; }, "d_rows: want 4 rows, the last of cu_rows, got 3",
          false);
   reject([](Args& a) { a.d_gate = a.d_kv; },
          "d_gate: want memory apart from d_kv, got memory that both use", false);
-  inputs.cu_rows.view.at<std::int32_t>(1) = 3;
-  reject([](Args&) {}, "cu_rows: want 2 at place 1, the rows of the sequences before, got 3",
-         false);
+  reject([&](Args&) { inputs.cu_rows.view.at<std::int32_t>(1) = 3; },
+         "cu_rows: want 2 at place 1, the rows of the sequences before, got 3", false);
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ TEST(CompressorForward, Refuses) {
   Tensor none(DType::i32, {0}), long_list(DType::i64, {3}), four(DType::i32, {4});
   Tensor rows16(DType::f32, {3, 16}), rows_half(DType::f16, {3, 8}), d24(DType::f32, {3, 24});
   Tensor kv48(DType::f32, {7, 48}), bias48(DType::f32, {2, 48}), three(DType::f32, {3});
-  Tensor five(DType::f32, {6, 5});
+  Tensor five(DType::f32, {6, 5}), seven(DType::f32, {7});
   refused("kv: want a tensor [tokens, columns], got none", [](auto&, auto& a) { a.kv = {}; });
   refused("kv: want dtype f32 or f16 or bf16 or f64, got i32",
           [&](auto&, auto& a) { a.kv = ints; });
@@ -198,6 +198,12 @@ TEST(CompressorForward, Refuses) {
   });
   refused("first_position: want shape [n=2], got [4]",
           [&](auto&, auto& a) { a.first_position = four; });
+  refused("rstd: want shape [rows=3], got [7]", [&](auto&, auto& a) { a.rstd = seven; });
+  refused("rstd: want dtype f32, got i32", [&](auto&, auto& a) { a.rstd = none; });
+  refused("rstd: want none, where norm_weight is absent, got a tensor", [&](auto&, auto& a) {
+    a.norm_weight = {};
+    a.rstd = seven;
+  });
   refused("hadamard: want d a power of two, got d = 24", [&](auto&, auto& a) {
     a.kv = kv48;
     a.gate = kv48;

@@ -31,8 +31,12 @@ Backend run(const ForwardArgs& args, const RunOptions& options) {
     check_rows(check, sequences, problem.ratio, "rows", args.rows.size(0), args.cos);
   }
   if (args.rows.size(0) == 0) return backend;
-  const ForwardParams params{problem, sequences, args.rows.size(0), args.rows.dtype(),
-                             rows_of<void*>(args.rows, 0)};
+  const ForwardParams params{problem,
+                             sequences,
+                             args.rows.size(0),
+                             args.rows.dtype(),
+                             rows_of<void*>(args.rows, 0),
+                             args.rstd.data()};
   if (backend == Backend::cpu) {
     run_on_cpu(kOperation, cpu_kernels().compressor_forward, params);
   } else if constexpr (kBuiltWithCuda) {

@@ -26,6 +26,7 @@ struct ForwardArgs {
   ConstTensorView first_position{};  // optional [n], i32: of each sequence's first token; else 0
   bool hadamard = false;             // rows are transformed; d is a power of two
   TensorView rows{};                 // [rows, d], as kv or R
+  TensorView rstd{};                 // optional [rows], R, with norm_weight: for backward()
 };
 
 // A sequence of S tokens has floor(S / ratio) rows; the tokens behind them have none. Window w has
@@ -36,7 +37,7 @@ struct ForwardArgs {
 // [d, 2 * d) for the own one: the softmax of window w is over the first columns of window w - 1 and
 // the last columns of window w, and in window 0 over the latter alone. Then, where asked for, and
 // in this order:
-//   row = row / sqrt(mean(row^2) + eps) * norm_weight
+//   row = row * rstd * norm_weight                    rstd = 1 / sqrt(mean(row^2) + eps)
 //   (a, b) = (a * cos - b * sin, a * sin + b * cos)   of each pair of neighbours (a, b) in the last
 //            2 * pairs columns, by the row of cos and sin for the position of the window's first
 //            token
@@ -48,15 +49,15 @@ struct ForwardArgs {
 //
 // Sizes: any tokens and n, including 0. Strides: the innermost dimension is contiguous, the others
 // are arbitrary (also 0 or negative; not 0 for outputs). Memory: all tensors belong to the caller
-// and live on one device; rows that overlap an input are refused. Repeated calls give bitwise equal
-// results, for any number of threads. Streams: see Stream. Thread-safe. Returns the backend that
-// ran. Errors: Error (invalid_argument) naming the argument, before anything is written, also where
-// cu_seqlens, cu_rows or the positions do not fit; Error (unsupported) if no backend, or not the
-// forced one, can run it.
+// and live on one device; outputs that overlap inputs or each other are refused. Repeated calls
+// give bitwise equal results, for any number of threads. Streams: see Stream. Thread-safe. Returns
+// the backend that ran. Errors: Error (invalid_argument) naming the argument, before anything is
+// written, also where cu_seqlens, cu_rows or the positions do not fit; Error (unsupported) if no
+// backend, or not the forced one, can run it.
 //
 // On a GPU (f32, f16 and bf16) the numbers in these lists are not checked but in checking mode.
-// They lead to no place out of bounds: a row that is of no window is 0, and the last row of cos and
-// sin stands for those that are missing.
+// They lead to no place out of bounds: a row that is of no window is 0, and so is its rstd, and the
+// last row of cos and sin stands for those that are missing.
 //
 // Defined by DeepSeek-V4: ratio 4 with overlap for its compressed sparse attention and its
 // indexer's keys, ratio 128 for its heavily compressed attention.

@@ -17,13 +17,21 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const CaseInputs inputs = make_inputs(shape), there = inputs.on(device);
   const StridedTensor rows =
       testing::on(device, make_output(shape.rows_dtype(), {shape.rows(), shape.d}, shape.layout));
-  ForwardArgs args{.rows = rows.view};
+  const DType real = accumulator_of(shape.dtype);
+  const StridedTensor rstd =
+      shape.norm ? testing::on(device, make_output(real, {shape.rows()}, Layout::dense))
+                 : StridedTensor{};
+  ForwardArgs args{.rows = rows.view, .rstd = rstd.view};
   there.pass_to(args);
   testing::CaseOutcome outcome;
   outcome.backend = forward(args, target.options);
   inputs.pass_to(args);
   testing::compare_output(outcome, "rows", testing::on({}, rows), oracle::forward(args),
                           rows_tolerance(shape.rows_dtype()));
+  if (shape.norm) {
+    testing::compare_output(outcome, "rstd", testing::on({}, rstd), oracle::rstd(args),
+                            rows_tolerance(real));
+  }
   return outcome;
 }
 

@@ -25,6 +25,7 @@ void forward_all(const ForwardParams& params, const Executor& executor) {
       window.sum(first_slot(problem, w));
       store_real(params.rows_dtype, window.finish(sequence->position + w * problem.ratio).data(),
                  problem.d, params.rows.data, params.rows.offset(row));
+      if (params.rstd != nullptr) static_cast<Real*>(params.rstd)[row] = window.rstd();
     }
   });
 }

@@ -21,7 +21,13 @@ struct KernelParams {
   int num_rows;
   bool wide;  // rows are floats, not as kv
   Rows<void*> rows;
+  float* rstd;  // null: not wanted
 };
+
+__device__ __forceinline__ void store_rstd(const KernelParams& params, int row, const Place& place,
+                                           float rstd) {
+  if (params.rstd != nullptr) params.rstd[row] = place.found ? rstd : 0.0f;
+}
 
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
@@ -43,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   add_groups(p.team, thread, exchange, sums);
   float result[kColumns];
   divide(sums, result);
-  finish(p, thread, factors, exchange, result);
+  const float rstd = finish(p, thread, factors, exchange, result);
   if (!inside || thread.group != 0) return;
   if (!place.found) {
 #pragma unroll
@@ -51,6 +57,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   }
   store_columns<T, kAligned>(params.rows.data, row * params.rows.stride0 + column, params.wide,
                              result);
+  if (thread.lane == 0) store_rstd(params, row, place, rstd);
 }
 
 // Shared memory through which the slots of small windows pass: for each thread its own columns.
@@ -215,7 +222,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
       squares += squares_of(result);
       Pack<float>::of(result).template store<true>(kept + column);
     }
-    const float inverse = norm ? norm_of(p, add_lanes_of_warp(p.team, squares)) : 1;
+    const float rstd = norm ? norm_of(p, add_lanes_of_warp(p.team, squares)) : 1;
+    if (thread.lane == 0 && thread.group == 0 && row < params.num_rows) {
+      store_rstd(params, row, place, rstd);
+    }
     const auto put = [&](int column) {
       if (row >= params.num_rows) return;
       if (!place.found) {
@@ -228,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
     const auto finish_turn = [&](const Factors<kAligned>& factors, int column) {
       if (column >= p.d) return;
       Pack<float>::load<true>(kept + column).to_floats(result);
-      if (norm) factors.normalise(inverse, result);
+      if (norm) factors.normalise(rstd, result);
       if (p.pairs > 0) factors.rotate(1, result);
       if (p.hadamard) {
         Pack<float>::of(result).template store<true>(kept + column);
@@ -256,7 +266,8 @@ template <class T>
 void launch(const ForwardParams& params, const Packed& lists, cudaStream_t stream) {
   const Problem& problem = params.problem;
   KernelParams kernel = {kernel_problem_of(problem, lists), static_cast<int>(params.num_rows),
-                         params.rows_dtype != problem.dtype, params.rows};
+                         params.rows_dtype != problem.dtype, params.rows,
+                         static_cast<float*>(params.rstd)};
   Team& team = kernel.problem.team;
   const bool aligned =
       aligned_inputs(problem) && aligned_rows(params.rows, size_of(params.rows_dtype));

@@ -13,7 +13,8 @@ struct ForwardParams {
   std::span<const Sequence> sequences;  // on the CPU; checked
   std::int64_t num_rows = 0;
   DType rows_dtype = DType::f32;
-  Rows<void*> rows;  // [rows, d]
+  Rows<void*> rows;      // [rows, d]
+  void* rstd = nullptr;  // [rows], of accumulator_of(dtype); null: not wanted
 };
 
 void forward_cpu(const ForwardParams& params, const Executor& executor);

@@ -17,4 +17,14 @@ inline Vector forward(const ForwardArgs& args) {
   return rows;
 }
 
+// 1 / sqrt(mean(row^2) + eps) of each, before its norm.
+inline Vector rstd(const ForwardArgs& args) {
+  const Inputs in = inputs_of(args);
+  Vector rstd;
+  each_row(in, [&](std::int64_t begin, std::int64_t w, std::int64_t) {
+    rstd.push_back(inverse_norm(in, sum_of(in, begin, w)));
+  });
+  return rstd;
+}
+
 }  // namespace winnow::compressor::oracle

@@ -10,8 +10,9 @@ constexpr Declaration<compressor::kForward> kForward(
     "def forward(kv: T, gate: T, position_bias: T, cu_seqlens: T, cu_rows: T, *, "
     "overlap: bool = False, norm_weight: T | None = None, eps: float | None = None, "
     "cos: T | None = None, sin: T | None = None, first_position: T | None = None, "
-    "hadamard: bool = False, num_rows: int | None = None, out: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> T");
+    "hadamard: bool = False, num_rows: int | None = None, return_rstd: bool = False, "
+    "out: T | tuple[T | None, T | None] | None = None, stream: Stream = None, "
+    "backend: str | None = None) -> tuple[T, T] if return_rstd else T");
 
 nb::object forward(const Arguments<kForward>& given) {
   Call call = given.call();
@@ -25,11 +26,13 @@ nb::object forward(const Arguments<kForward>& given) {
                 "0 to " + std::to_string(tokens) + ", the tokens of kv", std::to_string(*num_rows));
   }
   const std::int64_t rows = args.kv.rank() == 2 ? num_rows.value_or(tokens / ratio) : 0;
-  nb::object out = given.get<"out">();
+  auto [out, rstd] = split_out<2>(kForward.operation, given.get<"out">());
   args.rows = call.output("out", out, args.kv.dtype(),
                           {rows, size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
+  const bool returned = given.get<"return_rstd", bool>();
+  if (returned || !rstd.is_none()) given.output<&compressor::ForwardArgs::rstd>(call, args, rstd);
   given.run(call, args, compressor::forward);
-  return out;
+  return returned ? nb::object(nb::make_tuple(out, rstd)) : out;
 }
 
 constexpr const char* kDoc =
@@ -49,11 +52,14 @@ normalised Hadamard transform. Sums are formed in float32 and rounded once.
 
 Args:
     num_rows: the last of cu_rows; tokens // ratio if None, which is right for one sequence.
-    out: [rows, d], as kv or float32, to write into; new, as kv, if None.
+    return_rstd: also return rstd, which backward() gets; only with norm_weight.
+    out: rows to write into, [rows, d], as kv or float32, or a tuple (rows, rstd), of which either
+        may be None; new, rows as kv, if None.
     stream, backend: as in winnow.sparse_mla.forward().
 
 Returns:
-    rows: [rows, d]. No gradient is recorded.
+    rows: [rows, d], with return_rstd (rows, rstd). rstd is [rows], float32:
+    1 / sqrt(mean(row^2) + eps) of each row before norm. No gradient is recorded.
 
 Raises:
     ValueError: an argument is not as described; nothing was written.

@@ -7,7 +7,6 @@ testing::Operation backward_operation();
 
 namespace {
 
-using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::in_one_schedule;
 using simulator::PassingCase;
@@ -15,75 +14,65 @@ using simulator::PlantedBug;
 using enum simulator::Plant::Action;
 
 const std::vector<PassingCase> kQuickCases = {
-    {"f32-overlap", {"eager", "random:1"}}, {"bf16-csa", {"random:2"}}, {"f16-keys", {"random:3"}},
-    {"bf16-hca", {"random:4"}, 4},  // clusters of eight
+    {"f32-overlap", {"eager", "random:1"}},
+    {"bf16-csa", {"random:2"}},
+    {"f16-keys", {"random:3"}},
+    {"bf16-hca", {"random:4"}},
     {"bf16-large-overlap", {"random:1"}},
 };
 const std::vector<PassingCase> kThoroughCases = {
     {"f16-large-strided", {"random:2"}},
     {"bf16-many-large", {"random:3"}, 1},
-    {"f32-hca", {"late"}, 8},
+    {"f32-hca", {"late"}},
     {"bf16-hca", {"late", "random:5", "starved:0", "starved:63"}, 8},
-    {"f32-overlap-128", {"random:6"}},  // of two, which exchange nothing
-    {"f16-largest", {"late"}, 8},       // clusters of sixteen
+    {"f32-overlap-128", {"random:6"}},
+    {"f16-largest", {"late"}},  // columns of a warp that are those of one lane
     {"bf16-largest", {"random:7"}, 16},
     {"f32-strided", {"random:8"}},
     {"f16-ratio31-overlap", {"random:9"}},
+    {"f32-hadamard-groups", {"random:12"}},
     {"bf16-wide-result", {"eager"}},
     {"f32-many", {"random:10"}},
     {"bf16-many-windows", {"eager", "random:11"}, 1},
     {"f32-nan", {"eager"}},
 };
-constexpr const char* kFile = "compressor/backward/backward_cuda.cu";
-const BugsOf large{kFile, "bf16-hca", 4}, cluster{kFile, "f32-hca", 8}, warps{kFile, "bf16-csa"},
-    block{kFile, "f32-norm"}, groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
+constexpr const char *kFile = "compressor/backward/backward_cuda.cu",
+                     *kShared = "compressor/backward/backward_cuda.cuh",
+                     *kLarge = "compressor/backward/backward_large_cuda.cuh";
+const BugsOf warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
+    groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
     turns{kFile, "bf16-many-windows", 1};
-const BugsOf course{kFile, "bf16-many-large", 1};
-constexpr const char* kSent = "device::st_async_cluster(device::map_shared(own, threadIdx.x)";
-constexpr const char* kLargeSent =
-    "device::st_async_cluster(device::map_shared(sums_of_block, own_thread)";
+const BugsOf large{kLarge, "bf16-hca"};
+const BugsOf course{kShared, "bf16-many-windows", 1}, norms{kShared, "bf16-hca"},
+    large_course{kShared, "bf16-many-large", 1};
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
+constexpr const char* kHandedOver = "// the gradients are there, and the slots of the next window";
 constexpr const char* kSumsOfWarp = "&sums[warp][lane * kColumns]) = sum;";
 constexpr const char* kOfNorm = "params.d_norm_weight[result - biases] = total;";
 constexpr const char* kOfBias = "(p.series - 1) * p.d) + column] = total;";
 constexpr const char* kAddParts = "add_parts(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
-    cluster("NoBarrierBeforeOthersAreReached", "// all blocks run before one reaches another",
-            drop),
-    cluster("SumsOfBlocksBeforeTheyAreThere", "x = shared.sums[turn][0];", drop, 0, -1),
-    beyond_a_pair(cluster("SumsForTwoBlocks", kSent, drop)),
-    in_one_schedule(beyond_a_pair(large("LargeSumsForTwoBlocks", kLargeSent, drop))),
-    large("NoBarrierBeforeOneSends", "// all blocks run before one sends", drop),
-    large("LargeSumsBeforeTheyAreThere", "parity, \"columns\", turn);", drop),
-    large("LargeSlotsBeforeTheyAreThere", "parity, \"slots\", stage);", drop),
     warps("StageBeforeItIsThere", kStageWaited, drop),
+    large("LargeSlotsAndGradientsBeforeTheyAreThere", kHandedOver, drop),
+    large("FirstLargeSlotsBeforeTheyAreThere", "// the slots of the first window are there", drop),
+    course("WindowsBeforeTheyAreThere", "// the windows are there", drop),
     in_one_schedule(block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    cluster("SumsForTheNextBlock", kSent, add, 1 << 24),
-    cluster("SumsElsewhere", kSent, add, 8),
-    large("LargeSumsElsewhere", kLargeSent, add, 8),
-    large("LargeSumsOfOneBlockLess", "unsigned>(shares.blocks * sizeof(float2)));", add, -8, -1),
-    large("WarpsBeforeTheyAreThere", "// the sums of all warps are there, and", drop),
-    large("LastGradientsBeforeTheyAreThere", "// the gradients of the last window are there", drop),
+    large("LargeCopiesNotWaitedFor", kHandedOver, drop, 0, -1),
+    large("FirstLargeCopiesNotWaitedFor", "// the slots of the first window are there", drop, 0,
+          -1),
     in_one_schedule(
         large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", add, 1)),
-    course("CourseWrittenBeforeItIsGone", "// the course has been gone", drop),
-    large("FirstCourseBeforeItIsThere", "// the first course is there", drop),
-    cluster("SumsForAnotherRank", "device::map_shared(own, threadIdx.x)", add, 1),
-    cluster("SumsOfOneBlockLess", "expect(there, static_cast<unsigned>(blocks) *", add, -8),
+    course("WindowsWrittenWhileTheyAreRead", "// the windows have been read", drop),
+    large_course("LargeWindowsWrittenWhileTheyAreRead", "// the windows have been read", drop),
+    in_one_schedule(norms("ProductsOfALane", "products[k] += __shfl_xor_sync(", drop)),
     warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, drop, 0, 1),
     turns("StageWrittenWhileItIsRead", "// the stage has been read", drop),
-    warps("SpotsBeforeTheyAreThere", "// the windows are there", drop),
-    turns("SpotsWrittenWhileTheyAreRead", "// the windows have been read", drop),
-    warps("SumsOfWarpsBeforeTheyAreThere", "bar_sync<kMostColumns / kColumns>(", drop),
-    warps("NormBeforeItIsThere", "// norm_weight is there", drop),
-    warps("SumsOfWindowsBeforeTheyAreThere", "put_part(params, shared.gradients", drop, 0, -1),
+    warps("SumsOfWindowsBeforeTheyAreThere", "// the sums of all windows are there", drop),
     warps("SumsWhereAStageIsRead", "// all stages have been read", drop),
-    rows("RowLoadedTooLate", "for (int half = 1; half < p.d; half *= 2) {", drop, 0, 1),
-    rows("RowReadTooEarly", "const float scale = hadamard_scale(p);", drop, 0, -1),
-    groups("SumsBeforeTheyAreThere", "template store<true>(joint.sum[own]);", drop, 0, 1),
-    groups("SumsOfGroupsBeforeTheyAreThere", "// the sums of all groups are there", drop),
+    in_one_schedule(rows("TransformOfTheNextLane", "const float other = __shfl_xor_sync(", add, 1)),
+    in_one_schedule(groups("GroupsOfTheNextLane", "x[c] = op(x[c], __shfl_xor_sync(", add, 1)),
     block("PartsBeforeTheyAreAdded", kSumsOfWarp, drop, 0, 1),
     block.undo("SumsOfWarpsNotStored", kSumsOfWarp),
     block.move("SumsOfWarpsOfTheNextLane", kSumsOfWarp, 16),
