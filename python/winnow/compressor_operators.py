@@ -35,8 +35,8 @@ def compressor_backward(kv, gate, position_bias, *others, norm_weight=None, **op
 
 
 class _Recorded(_operators.Recorded):
-    """compressor_forward under autograd; arguments as in winnow.torch._Recorded. Rows are kept where
-    they are normalised."""
+    """compressor_forward under autograd; arguments as in winnow.torch._Recorded. Rows are kept
+    where they are normalised."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -160,7 +160,7 @@ TEST(CompressorBackward, Refuses) {
   const CaseInputs inputs = make_inputs(shape);
   Tensor d_rows(DType::f32, {4, 8}), wide(DType::f32, {4, 16}), half(DType::f16, {4, 8});
   Tensor eight(DType::f32, {8, 16}), brain(DType::bf16, {2, 16}), three(DType::f32, {3, 8});
-  Tensor nine(DType::f32, {9});
+  Tensor nine(DType::f32, {9}), of_three(DType::f32, {3});
   using Args = BackwardArgs;
   const auto reject = [&](const std::function<void(Args&)>& bend, const std::string& text,
                           bool dry = true) {
@@ -191,8 +191,8 @@ TEST(CompressorBackward, Refuses) {
          "rstd: want none, where norm_weight is absent, got a tensor");
   reject([](Args& a) { a.norm_weight = {}, a.rows = {}, a.rstd = {}; },
          "d_norm_weight: want none, where norm_weight is absent, got a tensor");
-  reject([&](Args& a) { a.d_rows = three; }, "d_rows: want 4 rows, the last of cu_rows, got 3",
-         false);
+  reject([&](Args& a) { a.d_rows = three, a.rows = three, a.rstd = of_three; },
+         "d_rows: want 4 rows, the last of cu_rows, got 3", false);
   reject([](Args& a) { a.d_gate = a.d_kv; },
          "d_gate: want memory apart from d_kv, got memory that both use", false);
   reject([&](Args&) { inputs.cu_rows.view.at<std::int32_t>(1) = 3; },

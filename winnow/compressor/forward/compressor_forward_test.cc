@@ -199,7 +199,7 @@ TEST(CompressorForward, Refuses) {
   refused("first_position: want shape [n=2], got [4]",
           [&](auto&, auto& a) { a.first_position = four; });
   refused("rstd: want shape [rows=3], got [7]", [&](auto&, auto& a) { a.rstd = seven; });
-  refused("rstd: want dtype f32, got i32", [&](auto&, auto& a) { a.rstd = none; });
+  refused("rstd: want dtype f32, got i64", [&](auto&, auto& a) { a.rstd = long_list; });
   refused("rstd: want none, where norm_weight is absent, got a tensor", [&](auto&, auto& a) {
     a.norm_weight = {};
     a.rstd = seven;
