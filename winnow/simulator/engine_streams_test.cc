@@ -144,6 +144,17 @@ TEST(EngineCases, EndWithWhatTheyHaveQueued) {
   EXPECT_NO_THROW(simulator::synchronize_all());
 }
 
+// So does code that takes for a count what a kernel has not written.
+TEST(EngineCases, FailByWhateverTheyThrow) {
+  const auto run = [](const testing::Target&) -> testing::CaseOutcome {
+    throw std::length_error("a count");
+  };
+  const testing::Operation operation{"cases", "", {{"throws", "", run, true}}, {}};
+  const simulator::Simulated simulated = simulator::simulate(operation, "throws", {});
+  EXPECT_EQ(simulated.failed, "error");
+  EXPECT_EQ(simulated.report, "error: a count");
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, EngineStreams,
                          ::testing::Values("eager", "late", "random:1", "starved:0"),
                          [](const auto& schedule) {
