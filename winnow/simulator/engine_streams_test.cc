@@ -1,9 +1,12 @@
 // What runs side by side: blocks of a grid, grids of several streams, and those of several host
 // threads.
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 
 #include <gmock/gmock.h>
+#include <poll.h>
 
 #include "winnow/core/error.h"
 #include "winnow/simulator/engine_faults.h"
@@ -79,6 +82,36 @@ TEST_P(EngineStreams, HostThreadsWhoseKernelsWaitForEachOther) {
   EXPECT_EQ(words()[1], 20u);
 }
 
+// However long a busy machine suspends them, no deadline of theirs expires; and one does if they do
+// nothing but wait.
+TEST(EngineHosts, HaveTheClockOfKernels) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  simulator::run_hosts(2, [](int) {
+    const auto begin = Clock::now();
+    poll(nullptr, 0, 30);
+    EXPECT_LT(Clock::now() - begin, milliseconds(1));
+    while (Clock::now() - begin < milliseconds(300)) simulator::let_others_run();
+  });
+}
+
+TEST(EngineHosts, LookUntilTheirTimeIsOverBehindAFailure) {
+  using Clock = std::chrono::steady_clock;
+  const std::unique_ptr<void, void (*)(void*)> words(simulator::allocate(4 * kFaultWords),
+                                                     simulator::free);
+  std::memset(words.get(), 0, 4 * kFaultWords);
+  simulator::run_hosts(2, [&](int host) {
+    const auto begin = Clock::now();
+    if (host == 0) {
+      queue_meeting(static_cast<std::uint32_t*>(words.get()),
+                    simulator::settings().resident_clusters + 1);
+      EXPECT_THROW(simulator::synchronize_all(), simulator::Failure);
+    } else {
+      while (Clock::now() - begin < std::chrono::seconds(60)) simulator::let_others_run();
+    }
+  });
+}
+
 // What tells a thread of the same GPU tells none of another rank, which has a GPU of its own.
 TEST_P(EngineStreams, AReleaseOfTheGpuDoesNotReachAnotherRank) {
   queue_release_of_gpu(&first_stream, halves(), true);
@@ -109,6 +142,17 @@ TEST(EngineCases, EndWithWhatTheyHaveQueued) {
   const testing::Operation operation{"cases", "", {{"throws", "", run, true}}, {}};
   EXPECT_EQ(simulator::simulate(operation, "throws", {}).failed, "error");
   EXPECT_NO_THROW(simulator::synchronize_all());
+}
+
+// So does code that takes for a count what a kernel has not written.
+TEST(EngineCases, FailByWhateverTheyThrow) {
+  const auto run = [](const testing::Target&) -> testing::CaseOutcome {
+    throw std::length_error("a count");
+  };
+  const testing::Operation operation{"cases", "", {{"throws", "", run, true}}, {}};
+  const simulator::Simulated simulated = simulator::simulate(operation, "throws", {});
+  EXPECT_EQ(simulated.failed, "error");
+  EXPECT_EQ(simulated.report, "error: a count");
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EngineStreams,

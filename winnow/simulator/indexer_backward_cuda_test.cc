@@ -42,6 +42,9 @@ constexpr const char* kScale = "scale_kernel(const __grid_constant__";
 constexpr const char* kFinish = "finish_kernel(const __grid_constant__";
 constexpr const char* kLargest = "atomicMax(&largest, __float_as_uint(sum)";
 constexpr const char* kScales = "p.scales[row] = scale;";
+// What it stores: f32 and bf16.
+constexpr const char* kWide = "make_float4(v[0], v[1], v[2], v[3]);";
+constexpr const char* kPacked = "make_uint2(pack_pair<kNarrow>(v[0], v[1])";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
@@ -103,6 +106,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(one("FinishRowsTooFarApart", kFinish, shift_grid, 1)),
     in_one_schedule(bounds("FinishOfOneWarpLess", kFinish, launch_threads, -32)),
     race(bounds("FinishAside", kFinish, launch_astray)),
+    bounds.undo("DkNotStored", kWide),
+    bounds.move("DkOfTheNextQuad", kWide, 16),
+    of_threads(224, 256, bounds.undo("DkOfTheLastWarpNotStored", kWide)),
+    plain.undo("NarrowDkNotStored", kPacked),
+    plain.move("NarrowDkOfTheNextQuad", kPacked, 8),
+    of_threads(0, 1, plain.undo("NarrowDkOfTheFirstThreadNotStored", kPacked)),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorIndexerBackwardCuda, backward_operation(), kQuickCases,

@@ -65,7 +65,7 @@ void drop_resident();
 [[noreturn]] void report_deadlock();
 // Before the first operation after all streams were empty: schedules begin anew.
 void begin_session();
-// Lets the clocks of kernels go on.
-void pass_time(std::uint64_t ticks);
+// Lets the clocks of kernels go on. Returns what they show then.
+std::uint64_t pass_time(std::uint64_t ticks);
 
 }  // namespace winnow::simulator

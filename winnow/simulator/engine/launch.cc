@@ -343,7 +343,7 @@ void begin_session() {
   turn = 0;
 }
 
-void pass_time(std::uint64_t more) { ticks += more; }
+std::uint64_t pass_time(std::uint64_t more) { return ticks += more; }
 
 namespace {
 // "warp 1, warps 4 to 7".

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -80,10 +81,15 @@ unsigned line_of_plant(const Plant& bug, const std::string& root) {
     throw std::invalid_argument("plant: several lines of " + named);
   }
   const auto line = found - lines.begin() + bug.below;
-  const bool exists = line >= 0 && line < std::ssize(lines);
   const bool of_store = alters_stores(bug), of_load = bug.action == Plant::Action::misread;
-  if (!exists || (!of_load && lines[static_cast<std::size_t>(line)].find(of_store ? '=' : '(') ==
-                                  std::string::npos)) {
+  const auto begins = [&] {
+    if (line < 0 || line >= std::ssize(lines)) return false;
+    const auto at = lines.begin() + line;
+    if (of_load || at->find(of_store ? '=' : '(') != std::string::npos) return true;
+    // Of what is made by a call, the compiler notes the line of that.
+    return of_store && line > 0 && std::prev(at)->ends_with(" =");
+  };
+  if (!begins()) {
     throw std::invalid_argument(std::string("plant: no ") + (of_store ? "store" : "call") +
                                 " begins " + std::to_string(bug.below) +
                                 " lines below the line of " + named);

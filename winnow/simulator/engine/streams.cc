@@ -29,6 +29,11 @@ namespace {
 // deadline come to their end.
 constexpr std::uint64_t kNanoseconds = 200, kMostNanoseconds = 250'000;
 constexpr int kTurnsToDouble = 100;
+// And what a round takes in which hosts look and nothing can go on: at least this, and a part of
+// what those before it in a row have taken. So a deadline ends after some hundred of them, and is
+// hardly exceeded; behind the longest one, they count as a deadlock.
+constexpr std::uint64_t kNanosecondsOfLooks = 50'000, kPartOfLooks = 64;
+constexpr std::uint64_t kMostNanosecondsOfLooks = 3'600'000'000'000;
 
 struct Operation {
   std::unique_ptr<GridRun> run = nullptr;  // else:
@@ -63,7 +68,16 @@ std::vector<std::unique_ptr<Host>> team;  // empty: there is none
 std::size_t last_host = 0;
 const Host* running = nullptr;  // null while the team begins
 std::uint64_t round_of_team = 0;
+std::uint64_t looked = 0;  // what rounds in a row have taken in which nothing could go on
 thread_local Host* own = nullptr;
+std::uint64_t begin_of_team = 0;  // by the machine's clock, less the simulated one
+
+std::uint64_t machine_clock() {
+  timespec now;
+  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
 
 class Lock {
  public:
@@ -255,8 +269,6 @@ bool lets_run(const Host& host) { return !host.ended && host.is_over == nullptr;
 // Gives the turn to a host thread that may run. Until there is one, the engine runs.
 void pass_turn() {
   constexpr int kTurns = 8;  // of the engine, before those look again that have let it run
-  constexpr int kMostFruitless = 20'000;  // rounds in which hosts look, and nothing can go on
-  static int fruitless = 0;
   for (;;) {
     for (std::size_t i = 1; i <= team.size(); ++i) {
       Host& host = *team[(last_host + i) % team.size()];
@@ -275,11 +287,16 @@ void pass_turn() {
         return host->is_over != nullptr && may_run(*host);
       });
     };
-    if (run_engine(some_run, some_look ? kTurns : std::numeric_limits<int>::max())) {
-      fruitless = 0;
-    } else if (!some_look || (!all_empty() && ++fruitless > kMostFruitless)) {
-      fruitless = 0;
+    // Behind a failure those that look learn of it in time, too.
+    if (!failed && run_engine(some_run, some_look ? kTurns : std::numeric_limits<int>::max())) {
+      looked = 0;
+    } else if (!some_look || looked > kMostNanosecondsOfLooks) {
+      looked = 0;
       report();
+    } else {
+      const std::uint64_t more = std::max(kNanosecondsOfLooks, looked / kPartOfLooks);
+      pass_time(more);
+      looked += more;
     }
   }
 }
@@ -450,6 +467,8 @@ void run_hosts(int count, const std::function<void(int)>& body) {
     }
     last_host = 0;
     round_of_team = 1;  // so that all may run
+    looked = 0;
+    begin_of_team = machine_clock() - pass_time(0);
     running = team.front().get();
   }
   std::vector<std::thread> threads;
@@ -476,8 +495,20 @@ void run_hosts(int count, const std::function<void(int)>& body) {
 }  // namespace winnow::simulator
 
 // Where code of the library lets other threads run, or waits for them, a host thread of a team
-// gives up its turn.
+// gives up its turn; and it has the clock of kernels, so that deadlines expire in the same turn
+// however fast the machine is.
 extern "C" {
+
+[[gnu::visibility("default")]]  // for the C++ library, whose clocks call it
+int clock_gettime(clockid_t clock, timespec* now) noexcept {
+  if (winnow::simulator::own == nullptr || clock != CLOCK_MONOTONIC) {
+    return static_cast<int>(syscall(SYS_clock_gettime, clock, now));
+  }
+  constexpr std::uint64_t kOfASecond = 1'000'000'000;
+  const std::uint64_t since = winnow::simulator::begin_of_team + winnow::simulator::pass_time(1);
+  *now = {static_cast<time_t>(since / kOfASecond), static_cast<long>(since % kOfASecond)};
+  return 0;
+}
 
 int sched_yield() noexcept {
   return winnow::simulator::let_others_run() ? 0 : static_cast<int>(syscall(SYS_sched_yield));

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <utility>
 
 #include <gmock/gmock.h>
 
-#include "winnow/core/error.h"
 #include "winnow/simulator/engine/writers.h"
 
 namespace winnow::simulator {
@@ -29,28 +29,35 @@ std::vector<std::string> chosen(const std::vector<std::string>& schedules) {
   return {other};
 }
 
-Simulated run(const winnow::testing::Case& one, bool names_writers) {
+// What the call gives, or what it fails with.
+template <class Call>
+Simulated caught(const Call& call) {
   try {
-    const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
-    synchronize_all();
-    if (outcome.passed()) return {"", "", outcome};
-    std::string report = "no comparison was made";
-    for (const auto& comparison : outcome.comparisons) {
-      if (!comparison.passed) {
-        report = comparison.what + ": " + comparison.detail + ", error " +
-                 std::to_string(comparison.error) + ", tolerance " +
-                 std::to_string(comparison.tolerance);
-        if (names_writers && comparison.element != nullptr) {
-          report += "\n  the element " + describe_writer(comparison.element);
-        }
-      }
-    }
-    return {"result", "result: " + report, {}};
+    return call();
   } catch (const Failure& failure) {
     return {failure.check(), failure.what(), {}};
-  } catch (const winnow::Error& error) {  // as kernels report it that waited in vain
+  } catch (const std::exception& error) {
+    // As kernels report it that waited in vain, or as code meets it that reads what they have left.
     return {"error", std::string("error: ") + error.what(), {}};
   }
+}
+
+Simulated run(const winnow::testing::Case& one, bool names_writers) {
+  const winnow::testing::CaseOutcome outcome = one.run({DeviceType::cuda, {}});
+  synchronize_all();
+  if (outcome.passed()) return {"", "", outcome};
+  std::string report = "no comparison was made";
+  for (const auto& comparison : outcome.comparisons) {
+    if (!comparison.passed) {
+      report = comparison.what + ": " + comparison.detail + ", error " +
+               std::to_string(comparison.error) + ", tolerance " +
+               std::to_string(comparison.tolerance);
+      if (names_writers && comparison.element != nullptr) {
+        report += "\n  the element " + describe_writer(comparison.element);
+      }
+    }
+  }
+  return {"result", "result: " + report, {}};
 }
 
 }  // namespace
@@ -66,14 +73,10 @@ Simulated simulate(const winnow::testing::Operation& operation, const std::strin
   if (one == operation.cases.end()) {
     return {"test", operation.name + " has no case " + name, {}};
   }
-  Simulated simulated = run(*one, names_writers);
+  const Simulated simulated = caught([&] { return run(*one, names_writers); });
   // What it has queued and not waited for belongs to this case, not to the one behind it.
-  try {
-    synchronize_all();
-  } catch (const Failure& failure) {
-    if (simulated.failed.empty()) simulated = {failure.check(), failure.what(), {}};
-  }
-  return simulated;
+  const Simulated left = caught([] { return synchronize_all(), Simulated{}; });
+  return simulated.failed.empty() && !left.failed.empty() ? left : simulated;
 }
 
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing) {
