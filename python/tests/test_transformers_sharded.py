@@ -207,6 +207,7 @@ def refusals(ids):
     half = fsdp1(model(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
     refused("torch.autocast, fully_shard, or", half)
     refused("find_unused_parameters=False", ddp(model(), find_unused_parameters=True))
+    refused("static_graph=False", ddp(model(), static_graph=True))
     parts = by_small_parts(model(checkpointing=True))
     refused("no sharding of modules inside of one that is checkpointed", parts)
 

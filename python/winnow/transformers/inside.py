@@ -95,6 +95,8 @@ def _check_sharding(model: nn.Module, paths: Iterable[List[nn.Module]]) -> None:
             if isinstance(module, nn.parallel.DistributedDataParallel):
                 if module.find_unused_parameters:  # the indexers, which only this loss reaches
                     refuse("model", "find_unused_parameters=False", True)
+                if module.static_graph:  # gradients are reduced with those of its own output alone
+                    refuse("model", "static_graph=False", True)
             if checkpointed and isinstance(module, (FSDPModule, FullyShardedDataParallel)):
                 # What is computed again in the backward pass gathers its parameters for good.
                 wanted = "no sharding of modules inside of one that is checkpointed"

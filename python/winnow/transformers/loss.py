@@ -368,7 +368,8 @@ def indexer_loss(model: nn.Module) -> Tensor:
 
     Raises:
         ValueError: there was no such forward pass, it raised, or it began with rows in a cache; or
-            model is a part of a FullyShardedDataParallel, or has find_unused_parameters.
+            model is a part of a FullyShardedDataParallel, or has find_unused_parameters or
+            static_graph.
     """
     return _mean_of_layers(model, "indexer_loss", _loss_of_layer)
 
