@@ -62,6 +62,11 @@ def _call_instead(
             setattr(inner, name, own)
 
 
+def with_parameters(module: nn.Module, function: Callable[[Tensor], Any], given: Tensor) -> Any:
+    """function(given), which reads parameters of a module, as its forward pass."""
+    return _call_instead(module, module, function, given)
+
+
 def _fsdp1() -> Tuple[type, ...]:
     """The wrappers whose forward pass gathers parameters, and calls that of the module within."""
     if not torch.distributed.is_available():
