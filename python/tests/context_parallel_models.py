@@ -229,3 +229,16 @@ def refusals_of_one(group):
     for options in refused_options:
         refused(next(iter(options)), model, input_ids=ids, **(options if rank else {}))
         assert torch.equal(model(ids).logits, want)
+    # A rank whose indexers are frozen has nothing to learn from; of one, another number of layers.
+    indexers = [part.indexer for part in model.modules() if getattr(part, "indexer", None)]
+    for frozen, text in ((indexers, "model: want one whose last"), (indexers[:1], "layers: want")):
+        for indexer in frozen:
+            indexer.requires_grad_(not rank)
+        model(ids)
+        for call in (indexer_loss, attention_share):
+            with pytest.raises(ValueError, match=text):
+                call(model)
+        for indexer in frozen:
+            indexer.requires_grad_(True)
+    model(ids)
+    (indexer_loss(model) + attention_share(model)).backward()

@@ -205,8 +205,8 @@ def of_no_values(group):
     for columns in () if oracle.on_gpu else (1, 2 * world, 3 * world):
         weights = torch.ones(len(rows), columns if mistaken else world + 1)
         text = refused(lambda weights=weights: buffer.combine(rows, handle, weights))
-        assert "Buffer.combine: topk_weights differs: given, to be added, of " in text, text
-        assert f" of {columns} columns on rank {world - 1}" in text, text
+        differs = f"number of columns of topk_weights differs: {world + 1} on rank 0, {columns} on"
+        assert f"Buffer.combine: {differs} rank {world - 1}" in text, text
         _, sums, _ = buffer.combine(rows, handle, torch.ones(len(rows), world + 1))
         assert sums.shape == (len(given[0]), world + 1)
     for make, name in (

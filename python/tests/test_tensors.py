@@ -1,5 +1,6 @@
 """What comes in and goes out: kinds, dtypes, streams; refusals by their text."""
 
+import copy
 import pickle
 import sys
 
@@ -185,6 +186,12 @@ def test_errors_survive_pickling():
     copy = pickle.loads(pickle.dumps(caught.value))
     assert str(copy) == str(caught.value)
     assert copy.code == "invalid_argument"
+
+
+def test_functions_are_copied_and_pickled_by_name():
+    for function in (winnow.sparse_mla.forward, winnow.expert_parallel.layout):
+        assert copy.deepcopy({"attend": function})["attend"] is function
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_supports_answers_and_gives_reasons():

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import v4_models
 from dsa_models import make, tokens
 from ranks import meet
 from winnow.transformers import (
@@ -207,6 +208,7 @@ def refusals(ids):
     half = fsdp1(model(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
     refused("torch.autocast, fully_shard, or", half)
     refused("find_unused_parameters=False", ddp(model(), find_unused_parameters=True))
+    refused("static_graph=False", ddp(model(), static_graph=True))
     parts = by_small_parts(model(checkpointing=True))
     refused("no sharding of modules inside of one that is checkpointed", parts)
 
@@ -318,6 +320,23 @@ def in_the_place_of_forward(module, bring, take):
     module.forward = forward
 
 
+def take_away(modules, offload):
+    """The parameters of each module are there while its forward pass runs."""
+    for module in modules:
+        kept = [(parameter, parameter.data) for parameter in module.parameters()]
+
+        def bring(kept=kept):
+            for parameter, data in kept:
+                parameter.data = data
+
+        def take(kept=kept):
+            for parameter, data in kept:
+                parameter.data = data.new_empty(0)
+
+        take()
+        offload(module, bring, take)
+
+
 @pytest.mark.parametrize(
     "part, offload",
     [
@@ -338,21 +357,24 @@ def test_parameters_that_are_away_between_forward_passes(part, offload):
         "indexer": [layer.self_attn.indexer for layer in model.model.layers],
         "model": [model],
     }[part]
-    for module in filter(None, modules):
-        kept = [(parameter, parameter.data) for parameter in module.parameters()]
-
-        def bring(kept=kept):
-            for parameter, data in kept:
-                parameter.data = data
-
-        def take(kept=kept):
-            for parameter, data in kept:
-                parameter.data = data.new_empty(0)
-
-        take()
-        offload(module, bring, take)
+    take_away(filter(None, modules), offload)
     ids = batches(1)[0]
     if offload is by_hooks:
         step(model, ids, (expected[0][0], expected[1]), together)
     else:
         check(detached(losses_of(model, ids)), expected[0][0])
+
+
+@pytest.mark.parametrize("offload", [by_hooks, in_the_place_of_forward])
+def test_each_module_of_deepseek_v4_may_bring_its_own_parameters(offload):
+    ids, found = v4_models.tokens(length=64), []
+    for away in (False, True):
+        model = v4_models.make("short", "winnow").train()
+        if away:
+            modules = [part for part in model.model.layers.modules() if not list(part.children())]
+            take_away(modules, offload)
+        losses = losses_of(model, ids)
+        if offload is by_hooks:
+            together(losses)
+        found.append({**detached(losses), **gradients_of(model)})
+    check(found[1], found[0])

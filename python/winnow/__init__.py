@@ -7,6 +7,8 @@ arrays, torch tensors, or anything with ``__dlpack__``, and return the kind that
 with the signatures of other libraries.
 """
 
+import copyreg
+
 from winnow import compressor, expert_parallel, indexer, paged_xl, sparse_mla
 from winnow._winnow import __version__, backends, num_threads, set_num_threads
 from winnow.errors import Error, InvalidArgument
@@ -27,3 +29,6 @@ __all__ = [
     "sparse_mla",
     "supports",
 ]
+
+# Functions of the extension are copied and pickled by their names, as Python's own are.
+copyreg.pickle(type(sparse_mla.forward), lambda function: function.__name__)

@@ -23,8 +23,9 @@ class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path) {
     std::error_code error;
+    const std::filesystem::file_status status = std::filesystem::status(path, error);
     // A pipe would be waited for, and a device need not end.
-    if (!std::filesystem::is_regular_file(path, error)) fail("a file that can be read");
+    if (exists(status) && !is_regular_file(status)) fail("a regular file");
     file_.open(path, std::ios::binary);
     if (!file_) fail("a file that can be read");
   }

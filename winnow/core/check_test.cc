@@ -201,6 +201,8 @@ TEST(Check, DeviceOfTheOthers) {
   expect_refused([&] { kCheck.device("x", on_gpu, {DeviceType::cuda, 0}); },
                  "x: want device cuda:0, got cuda:1");
   expect_refused([&] { kCheck.device("x", on_gpu, {}); }, "x: want device cpu, got cuda:1");
+  const ConstTensorView on_cpu(g_data, DType::f32, {2}, Device{DeviceType::cpu, 5});
+  expect_refused([&] { kCheck.device("x", on_cpu, {}); }, "x: want device cpu, got cpu:5");
 }
 
 TEST(Check, AnyRule) {

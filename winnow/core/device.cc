@@ -92,8 +92,9 @@ GpuList ask_driver() {
 }  // namespace
 
 std::string to_string(Device device) {
-  if (device.type == DeviceType::cpu) return "cpu";
-  return "cuda:" + std::to_string(device.index);
+  const bool on_cpu = device.type == DeviceType::cpu;
+  if (on_cpu && device.index == 0) return "cpu";
+  return (on_cpu ? "cpu:" : "cuda:") + std::to_string(device.index);
 }
 
 const GpuList& gpus() {

@@ -18,7 +18,7 @@ struct Device {
   friend constexpr bool operator==(const Device&, const Device&) = default;
 };
 
-// "cpu" or "cuda:0".
+// "cpu" or "cuda:0"; "cpu:5" if a CPU has an index other than 0.
 WINNOW_EXPORT std::string to_string(Device device);
 
 struct Gpu {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from winnow import torch as operators
+from winnow.transformers import inside
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import DeepseekV4
 from winnow.transformers.layer import Record as LatentRecord
@@ -86,11 +87,15 @@ def _compress(
     if not sum(counts):
         return kv.new_zeros(0, module.head_dim)
     starts = _cumulative(lengths, device)
-    return operators.compressor_forward(
-        kv, gate, module.position_bias.float(), starts, _cumulative(counts, device),
-        first_position=starts[:-1].contiguous(), num_rows=sum(counts),
-        **_options(module, positions),
-    )  # fmt: skip
+
+    def compress(kv: Tensor) -> Tensor:
+        return operators.compressor_forward(
+            kv, gate, module.position_bias.float(), starts, _cumulative(counts, device),
+            first_position=starts[:-1].contiguous(), num_rows=sum(counts),
+            **_options(module, positions),
+        )  # fmt: skip
+
+    return inside.with_parameters(module.kv_norm, compress, kv)
 
 
 def _options(module: nn.Module, positions: Tensor) -> Dict[str, Any]:
@@ -111,11 +116,15 @@ def _compress_part(module: nn.Module, kv: Tensor, gate: Tensor, placed: Placed) 
     pieces = placed.sequences.pieces
     first = min(piece.position for piece in pieces)
     last = max(piece.position + piece.length for piece in pieces)
-    return placed.tokens.compressor_forward(
-        kv, gate, module.position_bias.float(),
-        first_position=[piece.position - first for piece in pieces],
-        **_options(module, torch.arange(first, last, device=kv.device)),
-    )  # fmt: skip
+
+    def compress(kv: Tensor) -> Tensor:
+        return placed.tokens.compressor_forward(
+            kv, gate, module.position_bias.float(),
+            first_position=[piece.position - first for piece in pieces],
+            **_options(module, torch.arange(first, last, device=kv.device)),
+        )  # fmt: skip
+
+    return inside.with_parameters(module.kv_norm, compress, kv)
 
 
 def compressed_rows(

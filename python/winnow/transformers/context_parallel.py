@@ -78,6 +78,15 @@ def enable_context_parallel(
     return model.register_forward_pre_hook(inputs, with_kwargs=True)
 
 
+def context_of(model: nn.Module) -> Optional[ContextParallel]:
+    """Of the ranks that share the sequences of a model, or of one that it wraps."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _Inputs):
+                return hook.context
+    return None
+
+
 class _Inputs:
     """What a rank's forward pass gets for what the caller gave."""
 

@@ -62,6 +62,11 @@ def _call_instead(
             setattr(inner, name, own)
 
 
+def with_parameters(module: nn.Module, function: Callable[[Tensor], Any], given: Tensor) -> Any:
+    """function(given), which reads parameters of a module, as its forward pass."""
+    return _call_instead(module, module, function, given)
+
+
 def _fsdp1() -> Tuple[type, ...]:
     """The wrappers whose forward pass gathers parameters, and calls that of the module within."""
     if not torch.distributed.is_available():
@@ -95,6 +100,8 @@ def _check_sharding(model: nn.Module, paths: Iterable[List[nn.Module]]) -> None:
             if isinstance(module, nn.parallel.DistributedDataParallel):
                 if module.find_unused_parameters:  # the indexers, which only this loss reaches
                     refuse("model", "find_unused_parameters=False", True)
+                if module.static_graph:  # gradients are reduced with those of its own output alone
+                    refuse("model", "static_graph=False", True)
             if checkpointed and isinstance(module, (FSDPModule, FullyShardedDataParallel)):
                 # What is computed again in the backward pass gathers its parameters for good.
                 wanted = "no sharding of modules inside of one that is checkpointed"

@@ -1,7 +1,7 @@
 """How the indexers of a model choose, the loss that trains them, and what it is judged by."""
 
 from functools import partial
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from winnow import torch as operators
 from winnow.context_parallel import Rows, Tokens
 from winnow.indexer_loss import attention_of_heads
 from winnow.transformers import absorbed, compressed, inside, tensor_parallel
+from winnow.transformers.context_parallel import context_of
 from winnow.transformers.families import DeepseekV4, Family
 from winnow.transformers.layer import Record, flat_indices, flat_ranges, heads_matrices
 from winnow.transformers.placed import Placed
@@ -325,8 +326,20 @@ def _as_recorded(
         return of_layer(family, attention, record, carrier)
 
 
-def _mean_of_layers(model: nn.Module, of_layer: Callable[..., Tensor]) -> Tensor:
-    records = list(_records(model))
+def _agreed_records(model: nn.Module, call: str) -> List[Tuple[Family, nn.Module, AnyRecord]]:
+    """Where several ranks share the sequences, what one of them refuses is an error on all: they
+    would wait for it within the layers."""
+    context = context_of(model) if isinstance(model, nn.Module) else None
+    if context is None:
+        return list(_records(model))
+    with context.refusals():
+        records = list(_records(model))
+        context.agree(call, layers=str([attention.layer_idx for _, attention, _ in records]))
+        return records
+
+
+def _mean_of_layers(model: nn.Module, call: str, of_layer: Callable[..., Tensor]) -> Tensor:
+    records = _agreed_records(model, call)
     calls = {found[1]: partial(_as_recorded, of_layer, *found) for found in records}
     device = records[0][2].hidden.device
     values = inside.each(model, calls, device)
@@ -355,9 +368,10 @@ def indexer_loss(model: nn.Module) -> Tensor:
 
     Raises:
         ValueError: there was no such forward pass, it raised, or it began with rows in a cache; or
-            model is a part of a FullyShardedDataParallel, or has find_unused_parameters.
+            model is a part of a FullyShardedDataParallel, or has find_unused_parameters or
+            static_graph.
     """
-    return _mean_of_layers(model, _loss_of_layer)
+    return _mean_of_layers(model, "indexer_loss", _loss_of_layer)
 
 
 @torch.no_grad()
@@ -365,7 +379,7 @@ def attention_share(model: nn.Module) -> Tensor:
     """The share of the attention to all rows that falls on those which the indexer chooses, in the
     last forward pass of a model in training mode: the mean over heads, queries and layers with an
     indexer, from 0 to 1; sinks take no part. A trained indexer is near 1."""
-    return _mean_of_layers(model, _share_of_layer)
+    return _mean_of_layers(model, "attention_share", _share_of_layer)
 
 
 def _logs(sequence: _Sequence, queries: slice) -> Tuple[Tensor, Tensor]:

@@ -169,8 +169,9 @@ TEST(Replay, RefusesWhatIsNoRecord) {
     EXPECT_EQ(replayed.exit_code, 2) << wanted << ": " << replayed.output;
     EXPECT_THAT(replayed.output, HasSubstr(wanted));
   }
-  for (const char* none : {"/nowhere", "/", "/dev/zero"}) {
-    EXPECT_THAT(run(std::string("replay ") + none).output, HasSubstr("a file that can be read"));
+  EXPECT_THAT(run("replay /nowhere").output, HasSubstr("FILE: want a file that can be read"));
+  for (const char* other : {"/", "/dev/zero", "/dev/null"}) {
+    EXPECT_THAT(run(std::string("replay ") + other).output, HasSubstr("FILE: want a regular file"));
   }
 }
 

@@ -60,8 +60,9 @@ Options combine_options(const CombineArgs& args, const Descriptor::State& state)
   options.weights = args.weights.present();
   options.descriptor = static_cast<std::int64_t>(state.number);
   if (args.pair_values.present()) {
-    options.pair_values = (args.expert_output.present() ? 1 : 2) + (args.add_values ? 2 : 0) +
-                          kPairValueKinds * args.pair_columns;
+    options.pair_values = args.expert_output.present() ? 1 : 2;
+    options.add_values = args.add_values;
+    options.pair_columns = args.pair_columns;
   }
   options.sm_count = args.sm_count;
   return options;

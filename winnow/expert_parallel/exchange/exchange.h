@@ -29,9 +29,6 @@ enum class Call : std::int64_t {
   notify
 };
 
-// More than there are kinds of Options::pair_values.
-inline constexpr std::int64_t kPairValueKinds = 8;
-
 // What must be the same on every rank. Numbers all, so that one loop compares them.
 struct Options {
   Call call = Call::dispatch;
@@ -41,9 +38,9 @@ struct Options {
   std::int64_t cached = 0, descriptor = 0;  // the number of the dispatch that is repeated, combined
   std::int64_t channels = 0;                // of notify
   std::int64_t scale_bytes = 0;             // of a row of dispatch; 0: no scales
-  // Of combine: 1: values travel, 2: without rows; 2 more: they are added; and kPairValueKinds for
-  // each column of the whole table.
-  std::int64_t pair_values = 0;
+  std::int64_t pair_values = 0;             // of combine; 2: they travel without rows
+  std::int64_t add_values = 0;              // 0 or 1
+  std::int64_t pair_columns = 0;
   std::int64_t sm_count = 0;  // of this call
   // On GPUs, in calls for which the host does not wait: a digest of the regions that were reserved
   // since all ranks learned of the free extents. 0: they learn of them in this call.

@@ -22,11 +22,7 @@ std::string dtype_name(std::int64_t value) {
 }
 std::string region_digest(std::int64_t value) { return value == 0 ? "none" : number(value); }
 std::string values_name(std::int64_t value) {
-  if (value == 0) return "absent";
-  const std::int64_t kind = value % kPairValueKinds, columns = value / kPairValueKinds;
-  std::string given = kind % 2 == 1 ? "given" : "given without expert_output";
-  if (kind > 2) given += ", to be added";
-  return columns > 0 ? given + ", of " + number(columns) + " columns" : given;
+  return value == 2 ? "given without expert_output" : given_or_absent(value);
 }
 std::string dispatch_number(std::int64_t value) { return "of call " + std::to_string(value); }
 
@@ -49,6 +45,8 @@ constexpr std::array kOptions = {
     Option{"channels", &Options::channels, number},
     Option{"bytes of a row of scales", &Options::scale_bytes, number},
     Option{"pair_values", &Options::pair_values, values_name},
+    Option{"add_values", &Options::add_values, true_or_false},
+    Option{"pair_columns", &Options::pair_columns, number},
     Option{"sm_count", &Options::sm_count, number},
     Option{"the digest of the regions in the arena", &Options::regions, region_digest},
 };

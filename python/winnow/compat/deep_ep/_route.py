@@ -26,6 +26,7 @@ OF_ROWS = {
     "topk": "topk_idx",
     "weights": "topk_weights",
     "pair_values": "topk_weights",
+    "pair_columns": "topk_weights, number of columns",
     "second_bias": "bias",
     "cached": "handle",
     "descriptor": "handle",

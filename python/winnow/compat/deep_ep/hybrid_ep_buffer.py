@@ -38,6 +38,7 @@ _BY_INDEX = {
     "expert_alignment": "pad_multiple",
     "worst_case_rows": "num_permuted_tokens",
     "pair_values": "probs",
+    "pair_columns": "probs, number of columns",
 }
 _BY_MAP = {
     **_BY_INDEX,
