@@ -228,6 +228,30 @@ __device__ __forceinline__ void put_part(const KernelParams& params,
   }
 }
 
+// What the norms of windows need: mean(row * d_row), as a rotation and a transform of both factors
+// keep it. A warp has a row.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    prepare_norms(const __grid_constant__ KernelParams params) {
+  device::allow_next_kernel();
+  const KernelProblem& p = params.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) / 32;
+  if (row >= params.num_rows) return;
+  const float rstd = params.rstd[row];
+  float product = 0;
+#pragma unroll 4
+  for (int column = lane * kColumns; column < p.d; column += 32 * kColumns) {
+    float x[kColumns], gradient[kColumns];
+    load_columns<T, kAligned>(params.rows, row, column, params.wide_rows, x);
+    load_columns<T, kAligned>(params.d_rows, row, column, params.wide_d_rows, gradient);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) product = fmaf(x[c], gradient[c], product);
+  }
+  product = device::warp_sum(product);
+  if (lane == 0) params.norms[row] = {rstd, rstd * product * p.inverse_d};
+}
+
 // Windows of any size. kGroups: the slots of a window may be those of several groups of lanes.
 template <class T, bool kAligned, bool kGroups>
 __global__ void __launch_bounds__(kThreadsOf<T>, 2)
@@ -252,7 +276,8 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
   const int windows_log = kWarpsLog<T> - shares.warps_log;
   const int stride = shares.parts << windows_log, first = part << windows_log;
   Course& course = shared.course;
-  find_windows<T, kAligned>(params, {first, stride, windows_log}, course);
+  device::wait_for_kernel_before();  // of the norms
+  find_windows(params, {first, stride, windows_log}, course);
   copier.copy(course.spots[window], shared.stages[0]);
   const Biases<kAligned> biases(p, column, range.begin);
   for (int j = 0; j < held; ++j) {
@@ -267,7 +292,7 @@ __global__ void __launch_bounds__(kThreadsOf<T>, 2)
     const Spot spot = course.spots[at + window];
     const Norm norm = course.norms[at + window];
     if (next == 0) {
-      find_windows<T, kAligned>(params, {first_row + stride, stride, windows_log}, course);
+      find_windows(params, {first_row + stride, stride, windows_log}, course);
     }
     __syncwarp();  // the stage has been read
     copier.copy(course.spots[next + window], shared.stages[(turn + 1) % kStages]);
@@ -388,7 +413,7 @@ __global__ void __launch_bounds__(32 * kWarpsOfSums)
                                  : params.bias_parts;
   const std::int64_t stride = of_bias ? biases : p.d;
   float4 sum = {0, 0, 0, 0};
-  device::wait_for_kernel_before();
+  device::wait_for_kernel_before();  // with the parts
 #pragma unroll 8
   for (int part = begin; part < end; ++part) {
     const float4 more = *reinterpret_cast<const float4*>(from + part * stride);
@@ -441,9 +466,26 @@ std::int64_t bias_bytes(const BackwardParams& params, const Shares& shares) {
                                std::int64_t{sizeof(float)});
 }
 
+std::int64_t norm_bytes(const BackwardParams& params, const Shares& shares) {
+  return device::scratch_bytes(shares.parts * params.problem.d * std::int64_t{sizeof(float)});
+}
+
 std::int64_t workspace_bytes(const BackwardParams& params, const Shares& shares) {
-  return bias_bytes(params, shares) +
-         device::scratch_bytes(shares.parts * params.problem.d * std::int64_t{sizeof(float)});
+  return bias_bytes(params, shares) + norm_bytes(params, shares) +
+         device::scratch_bytes(params.num_rows * std::int64_t{sizeof(Norm)});
+}
+
+// Behind a kernel that lets it in early, where GPUs can do that.
+template <class Kernel>
+void launch_behind(Kernel* kernel, int blocks, int threads, int bytes, cudaStream_t stream,
+                   const KernelParams& params) {
+  const auto count = static_cast<unsigned>(blocks);
+  const auto shared = static_cast<std::size_t>(bytes);
+  if (kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+    kRuntime.check(device::launch_early(kernel, count, threads, shared, stream, params), "launch");
+  } else {
+    kRuntime.launch(kernel, count, threads, shared, stream, params);
+  }
 }
 
 template <class T>
@@ -472,6 +514,8 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
       .d_norm_weight = static_cast<float*>(params.d_norm_weight),
       .bias_parts = reinterpret_cast<float*>(parts),
       .norm_parts = reinterpret_cast<float*>(parts + bias_bytes(params, shares)),
+      .norms =
+          reinterpret_cast<Norm*>(parts + bias_bytes(params, shares) + norm_bytes(params, shares)),
   };
   kernel.problem.team = team;
   const bool wide_gradients = kernel.wide_kv || kernel.wide_gate;
@@ -484,27 +528,35 @@ void launch(const BackwardParams& params, const Packed& lists, void* workspace,
                    : team.groups_log > 0 ? windows_kernel<T, true, true>
                                          : windows_kernel<T, true, false>;
   int bytes = sizeof(SharedMemory<T>);
+  bool large = false;
   if constexpr (sizeof(T) == 2) {
-    if (!wide_gradients && !problem.hadamard && team.groups() == kGroupsOfWarp &&
-        problem.slots() > kLargeSlots / 2) {
+    large = !wide_gradients && !problem.hadamard && team.groups() == kGroupsOfWarp &&
+            problem.slots() > kLargeSlots / 2;
+    if (large) {
       function = aligned ? large_windows_kernel<T, true> : large_windows_kernel<T, false>;
       bytes = sizeof(LargeMemory);
     }
   }
+  if (norm && !large && kernel.num_rows > 0) {
+    const int blocks = (kernel.num_rows + kWarps - 1) / kWarps;
+    kRuntime.launch(aligned ? prepare_norms<T, true> : prepare_norms<T, false>,
+                    static_cast<unsigned>(blocks), kThreads, 0, stream, kernel);
+  }
   kRuntime.allow_all_shared_memory(function, bytes);
-  kRuntime.launch(function, static_cast<unsigned>(shares.parts * shares.blocks), kThreadsOf<T>,
-                  static_cast<std::size_t>(bytes), stream, kernel);
-  const std::int64_t sums = problem.slots() * problem.d + (norm ? problem.d : 0);
-  constexpr int kSums = 32 * kColumns;  // of a block
-  const dim3 blocks(static_cast<unsigned>((sums + kSums - 1) / kSums));
-  // Few sums of many parts, or many of few.
-  const bool many = shares.parts > 64;
-  auto* const adding = many ? add_parts<32> : add_parts<8>;
-  const int threads = 32 * (many ? 32 : 8);
-  if (kRuntime.attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
-    kRuntime.check(device::launch_early(adding, blocks, threads, 0, stream, kernel), "launch");
+  const int blocks = shares.parts * shares.blocks;
+  if (large) {
+    kRuntime.launch(function, static_cast<unsigned>(blocks), kThreadsOf<T>,
+                    static_cast<std::size_t>(bytes), stream, kernel);
   } else {
-    kRuntime.launch(adding, blocks, threads, 0, stream, kernel);
+    launch_behind(function, blocks, kThreadsOf<T>, bytes, stream, kernel);
+  }
+  const auto sums = static_cast<int>(problem.slots() * problem.d + (norm ? problem.d : 0));
+  constexpr int kSums = 32 * kColumns;  // of a block
+  const int adding = (sums + kSums - 1) / kSums;
+  if (shares.parts > 64) {  // few sums of many parts, or many of few
+    launch_behind(add_parts<32>, adding, 32 * 32, 0, stream, kernel);
+  } else {
+    launch_behind(add_parts<8>, adding, 32 * 8, 0, stream, kernel);
   }
 }
 

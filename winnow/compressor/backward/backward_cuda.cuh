@@ -21,6 +21,12 @@ struct Shares {
   int parts = 1;      // that windows are dealt out to: so many have the same columns
 };
 
+// What a window's norm needs: the gradient of x, a sum before the norm, is
+// rstd * (gradient - x * part).
+struct Norm {
+  float rstd, part;
+};
+
 struct KernelParams {
   KernelProblem problem;
   Shares shares;
@@ -33,6 +39,7 @@ struct KernelParams {
   float* d_norm_weight;
   // Sums of each part: [parts, slots, d], then [parts, d].
   float *bias_parts, *norm_parts;
+  Norm* norms;  // of each row; not for large windows
 };
 
 // ---- the windows of a block
@@ -43,12 +50,6 @@ struct alignas(16) Spot {
   std::int32_t token;
   Kind kind;
   std::int64_t position;
-};
-
-// What a window's norm needs: the gradient of x, a sum before the norm, is
-// rstd * (gradient - x * part).
-struct Norm {
-  float rstd, part;
 };
 
 // The next windows of a block: those that its warps have at a time one after the other.
@@ -83,54 +84,25 @@ struct Rounds {
   }
 };
 
-// Finds the next windows, and what their norms need: mean(row * d_row), as a rotation and a
-// transform of both factors keep it. The whole block calls it.
-template <class T, bool kAligned>
+__device__ __forceinline__ Spot find_spot(const KernelParams& params, int row) {
+  const Place place = row < params.num_rows ? Windows().of_row(params.problem, row) : Place();
+  return {place.token,
+          !place.found        ? Spot::none
+          : place.window == 0 ? Spot::first
+                              : Spot::other,
+          place.position};
+}
+
+// Finds the next windows. The whole block calls it, behind wait_for_kernel_before().
 __device__ __forceinline__ void find_windows(const KernelParams& params, const Rounds& rounds,
                                              Course& course) {
-  const KernelProblem& p = params.problem;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x);
   __syncthreads();  // the windows have been read
   if (thread < int{Course::kWindows}) {
     const int row = rounds.row(thread);
-    const Place place = row < params.num_rows ? Windows().of_row(p, row) : Place();
-    course.spots[thread] = {place.token,
-                            !place.found        ? Spot::none
-                            : place.window == 0 ? Spot::first
-                                                : Spot::other,
-                            place.position};
-  }
-  if (p.norm_weight != nullptr && rounds.first < params.num_rows) {
-    constexpr int kAtOnce = 2;  // windows of a warp, whose loads are under way together
-    const int warps = static_cast<int>(blockDim.x) / 32;
-    for (int i = thread / 32 * kAtOnce; i < int{Course::kWindows}; i += warps * kAtOnce) {
-      float products[kAtOnce] = {};
-#pragma unroll 2
-      for (int column = lane * kColumns; column < p.d; column += 32 * kColumns) {
-        float rows[kAtOnce][kColumns], d_rows[kAtOnce][kColumns];
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          const int row = min(rounds.row(i + k), params.num_rows - 1);
-          load_columns<T, kAligned>(params.rows, row, column, params.wide_rows, rows[k]);
-          load_columns<T, kAligned>(params.d_rows, row, column, params.wide_d_rows, d_rows[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c) {
-            products[k] = fmaf(rows[k][c], d_rows[k][c], products[k]);
-          }
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-          products[k] += __shfl_xor_sync(device::kFullWarp, products[k], distance);
-        }
-        const float rstd = params.rstd[min(rounds.row(i + k), params.num_rows - 1)];
-        if (lane == 0) course.norms[i + k] = {rstd, rstd * products[k] * p.inverse_d};
-      }
+    course.spots[thread] = find_spot(params, row);
+    if (params.problem.norm_weight != nullptr && row < params.num_rows) {
+      course.norms[thread] = params.norms[row];
     }
   }
   __syncthreads();  // the windows are there

@@ -6,17 +6,25 @@
 
 #include "winnow/compressor/backward/backward_cuda.cuh"
 #include "winnow/device/common/kernel_order.cuh"
+#include "winnow/device/common/registers.cuh"
+#include "winnow/device/common/warp.cuh"
 
 namespace winnow::compressor::cuda {
 
 inline constexpr int kLargeSlots = 128, kLargeColumns = 64, kColumnsOfWarp = kLargeColumns / kWarps;
 inline constexpr int kGroupsOfWarp = kLargeSlots / kSlotsAtOnce;  // of lanes, with every 16th slot
 
+// So many windows are found ahead: one half, while the other is gone through.
+inline constexpr unsigned kLargeWindows = 32;
+
 struct LargeMemory {
   // Rows of 128 bytes: kLargeColumns columns of each slot, in pieces of 16 bytes.
   uint4 kv[kStages][kLargeSlots][8], gate[kStages][kLargeSlots][8];
   float4 biases[kSlotsAtOnce][kThreads];  // of the gates of each thread
-  Course course;
+  float norm_weight[kLargeColumns];
+  float products[2][kWarps];  // sums of row * d_row of each warp, by turns
+  Spot spots[kLargeWindows];  // those of the block's windows, by their number
+  float rstd[kLargeWindows];
 };
 
 // A piece has eight columns of two bytes.
@@ -115,54 +123,97 @@ struct RowColumn {
   }
 };
 
-// The pieces that a thread copies and stores: piece `piece` of every 32nd row.
+// Two columns of a row and of its gradient, to be multiplied when they are there.
 template <class T, bool kAligned>
-class Mover {
- public:
-  __device__ __forceinline__ Mover(const KernelParams& params, LargeMemory& shared,
-                                   int first_column)
-      : shared_(shared),
-        slots_(params.problem.slots()),
-        own_(params.problem.slots() - params.problem.ratio),
-        column_(first_column + static_cast<int>(threadIdx.x) % 8 * 8),
-        inside_(column_ < params.problem.d),
-        kv_(slots_in<kAligned, const T>(params.problem.kv, params.problem, first(), column_)),
-        gate_(slots_in<kAligned, const T>(params.problem.gate, params.problem, first(), column_)),
-        d_kv_(slots_in<kAligned, T>(params.d_kv, params.problem, first(), column_)),
-        d_gate_(slots_in<kAligned, T>(params.d_gate, params.problem, first(), column_)) {}
+struct RowProduct {
+  uint2 loaded = {0, 0};
+
+  __device__ __forceinline__ RowProduct(const KernelParams& params, int row) {
+    const int column = 2 * (static_cast<int>(threadIdx.x) % kThreads);
+    if (params.problem.norm_weight == nullptr || row >= params.num_rows) return;
+    if (column >= params.problem.d) return;
+    if constexpr (kAligned) {
+      loaded = {pair(params.rows, row, column), pair(params.d_rows, row, column)};
+    } else {
+      loaded.x =
+          __float_as_uint(fmaf(number(params.rows, row, column, params.wide_rows),
+                               number(params.d_rows, row, column, params.wide_d_rows),
+                               number(params.rows, row, column + 1, params.wide_rows) *
+                                   number(params.d_rows, row, column + 1, params.wide_d_rows)));
+    }
+  }
+  __device__ __forceinline__ float sum() const {
+    if constexpr (!kAligned) return __uint_as_float(loaded.x);
+    float x[kColumns], gradient[kColumns];
+    Pack<T>{{loaded.x, 0}}.to_floats(x);
+    Pack<T>{{loaded.y, 0}}.to_floats(gradient);
+    return fmaf(x[0], gradient[0], x[1] * gradient[1]);
+  }
+
+ private:
+  static __device__ __forceinline__ unsigned pair(const Rows<const void*>& rows, int row,
+                                                  int column) {
+    return *reinterpret_cast<const unsigned*>(static_cast<const T*>(rows.data) +
+                                              (row * rows.stride0 + column));
+  }
+  static __device__ __forceinline__ float number(const Rows<const void*>& rows, int row, int column,
+                                                 bool wide) {
+    const std::int64_t at = row * rows.stride0 + column;
+    if (wide) return static_cast<const float*>(rows.data)[at];
+    float x[kColumns];
+    Pack<T>{{static_cast<const unsigned short*>(rows.data)[at], 0}}.to_floats(x);
+    return x[0];
+  }
+};
+
+// Moves the pieces of a thread: one of every 32nd slot. Addresses are found anew for each window:
+// kept, they took 20 registers, and what is loaded from local memory instead waits behind the
+// copies, which took a third of the kernel's time.
+template <class T, bool kAligned>
+struct Mover {
+  const KernelParams& params;
+  LargeMemory& shared;
+  int first_column;
 
   // The slots of a window that count: from this one on; none where there is no window.
   __device__ __forceinline__ int first_of(const Spot& spot) const {
-    return spot.kind == Spot::other ? 0 : spot.kind == Spot::first ? own_ : kLargeSlots;
+    return spot.kind == Spot::other ? 0 : spot.kind == Spot::first ? own() : kLargeSlots;
   }
   // Stores the gradients of a window, and begins to copy the slots of another one to their place.
   __device__ __forceinline__ void move(const Spot& before, const Spot& next, unsigned stage) const {
-    const auto d_kv_walk = d_kv_.of(before), d_gate_walk = d_gate_.of(before);
-    const auto kv_walk = kv_.of(next), gate_walk = gate_.of(next);
-    const int place = place_of_piece(static_cast<int>(threadIdx.x) % 8, first());
+    const KernelProblem& p = params.problem;
+    const int thread = static_cast<int>(device::forget(threadIdx.x));
+    const int first = thread / 8, piece = thread % 8, slots = p.slots();
+    const int column = first_column + piece * 8;
+    const auto d_kv_walk = walk<T>(params.d_kv, before, first, column),
+               d_gate_walk = walk<T>(params.d_gate, before, first, column);
+    const auto kv_walk = walk<const T>(p.kv, next, first, column),
+               gate_walk = walk<const T>(p.gate, next, first, column);
+    const int place = place_of_piece(piece, first);
     const auto move_piece = [&](int k, bool stores, bool copies) {
-      const int row = k * kRowsAtOnce, own = own_ - first();
-      uint4 &kv = shared_.kv[stage][row + first()][place],
-            &gate = shared_.gate[stage][row + first()][place];
+      const int row = k * kRowsAtOnce, own_row = own() - first;
+      uint4 &kv = shared.kv[stage][row + first][place],
+            &gate = shared.gate[stage][row + first][place];
       if (stores) {
-        store_piece<kAligned>(d_kv_walk.at(0, row, own), kv);
-        store_piece<kAligned>(d_gate_walk.at(0, row, own), gate);
+        store_piece<kAligned>(d_kv_walk.at(0, row, own_row), kv);
+        store_piece<kAligned>(d_gate_walk.at(0, row, own_row), gate);
       }
       if (copies) {
-        copy_piece<kAligned>(kv, kv_walk.at(0, row, own));
-        copy_piece<kAligned>(gate, gate_walk.at(0, row, own));
+        copy_piece<kAligned>(kv, kv_walk.at(0, row, own_row));
+        copy_piece<kAligned>(gate, gate_walk.at(0, row, own_row));
       }
     };
-    const int from = inside_ ? first_of(before) : kLargeSlots,
-              to = inside_ ? first_of(next) : kLargeSlots;
-    if (from == 0 && to == 0 && slots_ == kLargeSlots) {
+    const bool inside = column < p.d;
+    const int from = inside ? first_of(before) : kLargeSlots,
+              to = inside ? first_of(next) : kLargeSlots;
+    if (from == 0 && to == 0 && slots == kLargeSlots) {
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) move_piece(k, true, true);
     } else {
 #pragma unroll
       for (int k = 0; k < kPieces; ++k) {
-        const int row = k * kRowsAtOnce + first();
-        move_piece(k, row >= from && row < slots_, row >= to && row < slots_);
+        const int row = k * kRowsAtOnce + first;
+        move_piece(k, row >= from && row < slots, row >= to && row < slots);
       }
     }
     device::cp_async_commit();
@@ -170,13 +221,18 @@ class Mover {
 
  private:
   static constexpr int kRowsAtOnce = kThreads / 8, kPieces = kLargeSlots / kRowsAtOnce;
-  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / 8; }
-
-  LargeMemory& shared_;
-  int slots_, own_, column_;
-  bool inside_;
-  Slots<const T, StrideOf<kAligned>> kv_, gate_;
-  Slots<T, StrideOf<kAligned>> d_kv_, d_gate_;
+  __device__ __forceinline__ int own() const {
+    return params.problem.slots() - params.problem.ratio;
+  }
+  // The slots of a window in a tensor, from slot `first` on.
+  template <class Element, class Pointer>
+  __device__ __forceinline__ auto walk(const Rows<Pointer>& rows, const Spot& spot, int first,
+                                       int column) const {
+    const std::int64_t token = std::int64_t{spot.token} + first - own();
+    return Walk<Element, StrideOf<kAligned>>::of(
+        static_cast<Element*>(rows.data) + (token * rows.stride0 + column), rows.stride0,
+        (params.problem.series - 1) * params.problem.d);
+  }
 };
 
 // Where kv, gate and their gradients have two bytes.
@@ -196,15 +252,28 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int own_column = column + folding.column();
   const bool has_column = column < p.d;
   const int slots = p.slots(), own = slots - p.ratio;
-  const Mover<T, kAligned> mover(params, shared, begin);
+  const Mover<T, kAligned> mover{params, shared, begin};
+  // The window of turn `turn` is that of `row`.
+  const auto find = [&](unsigned turn, int row) {
+    shared.spots[turn % kLargeWindows] = find_spot(params, row);
+    if (p.norm_weight != nullptr && row < params.num_rows) {
+      shared.rstd[turn % kLargeWindows] = params.rstd[row];
+    }
+  };
+  const auto add_products = [&](unsigned turn, const RowProduct<T, kAligned>& product) {
+    const float sum = device::warp_sum(product.sum());
+    if (lane == 0) shared.products[turn % 2][warp] = sum;
+  };
 
-  Course& course = shared.course;
-  find_windows<T, kAligned>(params, {part, stride, 0}, course);
-  Spot spot = course.spots[0];
-  Norm norm = course.norms[0];
+  if (own_thread < int{kLargeWindows}) {
+    find(static_cast<unsigned>(own_thread), part + own_thread * stride);
+  }
+  add_products(0, RowProduct<T, kAligned>(params, part));
+  __syncthreads();  // the windows are there
   const Spot no_window = {0, Spot::none, 0};
-  mover.move(no_window, spot, 0);
-  mover.move(no_window, course.spots[1], 1);
+  for (unsigned stage = 0; stage < kStages; ++stage) {
+    mover.move(no_window, shared.spots[stage], stage);
+  }
   for (int j = 0; j < kSlotsAtOnce; ++j) {
     const int slot = j * kGroupsOfWarp + group;
     if (!has_column || slot >= slots) break;
@@ -214,20 +283,23 @@ __global__ void __launch_bounds__(kThreads, 2)
                                     (slot < own ? 0 : (p.series - 1) * p.d) + column)
             .words;
   }
-  const float weight = p.norm_weight != nullptr && has_column ? p.norm_weight[own_column] : 1;
-  device::cp_async_wait<1>();
-  __syncthreads();  // the slots of the first window are there
+  if (p.norm_weight != nullptr && has_column) {
+    shared.norm_weight[own_column - begin] = p.norm_weight[own_column];
+  }
+  device::cp_async_wait<kStages - 1>();
+  __syncthreads();  // the slots of the first window are there, and what is read with them
 
   float bias_sums[kSlotsAtOnce][kColumns] = {}, norm_sum = 0;
-  // The thread's columns of its first slot in a stage.
-  const int inside = (group * 8 + place_of_piece(warp, group)) * 16 + lane % 2 * 8;
-  const auto pack_of = [&](uint4(&rows)[kLargeSlots][8], int j) -> Pack<T>& {
-    return *reinterpret_cast<Pack<T>*>(reinterpret_cast<std::byte*>(&rows) + inside +
-                                       j * (kGroupsOfWarp * 128));
-  };
   unsigned turn = 0;
   for (int row = part; row < params.num_rows; row += stride, ++turn) {
     const unsigned stage = turn % kStages;
+    const Spot& spot = shared.spots[turn % kLargeWindows];
+    // Windows are found a turn before the first of them is copied.
+    constexpr unsigned kHalf = kLargeWindows / 2;
+    const unsigned ahead = kStages + 1, next_half = turn + ahead;
+    if (next_half % kHalf == 0 && next_half >= kLargeWindows && own_thread < int{kHalf}) {
+      find(next_half + own_thread, row + static_cast<int>(ahead + own_thread) * stride);
+    }
     const bool found = spot.kind != Spot::none && has_column;
     RowColumn<T, kAligned> row_column;
     if (found) row_column = RowColumn<T, kAligned>(params, spot, row, own_column);
@@ -244,6 +316,15 @@ __global__ void __launch_bounds__(kThreads, 2)
           if (slot >= first && slot < slots) function(j);
         }
       }
+    };
+    // The thread's columns of its first slot in a stage, found anew as well.
+    const int thread = static_cast<int>(device::forget(threadIdx.x));
+    const int first_slot = thread % 32 / 2;
+    const int inside =
+        (first_slot * 8 + place_of_piece(thread / 32, first_slot)) * 16 + thread % 2 * 8;
+    const auto pack_of = [&](uint4(&rows)[kLargeSlots][8], int j) -> Pack<T>& {
+      return *reinterpret_cast<Pack<T>*>(reinterpret_cast<std::byte*>(&rows) + inside +
+                                         j * (kGroupsOfWarp * 128));
     };
 
     float weights[kSlotsAtOnce][kColumns], reference[kColumns];
@@ -272,14 +353,21 @@ __global__ void __launch_bounds__(kThreads, 2)
         sums.sum[c] = fmaf(weights[j][c], kv[c], sums.sum[c]);
       }
     });
+    const RowProduct<T, kAligned> next_product(params, row + stride);
     // From here on a lane has one column, until it has what its four columns are multiplied with.
     const auto add = [](float a, float b) { return a + b; };
     const float scale = __fdividef(1, folding.fold(sums.total, add));
     const float sum = folding.fold(sums.sum, add) * scale;
     float gradient = row_column.turned_back(own_column);
     if (p.norm_weight != nullptr) {
-      if (found) norm_sum = fmaf(gradient * norm.rstd, sum, norm_sum);
-      gradient = norm.rstd * (gradient * weight - sum * norm.part);
+      const float rstd = shared.rstd[turn % kLargeWindows];
+      float product = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) product += shared.products[turn % 2][i];
+      const float weight = shared.norm_weight[thread / 32 * kColumnsOfWarp + thread % 2 * kColumns +
+                                              Folding{thread % 32}.column()];
+      if (found) norm_sum = fmaf(gradient * rstd, sum, norm_sum);
+      gradient = rstd * (gradient * weight - sum * (rstd * product * p.inverse_d));
     }
     float factors[kColumns], means[kColumns];
     folding.spread(sum, means);
@@ -297,16 +385,10 @@ __global__ void __launch_bounds__(kThreads, 2)
       place = Pack<T>::of(of_kv);
       pack_of(shared.gate[stage], j) = Pack<T>::of(of_gate);
     });
-    const Spot before = spot;
-    spot = course.spots[(turn + 1) % Course::kWindows];
-    norm = course.norms[(turn + 1) % Course::kWindows];
-    const unsigned after_next = (turn + 2) % Course::kWindows;
-    if (after_next == 0) {
-      find_windows<T, kAligned>(params, {row + 2 * stride, stride, 0}, course);
-    }
-    device::cp_async_wait<0>();
-    __syncthreads();  // the gradients are there, and the slots of the next window
-    mover.move(before, course.spots[after_next], stage);
+    add_products(turn + 1, next_product);
+    device::cp_async_wait<kStages - 2>();
+    __syncthreads();  // the gradients are there, the slots of the next window and its products
+    mover.move(spot, shared.spots[(turn + kStages) % kLargeWindows], stage);
   }
   device::cp_async_wait<0>();
   device::allow_next_kernel();

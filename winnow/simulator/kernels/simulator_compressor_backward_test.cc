@@ -43,20 +43,27 @@ const BugsOf warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
     groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
     turns{kFile, "bf16-many-windows", 1};
 const BugsOf large{kLarge, "bf16-hca"};
-const BugsOf course{kShared, "bf16-many-windows", 1}, norms{kShared, "bf16-hca"},
-    large_course{kShared, "bf16-many-large", 1};
+const BugsOf course{kShared, "bf16-many-windows", 1}, large_course{kLarge, "bf16-many-large", 1};
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
-constexpr const char* kHandedOver = "// the gradients are there, and the slots of the next window";
+constexpr const char* kHandedOver = "// the gradients are there, the slots of the next window";
 constexpr const char* kSumsOfWarp = "&sums[warp][lane * kColumns]) = sum;";
 constexpr const char* kOfNorm = "params.d_norm_weight[result - biases] = total;";
 constexpr const char* kOfBias = "(p.series - 1) * p.d) + column] = total;";
+constexpr const char* kRstd = "shared.rstd[turn % kLargeWindows] = params.rstd[row];";
+constexpr const char* kProducts = "if (lane == 0) shared.products[turn % 2][warp] = sum;";
+constexpr const char* kNormWeight = "shared.norm_weight[own_column - begin] =";
+constexpr const char* kNorms = "if (lane == 0) params.norms[row] = {rstd,";
+constexpr const char* kPrepareNorms = "prepare_norms(const __grid_constant__";
 constexpr const char* kAddParts = "add_parts(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     warps("StageBeforeItIsThere", kStageWaited, drop),
     large("LargeSlotsAndGradientsBeforeTheyAreThere", kHandedOver, drop),
     large("FirstLargeSlotsBeforeTheyAreThere", "// the slots of the first window are there", drop),
     course("WindowsBeforeTheyAreThere", "// the windows are there", drop),
-    in_one_schedule(block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();", drop)),
+    in_one_schedule(
+        block("PartsBeforeTheyAreWritten", "device::wait_for_kernel_before();  // with", drop)),
+    in_one_schedule(
+        block("NormsBeforeTheyAreWritten", "device::wait_for_kernel_before();  // of", drop)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     large("LargeCopiesNotWaitedFor", kHandedOver, drop, 0, -1),
@@ -65,8 +72,21 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(
         large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", add, 1)),
     course("WindowsWrittenWhileTheyAreRead", "// the windows have been read", drop),
-    large_course("LargeWindowsWrittenWhileTheyAreRead", "// the windows have been read", drop),
-    in_one_schedule(norms("ProductsOfALane", "products[k] += __shfl_xor_sync(", drop)),
+    large("LargeWindowsBeforeTheyAreThere", "// the windows are there", drop),
+    large_course.undo("LargeRstdNotFound", kRstd),
+    large_course.move("LargeRstdOfTheNextWindow", kRstd, 4),
+    large.undo("ProductsNotStored", kProducts),
+    large.move("ProductsOfTheNextWarp", kProducts, 4),
+    large.undo("NormWeightsNotStored", kNormWeight),
+    large.move("NormWeightsOfTheNextColumn", kNormWeight, 4),
+    block.undo("NormsNotStored", kNorms),
+    block.move("NormsOfTheNextRow", kNorms, 8),
+    in_one_schedule(block("RstdOfTheNextRow", "const float rstd = params.rstd[row];", misread, 4)),
+    block("NormsOfTheNextBlock", kPrepareNorms, shift_block, 1),
+    block("NormsOfTheNextThread", kPrepareNorms, shift_thread, 32),
+    in_one_schedule(block("NormsWithoutABlock", kPrepareNorms, launch_blocks, -1)),
+    in_one_schedule(block("NormsWithoutAWarp", kPrepareNorms, launch_threads, -32)),
+    in_one_schedule(block("NormsAside", kPrepareNorms, launch_astray)),
     warps("StageOfTheNeighbourBeforeItIsThere", kStageWaited, drop, 0, 1),
     turns("StageWrittenWhileItIsRead", "// the stage has been read", drop),
     warps("SumsOfWindowsBeforeTheyAreThere", "// the sums of all windows are there", drop),
