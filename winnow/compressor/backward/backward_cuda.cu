@@ -1,9 +1,9 @@
 // Gradients of compressed rows on CUDA. A warp has all slots of some neighbouring columns of a
 // window, so that no other warp has a part in their sums: what a window's norm needs of all columns
-// follows from its row, rstd and the gradient of the row. Threads have kColumns columns of up to
-// kSlotsAtOnce slots, which are copied to shared memory one window ahead and read once. Blocks have
-// the same columns of windows in turn, and keep their share of the gradients that are sums over
-// windows, which a second kernel adds in a fixed order.
+// follows from its row, rstd and the gradient of the row, and is found first. Threads have kColumns
+// columns of up to kSlotsAtOnce slots, which are copied to shared memory one window ahead and read
+// once. Blocks have the same columns of windows in turn, and keep their share of the gradients that
+// are sums over windows, which the last kernel adds in a fixed order.
 #include <algorithm>
 #include <bit>
 #include <cstddef>
