@@ -43,7 +43,7 @@ const BugsOf warps{kFile, "bf16-csa"}, block{kFile, "f32-norm"},
     groups{kFile, "f32-ratio31-overlap"}, rows{kFile, "f16-keys"},
     turns{kFile, "bf16-many-windows", 1};
 const BugsOf large{kLarge, "bf16-hca"};
-const BugsOf course{kShared, "bf16-many-windows", 1}, large_course{kLarge, "bf16-many-large", 1};
+const BugsOf course{kShared, "bf16-many-windows", 1};
 constexpr const char* kStageWaited = "device::cp_async_wait<kStages - 1>();";
 constexpr const char* kHandedOver = "// the gradients are there, the slots of the next window";
 constexpr const char* kSumsOfWarp = "&sums[warp][lane * kColumns]) = sum;";
@@ -72,9 +72,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(
         large("ColumnOfTheNextLane", "x[c] = __shfl_sync(device::kFullWarp, own,", add, 1)),
     course("WindowsWrittenWhileTheyAreRead", "// the windows have been read", drop),
-    large("LargeWindowsBeforeTheyAreThere", "// the windows are there", drop),
-    large_course.undo("LargeRstdNotFound", kRstd),
-    large_course.move("LargeRstdOfTheNextWindow", kRstd, 4),
+    large.undo("LargeRstdNotFound", kRstd),
+    large.move("LargeRstdOfTheNextWindow", kRstd, 4),
     large.undo("ProductsNotStored", kProducts),
     large.move("ProductsOfTheNextWarp", kProducts, 4),
     large.undo("NormWeightsNotStored", kNormWeight),
@@ -83,7 +82,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     block.move("NormsOfTheNextRow", kNorms, 8),
     in_one_schedule(block("RstdOfTheNextRow", "const float rstd = params.rstd[row];", misread, 4)),
     block("NormsOfTheNextBlock", kPrepareNorms, shift_block, 1),
-    block("NormsOfTheNextThread", kPrepareNorms, shift_thread, 32),
+    block("NormsOfTheNextWarp", kPrepareNorms, shift_thread, 32),
+    block("NormsOfTheNextLane", kPrepareNorms, shift_thread, 1),
     in_one_schedule(block("NormsWithoutABlock", kPrepareNorms, launch_blocks, -1)),
     in_one_schedule(block("NormsWithoutAWarp", kPrepareNorms, launch_threads, -32)),
     in_one_schedule(block("NormsAside", kPrepareNorms, launch_astray)),
