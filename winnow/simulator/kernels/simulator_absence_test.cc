@@ -11,7 +11,6 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
-#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
@@ -338,10 +337,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
            add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
            add, 1, 1),
-    signals("SignalThreadsOneFurther", kSignal, shift_thread, 1),
+    // A node that is told nothing meets its own deadline in the same moment of the simulated clock.
     of_argument(1, signals("SignalOfTheNextReporter", kSignal, launch_argument, 1)),
-    of_argument(0, signals("SignalToOneNodeLess", kSignal, launch_argument, -1),
-                offsetof(LayerView, topology) + offsetof(CudaTopology, nodes), sizeof(int)),
     fabric("RailNoticeOfTheNextWord", "word[i] = source[first + i * step];", misread, 16),
     nodes("NodesSomeGiveUpBetweenNodes",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
