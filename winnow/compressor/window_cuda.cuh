@@ -616,10 +616,8 @@ __device__ __forceinline__ float hadamard_scale(const KernelProblem& p) {
   return rsqrtf(static_cast<float>(p.d));
 }
 
-// The product with Sylvester's matrix over sqrt(d), by butterflies. The whole block calls it.
-__device__ __forceinline__ void transform(const KernelProblem& p, const Thread& thread,
-                                          Exchange& exchange, float (&row)[kColumns]) {
-  if (!p.hadamard) return;
+// The butterflies of Sylvester's matrix among a thread's own columns.
+__device__ __forceinline__ void transform_columns(float (&row)[kColumns]) {
 #pragma unroll
   for (int half = 1; half < kColumns; half *= 2) {
 #pragma unroll
@@ -630,6 +628,13 @@ __device__ __forceinline__ void transform(const KernelProblem& p, const Thread& 
       row[c + half] = a - b;
     }
   }
+}
+
+// The product with Sylvester's matrix over sqrt(d), by butterflies. The whole block calls it.
+__device__ __forceinline__ void transform(const KernelProblem& p, const Thread& thread,
+                                          Exchange& exchange, float (&row)[kColumns]) {
+  if (!p.hadamard) return;
+  transform_columns(row);
   const int lanes = p.d / kColumns;  // a power of two, as d is
   for (int half = 1; half < lanes; half *= 2) {
     const bool upper = thread.lane & half;

@@ -93,16 +93,7 @@ __device__ __forceinline__ void load_gradient(const KernelParams& params, int ro
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) gradient[c] = fmaf(sign, loaded[c], gradient[c]);
   }
-#pragma unroll
-  for (int half = 1; half < kColumns; half *= 2) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (c & half) continue;
-      const float a = gradient[c], b = gradient[c + half];
-      gradient[c] = a + b;
-      gradient[c + half] = a - b;
-    }
-  }
+  transform_columns(gradient);
   for (int half = 1; half < lanes; half *= 2) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
