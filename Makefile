@@ -1,5 +1,5 @@
 # Thin verbs over CMake. `make demo` and `make test` do everything on a fresh machine.
-.PHONY: all build demo test try kernels simulate test-gpu test-gpu-cpp test-gpu-python soak wheel portable-wheels test-bare docs offline-deps asan tsan fuzz bench format check-format install clean help
+.PHONY: all build demo test try kernels modules simulate test-gpu test-gpu-cpp test-gpu-python soak wheel portable-wheels test-bare docs offline-deps asan tsan fuzz bench format check-format install clean help
 
 PREFIX ?= $(CURDIR)/build/install
 FUZZ_SECONDS ?= 20
@@ -15,6 +15,7 @@ help:
 	@echo "                   other Python packages come into .venv (5 GB)"
 	@echo "make try OP=sparse_mla::forward  build and run the tests of one operation, its GPU kernels on the CPU too"
 	@echo "make kernels       after make test, on a machine without a GPU: compile the CUDA kernels, test their code"
+	@echo "make modules       the case tables in each instruction set of the CPU backend that this processor has"
 	@echo "make simulate      the GPU kernels on the CPU: every case and planted bug"
 	@echo "make wheel         the Python package as a wheel in build/dist"
 	@echo "make portable-wheels  wheels for other machines in build/wheels; make test-bare tries them"
@@ -30,13 +31,17 @@ help:
 	@echo "make offline-deps  gather the libraries in .deps/root, for machines without package sources"
 	@echo "make format        format all code; make check-format only looks, and lints Python"
 	@echo "make install       the CMake package and the program, PREFIX=$(PREFIX)"
-	@echo "ISAS='native;baseline'  for make test and make asan: the CPU backend's instruction sets, instead of all"
+	@echo "ISAS=baseline      for make test and make asan: other instruction sets of the CPU backend"
 
 # Warnings are errors where the compiler is known: in CI.
 werror = -DWINNOW_WERROR=$(if $(CI),ON,OFF)
+# CI has no GPU: that kernels compile is all that it can see.
+only_compile = -DWINNOW_KERNELS_ONLY_COMPILE=$(if $(CI),ON,OFF)
 # For verbs that build much and once.
 once = -DWINNOW_PRECOMPILE=ON
 isas = $(if $(ISAS),-DWINNOW_CPU_ISAS='$(ISAS)')
+# The set that this processor uses, and the one that all have: each takes minutes to compile.
+isas_of_test = -DWINNOW_CPU_ISAS='$(or $(ISAS),native;baseline)'
 # Kernels take minutes to compile: what is not installed has them only beside a GPU.
 cuda_if_gpu = $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 
@@ -62,16 +67,25 @@ test:
 	@echo "make test: takes about 20 minutes on two cores; gets torch and other Python packages into .venv (5 GB)"
 	@echo "  where they are not there yet$(if $(filter OFF,$(cuda_if_gpu)),; leaves the CUDA kernels out since there is no GPU (make kernels))"
 	@tools/setup wheels python
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(once) $(isas) $(werror)
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(python) $(once) $(isas_of_test) \
+	  $(only_compile) $(werror)
 	cmake --build --preset release
 	@tools/test wheel ctest pytest
 
 # In the objects of `make test`, of which those that know of kernels are compiled again.
 kernels:
 	@tools/setup wheels python
-	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(python) $(once) $(werror)
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=ON $(python) $(once) $(isas_of_test) \
+	  -DWINNOW_KERNELS_ONLY_COMPILE=OFF $(werror)
 	cmake --build --preset release
 	@tools/test wheel kernels
+
+# The other tests run in the module that the processor would choose.
+modules:
+	@tools/setup
+	cmake --preset release -DWINNOW_TESTS=ON -DWINNOW_CUDA=$(cuda_if_gpu) $(werror)
+	cmake --build --preset release --target winnow_cli
+	ctest --preset release -C thorough -L '^module$$'
 
 # The loop of whoever writes an operation: seconds after the first time.
 try:

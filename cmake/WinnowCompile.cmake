@@ -115,16 +115,22 @@ function(winnow_judges target)
   endif()
 endfunction()
 
-# A program of GoogleTest's. Its own code is compiled quickly: half the time of a build under sanitizers went
-# into optimizing assertions.
-function(winnow_gtest_program target)
+# Code whose own speed does not matter. Under sanitizers it is not optimized at all: half the time of such a build
+# went into optimizing assertions.
+function(winnow_compile_quickly target)
   winnow_compile(${target})
+  winnow_judges(${target})
   set(level -O1)
   if(WINNOW_SANITIZE)
     set(level -O0)
   endif()
-  winnow_judges(${target})
-  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${level};${precompiled_options}>")
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
+endfunction()
+
+# A program of GoogleTest's.
+function(winnow_gtest_program target)
+  winnow_compile_quickly(${target})
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${precompiled_options}>")
   target_link_libraries(${target} PRIVATE GTest::gmock GTest::gtest_main)
 endfunction()
 
@@ -147,7 +153,8 @@ function(winnow_labels target room kind)
 endfunction()
 
 # The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels. Under
-# AddressSanitizer, where to start a process takes as long as most tests do, a program runs them in four parts.
+# AddressSanitizer, where to start a process takes as long as most tests do, a program runs them in five parts: each
+# has tests of all kinds, as tables go through two or four dtypes in turn.
 function(winnow_gtest target)
   winnow_gtest_program(${target})
   if(WINNOW_PRECOMPILE)
@@ -160,10 +167,10 @@ function(winnow_gtest target)
     target_precompile_headers(${target} REUSE_FROM gtest_headers)
   endif()
   if(WINNOW_SANITIZE MATCHES "address")
-    foreach(part RANGE 3)
+    foreach(part RANGE 4)
       add_test(NAME ${target}.${part} COMMAND ${target})
       set_tests_properties(${target}.${part} PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT} LABELS "${ARGN}"
-        ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${part}")
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=5;GTEST_SHARD_INDEX=${part}")
     endforeach()
   else()
     gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})

@@ -1,6 +1,9 @@
 # The CUDA side of the build: found where nvcc is, compiled even where no GPU is present.
 #   WINNOW_CUDA=AUTO  kernels if nvcc is there;  ON  required;  OFF  CPU only
+#   WINNOW_KERNELS_ONLY_COMPILE=ON  a quarter of the time, for builds that nobody runs on a GPU
 set(WINNOW_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
+option(WINNOW_KERNELS_ONLY_COMPILE
+       "Compile kernels for the oldest of their architectures alone, without costly optimizations" OFF)
 
 set(WINNOW_WITH_CUDA OFF)
 if(NOT WINNOW_CUDA STREQUAL "OFF" AND NOT WINNOW_SANITIZE)
@@ -33,6 +36,11 @@ endif()
 
 # Kernels for an architecture or a list: winnow_kernels(winnow_sm90 90a-real a.cu b.cu)
 function(winnow_kernels target architectures)
+  set(optimization -O3)
+  if(WINNOW_KERNELS_ONLY_COMPILE)
+    list(GET architectures 0 architectures)
+    list(APPEND optimization --Ofast-compile=mid)
+  endif()
   add_library(${target} OBJECT ${ARGN})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
@@ -41,7 +49,7 @@ function(winnow_kernels target architectures)
                              ${PROJECT_BINARY_DIR}/generated)
   # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma. Code for one
   # architecture is not compressed unless that is asked for; with -lineinfo it is five times as large.
-  target_compile_options(${target} PRIVATE -O3 -DNDEBUG -lineinfo --compress-mode=size
+  target_compile_options(${target} PRIVATE ${optimization} -DNDEBUG -lineinfo --compress-mode=size
     -Xcompiler=-Wall,-Wextra
     $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
 endfunction()
