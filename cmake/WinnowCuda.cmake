@@ -36,10 +36,11 @@ endif()
 
 # Kernels for an architecture or a list: winnow_kernels(winnow_sm90 90a-real a.cu b.cu)
 function(winnow_kernels target architectures)
-  set(optimization -O3)
+  # Code for one architecture is not compressed unless that is asked for; with -lineinfo it is five times as large.
+  set(options -O3 -lineinfo --compress-mode=size)
   if(WINNOW_KERNELS_ONLY_COMPILE)
     list(GET architectures 0 architectures)
-    list(APPEND optimization --Ofast-compile=mid)
+    set(options --Ofast-compile=max)
   endif()
   add_library(${target} OBJECT ${ARGN})
   set_target_properties(${target} PROPERTIES
@@ -47,9 +48,7 @@ function(winnow_kernels target architectures)
     POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
                              ${PROJECT_BINARY_DIR}/generated)
-  # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma. Code for one
-  # architecture is not compressed unless that is asked for; with -lineinfo it is five times as large.
-  target_compile_options(${target} PRIVATE ${optimization} -DNDEBUG -lineinfo --compress-mode=size
-    -Xcompiler=-Wall,-Wextra
+  # NDEBUG in every build type: an assert's call makes ptxas serialise wgmma.
+  target_compile_options(${target} PRIVATE ${options} -DNDEBUG -Xcompiler=-Wall,-Wextra
     $<$<BOOL:${WINNOW_WERROR}>:-Werror=all-warnings>)
 endfunction()
