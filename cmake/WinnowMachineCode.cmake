@@ -1,7 +1,7 @@
-# Tests of the kernels' machine code, whatever the operation: check_descriptors.cmake on the libraries, and on
+# Tests of the kernels' machine code, whatever the operation: check_descriptors.cmake on the objects, and on
 # two texts of a disassembler, of which it must refuse the one.
 function(winnow_descriptors_test name code)
-  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -DCODE=${code} -DSOURCE_DIR=${PROJECT_SOURCE_DIR}
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} "-DCODE=${code}" -DSOURCE_DIR=${PROJECT_SOURCE_DIR}
            -P ${PROJECT_SOURCE_DIR}/cmake/check_descriptors.cmake)
   set_tests_properties(${name} PROPERTIES LABELS "machine_code;kernels")
 endfunction()
@@ -24,7 +24,14 @@ set_tests_properties(descriptors_bad PROPERTIES
   FAIL_REGULAR_EXPRESSION "good_kernel;kernels are right")
 
 if(WINNOW_WITH_CUDA)
-  winnow_descriptors_test(descriptors $<TARGET_FILE:winnow>)
+  set(objects "")
+  foreach(target IN ITEMS winnow_sm90 winnow_sm100 winnow_cuda winnow_cuda80 winnow_expert_parallel)
+    if(TARGET ${target})
+      list(APPEND objects $<JOIN:$<TARGET_OBJECTS:${target}>,|>)
+    endif()
+  endforeach()
+  list(JOIN objects "|" objects)
+  winnow_descriptors_test(descriptors "${objects}")
   set_tests_properties(descriptors PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
 endif()
 if(TARGET winnow_nvshmem)

@@ -2,7 +2,8 @@
 # registers that begins with an odd one, `desc[UR1]`. ptxas 13.0 does so for copies (LDGSTS) whose address in
 # shared memory has a uniform part; neither a compiler nor the simulator notices (docs/notes/indexer.md).
 # Reads machine code: no GPU is needed.
-#   cmake -DCODE=library or text of cuobjdump, *.sass -DSOURCE_DIR=repository -P check_descriptors.cmake
+#   cmake "-DCODE=objects or libraries, or a text of cuobjdump, *.sass" -DSOURCE_DIR=repository
+#         -P check_descriptors.cmake
 # Without a disassembler (`tools/setup wheels` installs one) it prints "SKIPPED".
 cmake_minimum_required(VERSION 3.25)
 if(CODE MATCHES "[.]sass$")
@@ -12,7 +13,9 @@ else()
   if(NOT CUOBJDUMP OR NOT NVDISASM)
     return()
   endif()
-  set(disassemble ${CUOBJDUMP} -sass ${CODE})
+  find_program(PYTHON python3 REQUIRED)
+  string(REPLACE "|" ";" CODE "${CODE}")
+  set(disassemble ${PYTHON} ${SOURCE_DIR}/cmake/disassemble_descriptors.py ${CUOBJDUMP} ${NVDISASM} ${CODE})
 endif()
 execute_process(COMMAND ${disassemble} COMMAND awk [[
   /Function : / { kernel = $NF; ++kernels }
