@@ -152,9 +152,19 @@ function(winnow_labels target room kind)
   endwhile()
 endfunction()
 
-# The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels. Under
-# AddressSanitizer, where to start a process takes as long as most tests do, a program runs them in five parts: each
-# has tests of all kinds, as tables go through two or four dtypes in turn.
+# Runs a program's tests, or those of a filter, in five parts of about as many tests. Each has tests of all kinds, as
+# tables go through two or four dtypes in turn.
+function(winnow_gtest_in_parts target filter labels)
+  foreach(part RANGE 4)
+    add_test(NAME ${target}.${part} COMMAND ${target} ${filter})
+    set_tests_properties(${target}.${part} PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT} LABELS "${labels}"
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=5;GTEST_SHARD_INDEX=${part}")
+  endforeach()
+endfunction()
+
+# The same with tests, which CTest runs each by itself; the other arguments are for winnow_labels. But cases of a
+# table take less time than their processes would: they run in parts, as under AddressSanitizer, where a process
+# takes as long to start as most tests, all of a program do. A failure names its test there, too.
 function(winnow_gtest target)
   winnow_gtest_program(${target})
   if(WINNOW_PRECOMPILE)
@@ -166,14 +176,21 @@ function(winnow_gtest target)
     endif()
     target_precompile_headers(${target} REUSE_FROM gtest_headers)
   endif()
+  get_target_property(sources ${target} SOURCES)
+  list(GET sources 0 source)
+  file(STRINGS ${source} table REGEX "^WINNOW_CASE_TABLE" LIMIT_COUNT 1)
+  set(filter "*")
+  if(table)
+    set(filter "-Table/*")
+  endif()
   if(WINNOW_SANITIZE MATCHES "address")
-    foreach(part RANGE 4)
-      add_test(NAME ${target}.${part} COMMAND ${target})
-      set_tests_properties(${target}.${part} PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT} LABELS "${ARGN}"
-        ENVIRONMENT "GTEST_TOTAL_SHARDS=5;GTEST_SHARD_INDEX=${part}")
-    endforeach()
+    winnow_gtest_in_parts(${target} "" "${ARGN}")
   else()
-    gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
+    if(table)
+      winnow_gtest_in_parts(${target} "--gtest_filter=Table/*" "${ARGN}")
+    endif()
+    gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_FILTER "${filter}"
+      PROPERTIES TIMEOUT ${WINNOW_TEST_TIMEOUT})
   endif()
   winnow_labels(${target} ${ARGN})
 endfunction()

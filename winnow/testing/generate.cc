@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -120,6 +121,11 @@ void fill_uniform(const TensorView& view, Random& random, double low, double hig
 
 void fill(const TensorView& view, double value) {
   fill_with(view, [value] { return value; });
+}
+
+void fill(const TensorView& view, std::span<const double> values) {
+  const double* value = values.data();
+  fill_with(view, [&value] { return *value++; });
 }
 
 void fill_normal_rows(const TensorView& view, Random& random) {

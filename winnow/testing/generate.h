@@ -46,6 +46,8 @@ void fill_normal(const TensorView& view, Random& random, double deviation = 1);
 void fill_normal_rows(const TensorView& view, Random& random);
 void fill_uniform(const TensorView& view, Random& random, double low, double high);
 void fill(const TensorView& view, double value);
+// With these values, as many as there are elements, in the order of a dense tensor.
+void fill(const TensorView& view, std::span<const double> values);
 
 // Sets all bits, which is a NaN in every float dtype, to mark elements that nothing has written.
 void fill_unwritten(const TensorView& view);

@@ -160,6 +160,22 @@ std::vector<CaseShape> choice_shapes() {
   }
   add({.name = "sq1-sk8191-k2048", .s_q = 1, .h = 64, .s_k = 8191, .topk = 2048});
   add({.name = "sq1-sk40000-k2048", .s_q = 1, .h = 16, .s_k = 40000, .d = 64, .topk = 2048});
+  // The fewest of which eight blocks merge, and ranges of rows have more candidates than a buffer
+  // holds.
+  add({.name = "sq1-sk33000-k1100",
+       .s_q = 1,
+       .h = 16,
+       .s_k = 33000,
+       .d = 64,
+       .topk = 1100,
+       .q_start = 8 * 2700 - 1});
+  // More candidates than a buffer holds, in few tiles.
+  add({.name = "h64-sk33000-equal-from3000",
+       .h = 64,
+       .s_k = 33000,
+       .d = 64,
+       .order = Order::equal,
+       .q_start = 3000});
   add({.name = "sq140-sk16500", .s_q = 140, .h = 1, .s_k = 16500, .d = 64, .topk = 600});
   add({.name = "sk9001-ragged",
        .s_q = 9,

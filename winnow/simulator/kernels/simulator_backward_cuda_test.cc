@@ -100,7 +100,7 @@ const std::vector<PassingCase> kQuickCases = {
 // The first six queries of stride4-from0 see one row at most, so that their dq is rounding alone.
 const std::vector<PassingCase> kThoroughCases =
     all_cases(cut_operation(),
-              {"skv131072", "skv50000", "skv25000", "skv20000", "k2048", "k2300", "stride4-from0"});
+              {"skv70000", "skv50000", "skv25000", "skv20000", "k2048", "k2300", "stride4-from0"});
 
 // 16 tiles, and 19, of which the last lies where dkv begins; 96 heads are two blocks of them, and
 // six steps.

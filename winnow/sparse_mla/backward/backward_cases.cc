@@ -40,20 +40,10 @@ void fill_dead(const oracle::Inputs& in, std::initializer_list<TensorView> tenso
   }
 }
 
-StridedTensor round_to(DType dtype, std::vector<std::int64_t> shape, Layout layout,
+StridedTensor round_to(DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
                        std::span<const double> values) {
   StridedTensor tensor = make_output(dtype, shape, layout);
-  const double* value = values.data();
-  const std::int64_t columns = shape.size() == 3 ? shape[2] : 1;
-  for (std::int64_t i = 0; i < shape[0]; ++i) {
-    for (std::int64_t h = 0; h < shape[1]; ++h) {
-      TensorView row = tensor.view.slice(0, i, i + 1).slice(1, h, h + 1);
-      for (std::int64_t c = 0; c < columns; ++c) {
-        const TensorView element = shape.size() == 3 ? row.slice(2, c, c + 1) : row;
-        winnow::testing::fill(element, *value++);
-      }
-    }
-  }
+  winnow::testing::fill(tensor.view, values);
   return tensor;
 }
 
