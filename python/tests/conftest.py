@@ -25,9 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(scope="session")
 def deep_ep_pool():
     """Six processes that are the ranks of groups of 1 to 6; they take seconds to start."""
-    from deep_ep_ranks import Pool
+    from deep_ep_ranks import Pool, load
 
-    made = Pool()
+    made = Pool(load=load)
     yield made
     made.close()
 

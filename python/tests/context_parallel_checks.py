@@ -1,15 +1,13 @@
 """What the ranks of test_context_parallel.py run. Each has all tensors, made from a seed, computes
 what one rank computes of them, and compares its part of what the ranks compute together."""
 
+import itertools
 import json
-import os
-import sys
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from processes import run
-from ranks import meet
+from ranks import meet, torchrun
 from winnow.torch import (
     compressor_forward,
     context_parallel,
@@ -223,6 +221,9 @@ def histories(context, layout):
         whole.compare_gradients(f"history of {width}")
 
 
+_REDUCTIONS = (("none", 5), ("sum", None), ("mean", 7))  # and tokens of a chunk
+
+
 def choices_and_losses(context, layout):
     heads, d = on.index
     shapes = {"q": (heads, d), "k": (d,), "weights": (heads,)}
@@ -265,33 +266,35 @@ def choices_and_losses(context, layout):
         _, lse = sparse_mla_attention(*teacher, indices, **limits, attn_sink=sink, return_lse=True)
         target = whole.normal(total, columns).abs()
         of_rank = None if indices is None else whole.part(indices)
-        for given in ("target", "attention"):
-            for reduction, chunk in (("none", 5), ("sum", None), ("mean", 7)):
-                keys = tokens.gather(own["k"])
-                if given == "target":
-                    of_all, of_own = {"target": target}, {"target": whole.part(target)}
-                else:
-                    rest = None, sink
-                    of_all = {"attention": (*teacher, lse, *rest)}
-                    rows = tokens.gather(whole.part(teacher[1]))
-                    of_own = {"attention": (whole.part(teacher[0]), rows, whole.part(lse), *rest)}
-                options = {"reduction": reduction, "chunk": chunk}
-                want = indexer_loss(
-                    one["q"], one["k"], one["weights"], indices=indices, **of_all, **whole.ranges,
-                    **options,
-                )  # fmt: skip
-                got = tokens.indexer_loss(
-                    own["q"], keys, own["weights"], indices=of_rank, **of_own, **options
-                )
-                name = f"{given}, {reduction}"
-                if reduction == "none":
-                    whole.compare(want, got, name)
-                    continue
-                want.backward()
-                share = context.size if reduction == "mean" else 1  # the mean of the ranks
-                (got / share).backward()
-                summed(context.group, got.detach() / share, want.detach(), name)
-                whole.compare_gradients(name)
+        # All reductions of each, in turn with what the loss is given.
+        turn = ("target", "attention") * 2
+        turn = turn[:3] if indices is None else turn[1:]
+        for given, (reduction, chunk) in zip(turn, _REDUCTIONS, strict=True):
+            keys = tokens.gather(own["k"])
+            if given == "target":
+                of_all, of_own = {"target": target}, {"target": whole.part(target)}
+            else:
+                rest = None, sink
+                of_all = {"attention": (*teacher, lse, *rest)}
+                rows = tokens.gather(whole.part(teacher[1]))
+                of_own = {"attention": (whole.part(teacher[0]), rows, whole.part(lse), *rest)}
+            options = {"reduction": reduction, "chunk": chunk}
+            want = indexer_loss(
+                one["q"], one["k"], one["weights"], indices=indices, **of_all, **whole.ranges,
+                **options,
+            )  # fmt: skip
+            got = tokens.indexer_loss(
+                own["q"], keys, own["weights"], indices=of_rank, **of_own, **options
+            )
+            name = f"{given}, {reduction}"
+            if reduction == "none":
+                whole.compare(want, got, name)
+                continue
+            want.backward()
+            share = context.size if reduction == "mean" else 1  # the mean of the ranks
+            (got / share).backward()
+            summed(context.group, got.detach() / share, want.detach(), name)
+            whole.compare_gradients(name)
 
 
 CHECKS = {
@@ -299,15 +302,14 @@ CHECKS = {
 }
 
 
-def operations(group, name):
-    """Each way to place tokens and to bring rows with each layout in turn, and with two of them."""
-    number = 0
-    for placement in PLACEMENTS:
-        for keys in KEYS:
-            context = context_parallel(group, placement=placement, keys=keys)
-            for layout in range(number, number + 2):
-                CHECKS[name](context, LAYOUTS[layout % len(LAYOUTS)])
-            number += 1
+def operations(group, name, layouts=1):
+    """Each way to place tokens and to bring rows with so many layouts in turn: other ones with
+    other numbers of ranks."""
+    ways = itertools.product(PLACEMENTS, KEYS)
+    for number, (placement, keys) in enumerate(ways, group.size()):
+        context = context_parallel(group, placement=placement, keys=keys)
+        for layout in range(number, number + layouts):
+            CHECKS[name](context, LAYOUTS[layout % len(LAYOUTS)])
 
 
 def on_gpus(rank, ranks, folder):
@@ -317,17 +319,16 @@ def on_gpus(rank, ranks, folder):
     torch.cuda.set_device(rank)
     meet(rank, ranks, folder, "nccl")
     for name in CHECKS:
-        operations(dist.group.WORLD, name)
+        operations(dist.group.WORLD, name, len(LAYOUTS))
     dist.destroy_process_group()
 
 
 def check_bench(ranks, tokens, *options):
     """The rows of `winnow bench context_parallel` for one length and each kind of keys."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command += [ranks, "-m", "winnow", "bench", "context_parallel", "--json", *options]
-    command += ["--tokens", tokens, "--keys", *KEYS]
-    result = run(*command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
-    rows = json.loads(result.stdout)
+    command = "-m", "winnow", "bench", "context_parallel", "--json", *options
+    command += "--tokens", tokens, "--keys", *KEYS
+    once = "from winnow.transformers import bench_ranks; bench_ranks._REPETITIONS = 1"
+    rows = json.loads(torchrun(ranks, *command, first=once, check=True).stdout)
     for row, keys in zip(rows, KEYS, strict=True):
         assert row["benchmark"] == f"training step, {keys}, {tokens} tokens, {ranks} ranks"
         assert row["ratio"] == row["seconds"] / row["seconds_without_communication"] > 0

@@ -69,9 +69,11 @@ def late(group, kind):
     call = caller(kind, group)
     with seconds(2 if rank == 0 else 20):
         if rank == last:
-            time.sleep(3.5)
+            dist.barrier(group)  # behind the others' call
         begin = time.monotonic()
         text = refused(call, Error)
+        if rank != last:
+            dist.barrier(group)
     assert f"waited 2 s for ranks {last}, which did not come to the same call" in text, text
     assert time.monotonic() - begin < 10
     for _ in range(2):
@@ -102,7 +104,7 @@ def late_and_masked(group):
     buffer = deep_ep.Buffer(group, low_latency_mode=True, enable_shrink=True)
     with seconds(3 if rank == 0 else 20):
         if rank == world - 1:
-            time.sleep(5)
+            dist.barrier(group)
             begin = time.monotonic()
             text = refused(lambda: without_last(buffer, group), Error)
             assert f"for ranks {world - 1}, which did not come" in text, text
@@ -110,6 +112,7 @@ def late_and_masked(group):
         else:
             without_last(buffer, group)
             assert status(buffer, world) == [0] * (world - 1) + [1]
+            dist.barrier(group)
     dist.barrier(group)
 
 
@@ -273,9 +276,10 @@ def interrupted(group, kind, made):
         call()
     dist.barrier(group)
     if rank == last:
-        assert interrupt(call, 1) < 3
+        assert interrupt(call, 0.5) < 3
+        dist.barrier(group)
     else:
-        time.sleep(3)
+        dist.barrier(group)
         begin = time.monotonic()
         text = refused(call, Error)
         assert f"rank {last} was interrupted" in text, text

@@ -9,9 +9,8 @@ from deep_ep_clients import E, H
 from deep_ep_ranks import alone
 
 
-def load(group):
-    """Imports what the others use, for which ranks that call each other would wait, and returns
-    the version."""
+def load(group=None):
+    """Imports what the others use, and returns the version."""
     _functions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

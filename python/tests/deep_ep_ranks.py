@@ -4,12 +4,15 @@ A test names a function of a module of this folder, which each process of a grou
 group and arguments. Processes take seconds to start, so tests share a pool.
 """
 
+import contextlib
 import functools
 import importlib
-import multiprocessing
 import os
+import signal
 import sys
 import traceback
+
+from processes import FORKS, ONE_THREAD
 
 PROCESSES = 6
 _SECONDS = 240
@@ -23,12 +26,40 @@ def alone():
     return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
-def _serve(rank, processes, device, port, connection, beside):
+def load():
+    """Imports what most tests call."""
+    for name in ("winnow.compat.deep_ep", "winnow.torch", "context_parallel_models"):
+        with contextlib.suppress(ImportError):  # of transformers
+            importlib.import_module(name)
+
+
+def _fork(connections, device, port, beside, load):
+    """Starts the ranks, which have what this process imports."""
+    os.setpgrp()
     sys.path[:0] = beside
-    os.environ.update(OMP_NUM_THREADS="1", WINNOW_TIMEOUT_SECONDS="20")
+    os.environ.update(ONE_THREAD, WINNOW_TIMEOUT_SECONDS="20")
+    if load is not None:
+        load()
+    for rank in range(len(connections)):
+        if os.fork() == 0:
+            try:
+                _serve(rank, connections, device, port)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+    for connection in connections:
+        connection.close()
+    for _ in connections:
+        os.wait()
+
+
+def _serve(rank, connections, device, port):
     import torch
     import torch.distributed as dist
 
+    processes, connection = len(connections), connections.pop(rank)
+    while connections:
+        connections.pop().close()
     torch.set_num_threads(1)
     if device == "cuda":
         import deep_ep_on_gpu
@@ -52,24 +83,21 @@ def _serve(rank, processes, device, port, connection, beside):
 
 class Pool:
     """With `device` "cuda" each process uses the GPU of its rank. `beside`: folders whose packages
-    precede the installed ones."""
+    precede the installed ones. `load`: called once, imports what all ranks need."""
 
-    def __init__(self, processes=PROCESSES, device="cpu", beside=()):
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, processes=PROCESSES, device="cpu", beside=(), load=None):
         import torch.distributed as dist
 
         free = dist.TCPStore("127.0.0.1", 0, 1, True)
         port = free.port
         del free
-        self._ends, self._processes = [], []
-        for rank in range(processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, processes, device, port, theirs, beside), daemon=True
-            )
-            process.start()
-            self._ends.append(ours)
-            self._processes.append(process)
+        pipes = [FORKS.Pipe() for _ in range(processes)]
+        self._ends = [ours for ours, _ in pipes]
+        given = [theirs for _, theirs in pipes], device, port, beside, load
+        self._process = FORKS.Process(target=_fork, args=given, daemon=True)
+        self._process.start()
+        for _, theirs in pipes:
+            theirs.close()
         for rank, end in enumerate(self._ends):
             assert end.poll(_SECONDS), f"rank {rank} did not start"
             end.recv()
@@ -90,10 +118,9 @@ class Pool:
         return [result for _, result in answers]
 
     def close(self):
-        for end, process in zip(self._ends, self._processes, strict=True):
-            if process.is_alive():
+        for end in self._ends:
+            with contextlib.suppress(OSError):  # of a rank that has ended
                 end.send(None)
-        for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
+        self._process.join(10)
+        if self._process.is_alive():
+            os.killpg(self._process.pid, signal.SIGKILL)

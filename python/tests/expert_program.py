@@ -385,7 +385,7 @@ def main():
         check_contexts(rank, world, local)
         check_barriers(rank, world, local)
         check_gradients(rank, world, local)
-        check_compiled(rank, world, local)
+    check_compiled(rank, world, local)
     check_refusals(rank, world)
     report = {"rank": rank, "checked": True}
     Path(folder, f"{rank}.json").write_text(json.dumps(report))

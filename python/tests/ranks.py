@@ -4,6 +4,8 @@ import contextlib
 import re
 import threading
 
+from processes import forked
+
 import winnow
 from winnow.expert_parallel import AllToAll, InProcessWorld
 
@@ -58,11 +60,42 @@ def new_stream():
     return torch.cuda.stream(stream)
 
 
+def spawn(body, arguments, processes):
+    """body(rank, *arguments) in each of the processes, which all come from one that has imported
+    the body's module."""
+    import torch
+
+    given = body, arguments, processes
+    torch.multiprocessing.start_processes(_fork, given, daemon=False, start_method="forkserver")
+
+
+def _fork(_, *given):
+    import torch
+
+    torch.multiprocessing.start_processes(*given, start_method="fork")
+
+
+def torchrun(ranks, *command, first="", **options):
+    """What torchrun prints and how it ends, whose processes come from one that has run the program
+    `first`. `command`: a program, or -m and a package, and arguments."""
+    program = f"""
+{first}
+from processes import execute
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+here = {{"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "here"}}
+config = LaunchConfig(1, 1, {ranks}, **here, max_restarts=0, start_method="fork")
+elastic_launch(config, execute)(*{[str(one) for one in command]})
+"""
+    return forked("-c", program, **options)
+
+
 def meet(rank, world, folder, backend="gloo"):
     """Makes this process a rank of torch's world, which it meets in the folder."""
     import torch
 
     torch.set_num_threads(1)
+    winnow.set_num_threads(1)
     meeting = f"file://{folder}/meeting-{world}"
     torch.distributed.init_process_group(backend, meeting, rank=rank, world_size=world)
 

@@ -2,12 +2,10 @@
 
 import inspect
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import forked
 from winnow.compat import _check
 from winnow.compat.__main__ import main
 
@@ -397,7 +395,7 @@ def test_the_command(tmp_path, capsys):
     taken = "import flash_mla\nflash_mla.get_mla_metadata()\n"
     others = "import deep_gemm\ndeep_gemm.f()\ndeep_gemm.fp8_mqa_logits(x=1)\n"
     written(tmp_path, {"p/a.py": taken, "p/b.py": others})
-    everything = python("-m", "winnow.compat", "check", tmp_path / "p")
+    everything = forked("-m", "winnow.compat", "check", tmp_path / "p")
     assert everything.returncode == 1, everything.stderr
     lines = everything.stdout.splitlines()
     assert lines[0] == "a.py:2: flash_mla.get_mla_metadata: taken"
@@ -436,9 +434,7 @@ if "deep_gemm" in found:
     assert deep_gemm.fp8_mqa_logits.__module__ == "winnow.compat.deep_gemm"
 print(flash_mla.flash_mla_sparse_fwd.__module__, *found)
 """
-    inherited = os.environ.get("PYTHONPATH", "")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path, inherited])}
-    shown = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    shown = forked("-c", program, path=path.split(os.pathsep), check=True).stdout
     assert shown.split() == ["winnow.compat.flash_mla", *names]
 
 

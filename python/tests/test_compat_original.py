@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import forked, python
 
 from winnow import compat
 
@@ -104,17 +104,10 @@ def refused(kind, said, call):
 """
 
 
-def start(program, *names, folders=()):
-    """The program, with our modules of these names before packages of those folders."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    entries = [compat.path(*names)] if names else []
-    path = os.pathsep.join([*entries, *map(str, folders), inherited])
-    return python("-c", REFUSED + program, env={**os.environ, "PYTHONPATH": path})
-
-
-def passes(program, *names, folders=()):
-    result = start(program, *names, folders=folders)
-    assert result.returncode == 0, result.stderr
+def passes(program, *names, folders=(), check=True):
+    """Runs it with our modules of these names before packages of those folders."""
+    ours = compat.path(*names).split(os.pathsep) if names else []
+    return forked("-c", REFUSED + program, path=[*ours, *folders], check=check)
 
 
 USE_OF_DEEP_GEMM = """
@@ -170,15 +163,10 @@ def test_deep_gemm_is_completed_by_the_original(tmp_path, way):
 
 def test_processes_that_are_started_have_both(tmp_path):
     written(tmp_path, DEEP_GEMM)
-    program = """
-import subprocess, sys
-import deep_gemm
-
-inner = "import deep_gemm; print(deep_gemm.product(2, 2), deep_gemm.fp8_mqa_logits.__module__)"
-shown = subprocess.check_output([sys.executable, "-c", inner], text=True)
-assert shown == "9 winnow.compat.deep_gemm\\n", shown
-"""
-    passes(program, "deep_gemm", "flash_mla", folders=[tmp_path])
+    program = "import deep_gemm as d; print(d.product(2, 2), d.fp8_mqa_logits.__module__)"
+    entries = compat.path("deep_gemm", "flash_mla"), tmp_path, os.environ.get("PYTHONPATH", "")
+    path = {"PYTHONPATH": os.pathsep.join(map(str, entries))}
+    assert python("-c", program, add=path).stdout == "9 winnow.compat.deep_gemm\n"
 
 
 def test_the_original_is_found_without_our_folder(tmp_path):
@@ -490,5 +478,6 @@ def test_the_library_is_not_imported_for_our_own_names(tmp_path):
     written(tmp_path, {"deep_gemm/__init__.py": "raise SystemExit('imported')\n"})
     program = "from winnow.compat.deep_gemm import fp8_mqa_logits, fp8_paged_mqa_logits"
     passes(program, folders=[tmp_path])
-    assert "imported" in start("import deep_gemm", "deep_gemm", folders=[tmp_path]).stderr
+    ended = passes("import deep_gemm", "deep_gemm", folders=[tmp_path], check=False)
+    assert "imported" in ended.stderr
     assert "deep_gemm" not in sys.modules

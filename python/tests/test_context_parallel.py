@@ -4,6 +4,7 @@ context_parallel_checks.py, context_parallel_ranks.py and context_parallel_model
 import context_parallel_checks as checks
 import context_parallel_ranks as ranks_of
 import pytest
+from ranks import spawn
 
 torch = pytest.importorskip("torch")
 
@@ -95,7 +96,7 @@ def test_an_interrupt_ends_a_wait_for_another_rank(deep_ep_pool, tmp_path):
 
 
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path):
-    torch.multiprocessing.spawn(ranks_of.rank_that_goes_on, (tmp_path,), nprocs=3)
+    spawn(ranks_of.rank_that_goes_on, (tmp_path,), 3)
 
 
 def test_bench():

@@ -18,7 +18,7 @@ def run_megatron(request):
     """run(body, ...) with one version, in processes that are all of torch's world, for which layers
     wait."""
     version, world = request.param
-    pool = Pool(world, beside=[beside.folder("megatron-core", version)])
+    pool = Pool(world, beside=[beside.folder("megatron-core", version)], load=megatron.load)
     try:
         assert pool.run(world, megatron.load) == [version] * world
         yield lambda *body: pool.run(world, *body)

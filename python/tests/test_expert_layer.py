@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from expert_launch import HERE, alone, documented_program  # noqa: F401
 from processes import python
+from ranks import torchrun
 from winnow.distributed import finalize_distributed, initialize_distributed
 
 import winnow
@@ -35,11 +36,8 @@ def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torchrun")
     example = folder / "example.py"
     example.write_text(documented_program("torchrun")[0])
-    result = python(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS,
-        HERE / "expert_program.py", example, folder,
-        add={"OMP_NUM_THREADS": "1", "WINNOW_TIMEOUT_SECONDS": "20"},
-    )  # fmt: skip
+    command = HERE / "expert_program.py", example, folder
+    result = torchrun(RANKS, *command, add={"WINNOW_TIMEOUT_SECONDS": "20"})
     output = result.stdout + result.stderr
     reports = []
     for rank in range(RANKS):

@@ -11,7 +11,7 @@ from expert_launch import documented_program
 from expert_problems import SMALL, payload
 from interrupt import interrupted
 from processes import python
-from ranks import run_all
+from ranks import run_all, torchrun
 
 import winnow
 from winnow import expert_parallel as ep
@@ -75,14 +75,8 @@ def test_ranks_meet_in_any_store(kind, tmp_path, monkeypatch):
 def _torchrun(tmp_path, source, **environment):
     program = tmp_path / "program.py"
     program.write_text(source)
-    meet = {"WINNOW_RENDEZVOUS": str(tmp_path / "meet"), **environment}
-    result = python(
-        *("-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", 2, program),
-        env={**os.environ, "OMP_NUM_THREADS": "1", **meet},
-        check=True,
-    )
-    return result.stdout
+    add = {"WINNOW_RENDEZVOUS": str(tmp_path / "meet"), **environment}
+    return torchrun(2, program, add=add, check=True).stdout
 
 
 LAUNCHED = """

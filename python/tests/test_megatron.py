@@ -12,7 +12,7 @@ _OLDER, _NEWER = beside.versions("megatron-core")
 @pytest.fixture(scope="module")
 def run():
     """run(ranks, body, ...), in processes that have Megatron-core."""
-    pool = Pool(2, beside=[beside.folder("megatron-core", _NEWER)])
+    pool = Pool(2, beside=[beside.folder("megatron-core", _NEWER)], load=layers.modules)
     try:
         yield pool.run
     finally:

@@ -1,22 +1,20 @@
 """tools/compare, on the CPU beside modules that stand in for the other libraries."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
-from processes import python, run_here
+from processes import forked, run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "results" / "schema.json"
 STAND_INS = Path(__file__).resolve().parent / "peers"
 
 
-def _compare(*arguments, path=""):
-    path = f"{path}:{os.environ.get('PYTHONPATH', '')}"
-    return python(ROOT / "tools" / "compare", *arguments, add={"PYTHONPATH": path})
+def _compare(*arguments, path):
+    return forked(ROOT / "tools" / "compare", *arguments, path=[path])
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """results/*.json: their schema, commits and commands, and the pages that are made from them."""
 
 import copy
+import functools
 import importlib.util
 import json
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from processes import python, run
+from processes import forked, python, run
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(set((ROOT / "results").glob("*.json")) - {ROOT / "results" / "schema.json"})
@@ -77,7 +78,18 @@ _OF_PYTHON = ("python", "transformers", "context_parallel")
 
 
 def _options(*words):
-    return set(re.findall(r"--[a-z-]+", python("-m", "winnow", *words, "--help").stdout))
+    return set(re.findall(r"--[a-z-]+", forked("-m", "winnow", *words, "--help").stdout))
+
+
+@functools.cache
+def _built():
+    """Programs of tests and examples, and every word of the lists that build them."""
+    room = ROOT / "winnow"
+    made = (*room.rglob("CMakeLists.txt"), *room.rglob("*.cmake"))
+    built = set(re.findall(r"\w+", "".join(path.read_text() for path in made)))
+    built |= {path.stem for end in ("test", "soak") for path in room.rglob(f"*_{end}.cc")}
+    built |= {path.name for path in (ROOT / "python" / "tests").glob("test_*.py")}
+    return built | {path.name for path in (ROOT / "examples").iterdir()}
 
 
 def unknown(command, cases, options):
@@ -106,14 +118,8 @@ def unknown(command, cases, options):
             case = rest[rest.index("--case") + 1]
             wrong += [case] * (case not in {name for _, name in cases})
         return wrong
-    room = ROOT / "winnow"
-    made = (*room.rglob("CMakeLists.txt"), *room.rglob("*.cmake"))
-    lists = "".join(path.read_text() for path in made)
-    built = {path.stem for end in ("test", "soak") for path in room.rglob(f"*_{end}.cc")}
-    built |= {path.name for path in (ROOT / "python" / "tests").glob("test_*.py")}
-    built |= {path.name for path in (ROOT / "examples").iterdir()}
-    programs = [word for word in words if word == name or word.endswith("_test")]
-    return [one for one in programs if one not in built and not re.search(rf"\b{one}\b", lists)]
+    built = _built()
+    return [word for word in words if word == name or word.endswith("_test") if word not in built]
 
 
 @pytest.fixture(scope="module")

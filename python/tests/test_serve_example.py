@@ -3,21 +3,22 @@
 from pathlib import Path
 
 import pytest
-from processes import ONE_THREAD, python, run_here
+from processes import run_here
 
 from winnow import indexer, sparse_mla
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve_dsa"
 
 
-def _output(program, format):
-    arguments = "--device", "cpu", "--format", format
-    return python(FOLDER / program, *arguments, add=ONE_THREAD, timeout=900, check=True).stdout
+def _run(monkeypatch, *arguments, program="serve.py"):
+    monkeypatch.syspath_prepend(FOLDER)
+    run_here(monkeypatch, FOLDER / program, "--device", "cpu", *arguments)
 
 
 @pytest.mark.parametrize("format", ["fp8_656", "fp8_584", "bf16"])
-def test_every_step_equals_the_full_computation(format):
-    output = _output("serve.py", format)
+def test_every_step_equals_the_full_computation(format, monkeypatch, capsys):
+    _run(monkeypatch, "--format", format)
+    output = capsys.readouterr().out
     assert "up to 5 sequences together" in output
     assert output.endswith(
         "every step equals the full computation, to the precision of the cache\n"
@@ -25,18 +26,14 @@ def test_every_step_equals_the_full_computation(format):
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp8_584"])
-def test_v4_gets_the_tokens_of_transformers(format):
+def test_v4_gets_the_tokens_of_transformers(format, monkeypatch, capsys):
     pytest.importorskip("transformers.models.deepseek_v4")
-    output = _output("serve_v4.py", format)
+    _run(monkeypatch, "--format", format, program="serve_v4.py")
+    output = capsys.readouterr().out
     assert "up to 5 sequences together" in output
     assert format == "fp8_584" or output.endswith(
         "6 of 6 requests got the tokens of transformers\n"
     )
-
-
-def _run(monkeypatch, *arguments, program="serve.py"):
-    monkeypatch.syspath_prepend(FOLDER)
-    run_here(monkeypatch, FOLDER / program, "--device", "cpu", *arguments)
 
 
 def test_a_wrong_choice_is_noticed(monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import python
+from processes import forked
 
 import winnow
 
@@ -34,57 +34,32 @@ _PARTS = [
     ("torch._C", "_after_autograd_keyset", "to record gradients"),
     ("torch._functorch.utils", "enable_single_level_autograd_function", "for torch.func"),
 ]
-# Torch is imported once, which takes seconds; each process behind it imports winnow.torch.
-_PROGRAM = """
-import os, sys, torch
-for number, before in enumerate(sys.argv[2:]):
-    if os.fork() == 0:
-        os.dup2(os.open(f"{sys.argv[1]}/{number}", os.O_CREAT | os.O_WRONLY), 2)
-        exec(before)
-        import winnow.torch
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
 
 
-def _as_version(version):
-    return f"torch.__version__ = {version!r}"
-
-
-def _without(module, name):
-    return f"import {module}\ndel {module}.{name}"
-
-
-@pytest.fixture(scope="module")
-def imports(tmp_path_factory):
-    """(the status, what was said) where winnow.torch is imported behind these lines."""
-    folder = tmp_path_factory.mktemp("imports")
-    lines = [_as_version(version) for version in _OTHERS + _TESTED]
-    lines += [_without(module, name) for module, name, _ in _PARTS]
-    result = python("-c", _PROGRAM, folder, *lines, check=True)
-    said = [(folder / str(number)).read_text() for number in range(len(lines))]
-    statuses = map(int, result.stdout.split())
-    return dict(zip(lines, zip(statuses, said, strict=True), strict=True))
+def _imported_behind(before):
+    return forked("-c", f"import torch\n{before}\nimport winnow.torch")
 
 
 @pytest.mark.parametrize("version", _OTHERS)
-def test_another_version_of_torch_is_named(imports, version):
-    status, said = imports[_as_version(version)]
-    assert status == 0, said
-    assert f"winnow.torch was tested with torch 2.11, 2.14 and 2.15, not with {version}" in said
+def test_another_version_of_torch_is_named(version):
+    result = _imported_behind(f"torch.__version__ = {version!r}")
+    assert result.returncode == 0, result.stderr
+    said = f"winnow.torch was tested with torch 2.11, 2.14 and 2.15, not with {version}"
+    assert said in result.stderr
 
 
 @pytest.mark.parametrize("version", _TESTED)
-def test_a_version_that_was_tested_passes_silently(imports, version):
-    assert imports[_as_version(version)] == (0, "")
+def test_a_version_that_was_tested_passes_silently(version):
+    result = _imported_behind(f"torch.__version__ = {version!r}")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("module", "name", "purpose"), _PARTS)
-def test_a_part_that_is_gone_is_an_error_that_names_it(imports, module, name, purpose):
-    status, said = imports[_without(module, name)]
-    assert status == 1
+def test_a_part_that_is_gone_is_an_error_that_names_it(module, name, purpose):
+    result = _imported_behind(f"import {module}\ndel {module}.{name}")
+    assert result.returncode == 1
     assert re.search(
         rf"ImportError: torch {re.escape(torch.__version__)} has no {module}\.{name}, which "
         rf"winnow\.torch needs {purpose}; it was tested with torch 2\.11, 2\.14 and 2\.15",
-        said,
-    ), said
+        result.stderr,
+    ), result.stderr

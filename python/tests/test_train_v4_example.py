@@ -4,28 +4,27 @@ import re
 from pathlib import Path
 
 import pytest
-from processes import ONE_THREAD, python, run_here
+from processes import run_here
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_v4" / "train.py"
 
 
-def test_the_example_learns_to_recall():
+def _run(monkeypatch, *arguments):
+    return run_here(monkeypatch, PROGRAM, "--device", "cpu", *arguments)
+
+
+def test_the_example_learns_to_recall(monkeypatch, capsys):
     """One note, which a few steps teach; in the sequence it is far outside of the windows."""
     steps = {"notes": 1, "length": 160, "batch": 8, "dense": 40, "warm-up": 6, "sparse": 4}
     arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
-    result = python(
-        PROGRAM, "--device", "cpu", "--check", *arguments, add=ONE_THREAD, timeout=900, check=True
-    )
-    assert result.stdout.endswith("both losses fell\n")
-    assert re.search(r"^[0-8] of 8 generated answers are right$", result.stdout, re.MULTILINE)
+    _run(monkeypatch, "--check", *arguments)
+    printed = capsys.readouterr().out
+    assert printed.endswith("both losses fell\n")
+    assert re.search(r"^[0-8] of 8 generated answers are right$", printed, re.MULTILINE)
     line = re.compile(r"^sparse +\d+ +([\d.]+) +\d+ % +[\d.]+ +([\d.]+) %$", re.MULTILINE)
-    last = line.findall(result.stdout)[-1]
-    assert float(last[0]) < 1.2, result.stdout  # who guesses has log(5) = 1.61
-    assert 60 < float(last[1]) <= 100, result.stdout  # 16 rows of up to 40
-
-
-def _run(monkeypatch, *arguments):
-    return run_here(monkeypatch, PROGRAM, "--device", "cpu", *arguments)
+    last = line.findall(printed)[-1]
+    assert float(last[0]) < 1.2, printed  # who guesses has log(5) = 1.61
+    assert 60 < float(last[1]) <= 100, printed  # 16 rows of up to 40
 
 
 def test_a_loss_that_does_not_fall_is_an_error(monkeypatch):

@@ -4,7 +4,7 @@ from_pretrained(distributed_config=) distributes it, which itself wants accelera
 import pytest
 import torch
 import winnow.transformers
-from ranks import meet
+from ranks import meet, spawn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -75,4 +75,4 @@ def rank_of_world(rank, sizes, folder):
 
 @pytest.mark.parametrize("sizes", [{"fsdp_size": 2}, {"tp_size": 2}], ids=["fsdp", "tp"])
 def test_a_model_computes_what_it_does_alone(tmp_path, sizes):
-    torch.multiprocessing.spawn(rank_of_world, (sizes, tmp_path), nprocs=WORLD)
+    spawn(rank_of_world, (sizes, tmp_path), WORLD)

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 import winnow.__main__
-from processes import ONE_THREAD, python, run_here
+from processes import ONE_THREAD, forked, run_here
 from winnow.transformers import bench as module
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "finetune.py"
 
 
 def test_the_example_learns_and_needs_less_memory():
-    steps = {"dense": 20, "warm-up": 10, "sparse": 4, "every": 10, "memory": 768}
+    steps = {"memory": 768, "dense": 20, "warm-up": 10, "sparse": 4, "every": 10, "batch": 2}
     arguments = [part for name, count in steps.items() for part in (f"--{name}", count)]
     arguments += ["--text", PROGRAM.parents[2] / "LICENSE"]  # which does not change
-    result = python(
-        PROGRAM, "--device", "cpu", "--check", *arguments, add=ONE_THREAD, timeout=900, check=True
-    )
+    arguments = "--device", "cpu", "--check", *arguments
+    result = forked(PROGRAM, *arguments, add=ONE_THREAD, check=True)
     assert result.stdout.endswith("both losses fell, and the share of the chosen rows grew\n")
     peaks = {}
     for line in result.stdout.splitlines():

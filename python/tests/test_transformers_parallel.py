@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dsa_models import make, tokens
-from ranks import meet
+from ranks import meet, spawn
 from winnow.transformers import attend_densely, attention_share, indexer_loss
 
 WORLD = 2
@@ -60,4 +60,4 @@ def test_two_processes_compute_what_one_does(family, tmp_path):
     for dense in (False, True):
         torch.save(results(model, dense), tmp_path / f"expected-{dense}")
         model.zero_grad()
-    torch.multiprocessing.spawn(rank_of_world, (family, tmp_path), nprocs=WORLD)
+    spawn(rank_of_world, (family, tmp_path), WORLD)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import v4_models
 from dsa_models import make, tokens
-from ranks import meet
+from ranks import meet, spawn
 from winnow.transformers import (
     attend_densely,
     attention_share,
@@ -287,7 +287,7 @@ def test_processes_train_as_one_does(tmp_path):
     for dense in (False, True):
         torch.save(alone(dense, 2), tmp_path / f"expected-{dense}")
     torch.save(alone(False, 1), tmp_path / "expected-one")
-    torch.multiprocessing.spawn(of_both_worlds, (tmp_path,), nprocs=4)
+    spawn(of_both_worlds, (tmp_path,), 4)
 
 
 # ---- offloading

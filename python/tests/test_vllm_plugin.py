@@ -1,11 +1,10 @@
 """The plugin of vLLM, on a small package that has the names and nothing of vLLM."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,10 +118,8 @@ def start(folder, before="", after="", version="0.33.0", winnow_vllm="1", withou
         path = folder / "vllm" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("{version}", version).replace(without or "\0", "_other"))
-    environment = {**os.environ, "WINNOW_VLLM": winnow_vllm}
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     program = PROGRAM.format(value=value(), before=before, after=after)
-    return python("-c", program, cwd=folder, env=environment)
+    return forked("-c", program, path=[folder], add={"WINNOW_VLLM": winnow_vllm})
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["imported-before", "imported-after"])
