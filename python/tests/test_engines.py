@@ -224,13 +224,24 @@ def test_decode_refuses_by_the_engines_names(device, argument, wrong, text):
     assert (e.value.operation, e.value.argument) == ("flash_mla_with_kvcache", argument)
 
 
-def test_indices_of_a_second_cache_want_it():
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"extra_indices_in_kvcache": "indices"}, "extra_k_cache: want "),
+        ({"extra_topk_length": "lengths"}, "extra_topk_length: want none, without extra_k_cache, "),
+        ({"q": "array"}, "q: numpy has no bfloat16, which the result has: pass tensors of torch"),
+    ],
+)
+def test_refusals_of_several_arguments_have_the_engines_names(given, text):
     q, cache, indices, _ = problem("fp8_656")
-    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: extra_k_cache: want "):
-        flash_mla.flash_mla_with_kvcache(
-            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices,
-            extra_indices_in_kvcache=indices,
-        )  # fmt: skip
+    tensors = {"indices": indices, "lengths": indices[:, 0, 0].contiguous()}
+    tensors["array"] = q.float().numpy()
+    call = {"q": q, "k_cache": cache, "block_table": None, "cache_seqlens": None}
+    call |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "is_fp8_kvcache": True}
+    call |= {"indices": indices} | {name: tensors[of] for name, of in given.items()}
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {text}") as e:
+        flash_mla.flash_mla_with_kvcache(**call)
+    assert (e.value.operation, e.value.argument) == ("flash_mla_with_kvcache", text.split(":")[0])
 
 
 # ---- flash_mla: prefill
@@ -252,13 +263,17 @@ def prefilled(q, kv, indices, length=None, sink=None):
     return out[0], lse[0]
 
 
-def test_prefill_as_vllm_calls_it(device):
-    """Into some heads of the model's output."""
+@pytest.mark.parametrize("by_place", [False, True])
+def test_prefill_as_vllm_calls_it(device, by_place):
+    """Into some heads of the model's output, which vLLM has as the eighth argument."""
     q, kv, indices = prefill_problem(device)
     length = torch.tensor([16, 4, 1, 0, 9], dtype=torch.int32)
     output = torch.full((5, 8, 512), 7.0, device=device).bfloat16()
-    out, _, lse = flash_mla.flash_mla_sparse_fwd(
-        q, kv, indices, SCALE, topk_length=length.to(device), out=output[:, :4]
+    given = (q, kv, indices, SCALE, 512, None, length.to(device))
+    out, _, lse = (
+        flash_mla.flash_mla_sparse_fwd(*given, output[:, :4])
+        if by_place
+        else flash_mla.flash_mla_sparse_fwd(*given, out=output[:, :4])
     )
     assert out.data_ptr() == output.data_ptr() and (output[:, 4:] == 7).all()
     assert torch.isposinf(lse[3]).all()
@@ -278,6 +293,41 @@ def test_prefill_as_sglang_calls_it(device, legacy):
     close(out, lse * base, prefilled(q, kv, indices, length, sink))
     natural = sparse_mla.forward(q, kv, indices, scale=SCALE, topk_length=length.to(device))[1]
     torch.testing.assert_close(most * base, natural)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float64", "numpy"])
+def test_logarithms_of_base_2(kind):
+    """Both are scaled, in their own dtype; what a query without rows has stays infinite."""
+    q, kv, indices = prefill_problem("cpu")
+    indices[2] = -1
+    q, kv = (t.to(getattr(torch, kind, torch.float32)) for t in (q, kv))
+    given = [t.numpy() if kind == "numpy" else t for t in (q, kv, indices)]
+    with torch.inference_mode():  # whatever is kept serves other calls, too
+        flash_mla.flash_mla_sparse_fwd(*given, SCALE, return_log2_lse=True)
+    got = flash_mla.flash_mla_sparse_fwd(*given, SCALE, return_log2_lse=True)
+    _, most, lse = (torch.as_tensor(t).double() for t in got)
+    want = [torch.as_tensor(t).double() for t in sparse_mla.forward(*given, scale=SCALE)]
+    assert torch.isposinf(lse[2]).all() and torch.isneginf(most[2]).all()
+    want[2][2] = torch.inf
+    exact = kind == "float64"
+    assert got[2].dtype == (torch.float64 if exact else given[0].dtype if kind == "numpy" else
+                            torch.float32)  # fmt: skip
+    for mine, own in ((most, want[1]), (lse, want[2])):
+        torch.testing.assert_close(mine * math.log(2), own, rtol=1e-15 if exact else 2e-7, atol=0)
+
+
+def test_prefill_of_base_2_in_compiled_code():
+    q, kv, indices = prefill_problem("cpu")
+
+    def lse(q):
+        return (
+            flash_mla.flash_mla_sparse_fwd(q + q, kv, indices, SCALE, return_log2_lse=True)[2] * 2
+        )
+
+    torch._dynamo.reset()
+    flash_mla._means.clear()
+    torch.testing.assert_close(torch.compile(lse, backend="eager")(q), lse(q))
+    torch.testing.assert_close(lse(q), lse(q.clone()))
 
 
 @pytest.mark.parametrize("first", [0, 6, 16])
