@@ -9,10 +9,11 @@ import torch
 from kinds import DEVICES
 from test_decode import attention, close, problem
 from test_topk_paged import problem as paged_problem
+from torch.utils._python_dispatch import TorchDispatchMode
 from winnow.compat import _original, deep_gemm, flash_mla
 
 import winnow
-from winnow import sparse_mla
+from winnow import indexer, sparse_mla
 
 SCALE = 0.05
 
@@ -414,8 +415,9 @@ def test_logits_under_the_newer_name_as_both_call_them(device):
     (q, k, scale, weights, start, end), want = logits_problem(device)
     want = from_start(want, start, 100)
     common = ((q, None), (k, scale), weights, start, end)
-    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
-    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
+    near_where(False, deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
+    near_where(False, deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
+    near(deep_gemm.fp8_fp4_mqa_logits(*common, True, 100), want)
     logits = deep_gemm.fp8_fp4_mqa_logits(*common, False, 100, logits_dtype=torch.float32)
     near_where(False, logits, want)
 
@@ -428,6 +430,73 @@ def test_columns_in_front_of_the_first_key_are_empty(device, name):
     shifted = function(q, (k, scale), weights, torch.full_like(start, -3), end, max_seqlen_k=20)
     assert torch.isneginf(shifted[:, :3]).all()
     assert torch.equal(shifted[:, 3:], dense[:, :17])
+
+
+STARTS = torch.tensor([-400, -100, -3, 0, 150, 299, 1000], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("width", [1, 64, 100, 300, 500])
+def test_logits_of_any_start_in_passes(device, monkeypatch, width, clean):
+    """Of few queries at a time where there are many keys, with the same bits; nothing outside of
+    the keys is read, and what a query does not see is -inf, or undefined without `clean`."""
+    (q, k, scale, weights, _, end), _ = logits_problem(device)
+    given = (q, (k, scale), weights, STARTS.to(device), end, clean, width)
+    whole = deep_gemm.fp8_mqa_logits(q, (k, scale), weights, STARTS.to(device), end)
+    columns = STARTS.long()[:, None] + torch.arange(width)
+    padded = torch.nn.functional.pad(whole.cpu(), (0, 1), value=-torch.inf)
+    columns[(columns < 0) | (columns > 300)] = 300
+    want = padded.gather(1, columns)
+    calls = []
+    for scratch in (2**24, 1500, 1):
+        monkeypatch.setattr(deep_gemm, "_SCRATCH", scratch)
+        monkeypatch.setattr(deep_gemm.indexer, "scores", counted(calls))
+        got = deep_gemm.fp8_mqa_logits(*given).cpu()
+        assert got.shape == want.shape and got.stride(0) % 64 == 0
+        seen = ~torch.isneginf(want)
+        assert torch.equal(got[seen], want[seen])
+        assert not clean or torch.isneginf(got[~seen]).all()
+        calls.append("|")
+    assert 1 == calls.index("|") and len(calls) > 7 + 3  # one pass; one for each query at last
+
+
+def counted(calls, run=indexer.scores):
+    def scores(*given, **named):
+        calls.append(run)
+        return run(*given, **named)
+
+    return scores
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of new tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        made = function(*given, **(named or {}))
+        if isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            self.kept[storage.data_ptr()] = storage
+        return made
+
+    def bytes(self):
+        return sum(storage.nbytes() for storage in self.kept.values())
+
+
+@pytest.mark.parametrize("passes", [1, 8])
+def test_logits_of_some_columns_need_little_memory(monkeypatch, passes):
+    """As vLLM calls it: the result, and the scores of all keys, or a part of them."""
+    q, k = (torch.zeros(n, dtype=torch.float8_e4m3fn) for n in ((64, 1, 64), (4096, 64)))
+    start = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(deep_gemm, "_SCRATCH", 64 * 4096 // passes)
+    with Allocated() as allocated:
+        logits = deep_gemm.fp8_fp4_mqa_logits(
+            (q, None), (k, torch.ones(4096)), torch.ones(64, 1), start, start + 4096, 4096
+        )
+    assert allocated.bytes() <= (1.2 + 1 / passes) * logits.nbytes
 
 
 def test_logits_of_one_query_and_of_none(device):
@@ -545,6 +614,16 @@ OF_SOME_COLUMNS = [
 ]
 
 
+@pytest.mark.parametrize("width", [0, 5])
+@pytest.mark.parametrize("missing", ["cu_seq_len_k_start", "cu_seq_len_k_end"])
+def test_logits_want_where_the_keys_of_a_query_are(missing, width):
+    (q, k, scale, weights, start, end), _ = logits_problem("cpu")
+    given = {"cu_seq_len_k_start": start, "cu_seq_len_k_end": end, missing: None}
+    text = f"^fp8_mqa_logits: {missing}: want a tensor of torch, got NoneType"
+    with pytest.raises(ValueError, match=text):
+        deep_gemm.fp8_mqa_logits(q, (k, scale), weights, **given, max_seqlen_k=width)
+
+
 @pytest.mark.parametrize("name", ["fp8_mqa_logits", "fp8_fp4_mqa_logits"])
 @pytest.mark.parametrize(("argument", "wrong", "text"), OF_SOME_COLUMNS)
 def test_logits_of_some_columns_refuse_what_others_do(device, name, argument, wrong, text):
@@ -594,6 +673,9 @@ def test_lengths_of_a_plan_are_a_tensor(wrong):
     text = "^get_paged_mqa_logits_metadata: context_lens: want a tensor of torch, got "
     with pytest.raises(ValueError, match=text):
         deep_gemm.get_paged_mqa_logits_metadata(wrong, 64, 4)
+    lens = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="_metadata: indices: want None, got Tensor"):
+        deep_gemm.get_paged_mqa_logits_metadata(lens, 64, 4, lens)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
