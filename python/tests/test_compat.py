@@ -14,10 +14,10 @@ from winnow import compat, paged_xl, sparse_mla
 def test_flash_mla_signature():
     parameters = inspect.signature(compat.flash_mla_sparse_fwd).parameters
     assert list(parameters) == [
-        "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "indexer_topk", "out",
+        "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "out", "indexer_topk",
         "use_legacy", "return_log2_lse",
     ]  # fmt: skip
-    assert [p.default for p in parameters.values()][4:] == [512, None, None, 0, None, None, None]
+    assert [p.default for p in parameters.values()][4:] == [512, None, None, None, 0, None, None]
 
 
 @pytest.mark.parametrize("convert", [lambda a: a, torch.from_numpy], ids=["numpy", "torch"])
@@ -70,6 +70,8 @@ FLASH_MISTAKES = [
     ("indexer_topk", -1, "0 or .*, got -1"),
     ("d_v", 256, "512, got 256"),
     ("sm_scale", float("nan"), "a finite"),
+    ("sm_scale", None, "a number, got None"),
+    ("indices", np.zeros((3, 2), np.int32), r"3 dimensions .*, got shape \[3, 2\]"),
     ("kv", np.zeros((1, 576), np.float32), "3 dimensions"),
     *((argument, wrong, "") for argument in ("d_v", "indexer_topk") for wrong in NO_NUMBERS),
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import forked
-from winnow.compat import _check
+from winnow.compat import _check, _values
 from winnow.compat.__main__ import main
 
 from winnow import compat
@@ -530,3 +530,24 @@ def test_imports_that_run_are_not_guarded(tmp_path):
     assert statuses(found) == {
         "a.py:4 nosuch": "not taken", "b.py:4 nosuch": "not taken",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_long_chains_of_names_are_read_in_linear_time(tmp_path, monkeypatch, order):
+    """Each statement again only when something that it reads has changed, not all of them."""
+    count, reads, read = 500, [], _values.Package._read
+
+    def counting(package, scope, node):
+        reads.append(node)
+        return read(package, scope, node)
+
+    monkeypatch.setattr(_values.Package, "_read", counting)
+    names = [f"a{i + 1} = a{i}" for i in range(count)][::order]
+    returns = [f"def f{i + 1}(): return f{i}()" for i in range(count)][::order]
+    text = "\n".join([
+        "import flash_mla as a0", *names, f"def f0(): return a{count}.flash_mla_sparse_fwd",
+        *returns, f"f{count}()(1)",
+    ])  # fmt: skip
+    found = checked(tmp_path, {"a.py": text + "\n"})
+    assert list(statuses(found).values()) == ["not taken"]
+    assert len(reads) < 10 * count

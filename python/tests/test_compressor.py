@@ -289,8 +289,14 @@ def test_the_operators_of_steps_that_store(kind, d):
 
 def test_refusals():
     given = problem()
-    with pytest.raises(ValueError, match=r"rows: want 7 rows, the last of cu_rows, got 8"):
-        winnow.compressor.forward(**given)
+    for number, got in ((None, 8), (6, 6), (34, 34)):  # None: 34 // 4
+        text = f"forward: num_rows: want 7 rows, the last of cu_rows, got {got}$"
+        with pytest.raises(winnow.InvalidArgument, match=text) as e:
+            winnow.compressor.forward(**given, num_rows=number)
+        assert e.value.argument == "num_rows"
+    out = given["kv"].new_zeros(6, given["kv"].shape[1] // (2 if given.get("overlap") else 1))
+    with pytest.raises(winnow.InvalidArgument, match="forward: rows: want 7 rows, .*, got 6"):
+        winnow.compressor.forward(**given, out=out)
     for number in (-1, 35, 2**61):
         text = f"num_rows: want 0 to 34, the tokens of kv, got {number}"
         with pytest.raises(winnow.InvalidArgument, match=text):

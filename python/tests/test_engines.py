@@ -9,10 +9,11 @@ import torch
 from kinds import DEVICES
 from test_decode import attention, close, problem
 from test_topk_paged import problem as paged_problem
+from torch.utils._python_dispatch import TorchDispatchMode
 from winnow.compat import _original, deep_gemm, flash_mla
 
 import winnow
-from winnow import sparse_mla
+from winnow import indexer, sparse_mla
 
 SCALE = 0.05
 
@@ -224,13 +225,24 @@ def test_decode_refuses_by_the_engines_names(device, argument, wrong, text):
     assert (e.value.operation, e.value.argument) == ("flash_mla_with_kvcache", argument)
 
 
-def test_indices_of_a_second_cache_want_it():
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"extra_indices_in_kvcache": "indices"}, "extra_k_cache: want "),
+        ({"extra_topk_length": "lengths"}, "extra_topk_length: want none, without extra_k_cache, "),
+        ({"q": "array"}, "q: numpy has no bfloat16, which the result has: pass tensors of torch"),
+    ],
+)
+def test_refusals_of_several_arguments_have_the_engines_names(given, text):
     q, cache, indices, _ = problem("fp8_656")
-    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: extra_k_cache: want "):
-        flash_mla.flash_mla_with_kvcache(
-            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices,
-            extra_indices_in_kvcache=indices,
-        )  # fmt: skip
+    tensors = {"indices": indices, "lengths": indices[:, 0, 0].contiguous()}
+    tensors["array"] = q.float().numpy()
+    call = {"q": q, "k_cache": cache, "block_table": None, "cache_seqlens": None}
+    call |= {"head_dim_v": 512, "tile_scheduler_metadata": None, "is_fp8_kvcache": True}
+    call |= {"indices": indices} | {name: tensors[of] for name, of in given.items()}
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {text}") as e:
+        flash_mla.flash_mla_with_kvcache(**call)
+    assert (e.value.operation, e.value.argument) == ("flash_mla_with_kvcache", text.split(":")[0])
 
 
 # ---- flash_mla: prefill
@@ -252,13 +264,17 @@ def prefilled(q, kv, indices, length=None, sink=None):
     return out[0], lse[0]
 
 
-def test_prefill_as_vllm_calls_it(device):
-    """Into some heads of the model's output."""
+@pytest.mark.parametrize("by_place", [False, True])
+def test_prefill_as_vllm_calls_it(device, by_place):
+    """Into some heads of the model's output, which vLLM has as the eighth argument."""
     q, kv, indices = prefill_problem(device)
     length = torch.tensor([16, 4, 1, 0, 9], dtype=torch.int32)
     output = torch.full((5, 8, 512), 7.0, device=device).bfloat16()
-    out, _, lse = flash_mla.flash_mla_sparse_fwd(
-        q, kv, indices, SCALE, topk_length=length.to(device), out=output[:, :4]
+    given = (q, kv, indices, SCALE, 512, None, length.to(device))
+    out, _, lse = (
+        flash_mla.flash_mla_sparse_fwd(*given, output[:, :4])
+        if by_place
+        else flash_mla.flash_mla_sparse_fwd(*given, out=output[:, :4])
     )
     assert out.data_ptr() == output.data_ptr() and (output[:, 4:] == 7).all()
     assert torch.isposinf(lse[3]).all()
@@ -278,6 +294,41 @@ def test_prefill_as_sglang_calls_it(device, legacy):
     close(out, lse * base, prefilled(q, kv, indices, length, sink))
     natural = sparse_mla.forward(q, kv, indices, scale=SCALE, topk_length=length.to(device))[1]
     torch.testing.assert_close(most * base, natural)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float64", "numpy"])
+def test_logarithms_of_base_2(kind):
+    """Both are scaled, in their own dtype; what a query without rows has stays infinite."""
+    q, kv, indices = prefill_problem("cpu")
+    indices[2] = -1
+    q, kv = (t.to(getattr(torch, kind, torch.float32)) for t in (q, kv))
+    given = [t.numpy() if kind == "numpy" else t for t in (q, kv, indices)]
+    with torch.inference_mode():  # whatever is kept serves other calls, too
+        flash_mla.flash_mla_sparse_fwd(*given, SCALE, return_log2_lse=True)
+    got = flash_mla.flash_mla_sparse_fwd(*given, SCALE, return_log2_lse=True)
+    _, most, lse = (torch.as_tensor(t).double() for t in got)
+    want = [torch.as_tensor(t).double() for t in sparse_mla.forward(*given, scale=SCALE)]
+    assert torch.isposinf(lse[2]).all() and torch.isneginf(most[2]).all()
+    want[2][2] = torch.inf
+    exact = kind == "float64"
+    assert got[2].dtype == (torch.float64 if exact else given[0].dtype if kind == "numpy" else
+                            torch.float32)  # fmt: skip
+    for mine, own in ((most, want[1]), (lse, want[2])):
+        torch.testing.assert_close(mine * math.log(2), own, rtol=1e-15 if exact else 2e-7, atol=0)
+
+
+def test_prefill_of_base_2_in_compiled_code():
+    q, kv, indices = prefill_problem("cpu")
+
+    def lse(q):
+        return (
+            flash_mla.flash_mla_sparse_fwd(q + q, kv, indices, SCALE, return_log2_lse=True)[2] * 2
+        )
+
+    torch._dynamo.reset()
+    flash_mla._means.clear()
+    torch.testing.assert_close(torch.compile(lse, backend="eager")(q), lse(q))
+    torch.testing.assert_close(lse(q), lse(q.clone()))
 
 
 @pytest.mark.parametrize("first", [0, 6, 16])
@@ -364,8 +415,9 @@ def test_logits_under_the_newer_name_as_both_call_them(device):
     (q, k, scale, weights, start, end), want = logits_problem(device)
     want = from_start(want, start, 100)
     common = ((q, None), (k, scale), weights, start, end)
-    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
-    near(deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
+    near_where(False, deep_gemm.fp8_fp4_mqa_logits(*common, 100), want)  # vLLM
+    near_where(False, deep_gemm.fp8_fp4_mqa_logits(*common, 100, None), want)
+    near(deep_gemm.fp8_fp4_mqa_logits(*common, True, 100), want)
     logits = deep_gemm.fp8_fp4_mqa_logits(*common, False, 100, logits_dtype=torch.float32)
     near_where(False, logits, want)
 
@@ -378,6 +430,73 @@ def test_columns_in_front_of_the_first_key_are_empty(device, name):
     shifted = function(q, (k, scale), weights, torch.full_like(start, -3), end, max_seqlen_k=20)
     assert torch.isneginf(shifted[:, :3]).all()
     assert torch.equal(shifted[:, 3:], dense[:, :17])
+
+
+STARTS = torch.tensor([-400, -100, -3, 0, 150, 299, 1000], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("width", [1, 64, 100, 300, 500])
+def test_logits_of_any_start_in_passes(device, monkeypatch, width, clean):
+    """Of few queries at a time where there are many keys, with the same bits; nothing outside of
+    the keys is read, and what a query does not see is -inf, or undefined without `clean`."""
+    (q, k, scale, weights, _, end), _ = logits_problem(device)
+    given = (q, (k, scale), weights, STARTS.to(device), end, clean, width)
+    whole = deep_gemm.fp8_mqa_logits(q, (k, scale), weights, STARTS.to(device), end)
+    columns = STARTS.long()[:, None] + torch.arange(width)
+    padded = torch.nn.functional.pad(whole.cpu(), (0, 1), value=-torch.inf)
+    columns[(columns < 0) | (columns > 300)] = 300
+    want = padded.gather(1, columns)
+    calls = []
+    for scratch in (2**24, 1500, 1):
+        monkeypatch.setattr(deep_gemm, "_SCRATCH", scratch)
+        monkeypatch.setattr(deep_gemm.indexer, "scores", counted(calls))
+        got = deep_gemm.fp8_mqa_logits(*given).cpu()
+        assert got.shape == want.shape and got.stride(0) % 64 == 0
+        seen = ~torch.isneginf(want)
+        assert torch.equal(got[seen], want[seen])
+        assert not clean or torch.isneginf(got[~seen]).all()
+        calls.append("|")
+    assert 1 == calls.index("|") and len(calls) > 7 + 3  # one pass; one for each query at last
+
+
+def counted(calls, run=indexer.scores):
+    def scores(*given, **named):
+        calls.append(run)
+        return run(*given, **named)
+
+    return scores
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of new tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        made = function(*given, **(named or {}))
+        if isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            self.kept[storage.data_ptr()] = storage
+        return made
+
+    def bytes(self):
+        return sum(storage.nbytes() for storage in self.kept.values())
+
+
+@pytest.mark.parametrize("passes", [1, 8])
+def test_logits_of_some_columns_need_little_memory(monkeypatch, passes):
+    """As vLLM calls it: the result, and the scores of all keys, or a part of them."""
+    q, k = (torch.zeros(n, dtype=torch.float8_e4m3fn) for n in ((64, 1, 64), (4096, 64)))
+    start = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(deep_gemm, "_SCRATCH", 64 * 4096 // passes)
+    with Allocated() as allocated:
+        logits = deep_gemm.fp8_fp4_mqa_logits(
+            (q, None), (k, torch.ones(4096)), torch.ones(64, 1), start, start + 4096, 4096
+        )
+    assert allocated.bytes() <= (1.2 + 1 / passes) * logits.nbytes
 
 
 def test_logits_of_one_query_and_of_none(device):
@@ -495,6 +614,16 @@ OF_SOME_COLUMNS = [
 ]
 
 
+@pytest.mark.parametrize("width", [0, 5])
+@pytest.mark.parametrize("missing", ["cu_seq_len_k_start", "cu_seq_len_k_end"])
+def test_logits_want_where_the_keys_of_a_query_are(missing, width):
+    (q, k, scale, weights, start, end), _ = logits_problem("cpu")
+    given = {"cu_seq_len_k_start": start, "cu_seq_len_k_end": end, missing: None}
+    text = f"^fp8_mqa_logits: {missing}: want a tensor of torch, got NoneType"
+    with pytest.raises(ValueError, match=text):
+        deep_gemm.fp8_mqa_logits(q, (k, scale), weights, **given, max_seqlen_k=width)
+
+
 @pytest.mark.parametrize("name", ["fp8_mqa_logits", "fp8_fp4_mqa_logits"])
 @pytest.mark.parametrize(("argument", "wrong", "text"), OF_SOME_COLUMNS)
 def test_logits_of_some_columns_refuse_what_others_do(device, name, argument, wrong, text):
@@ -544,6 +673,9 @@ def test_lengths_of_a_plan_are_a_tensor(wrong):
     text = "^get_paged_mqa_logits_metadata: context_lens: want a tensor of torch, got "
     with pytest.raises(ValueError, match=text):
         deep_gemm.get_paged_mqa_logits_metadata(wrong, 64, 4)
+    lens = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="_metadata: indices: want None, got Tensor"):
+        deep_gemm.get_paged_mqa_logits_metadata(lens, 64, 4, lens)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])

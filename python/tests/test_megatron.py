@@ -1,10 +1,15 @@
 """winnow.megatron beside Megatron-core's own functions for sparse attention, on CPU tensors."""
 
+from types import SimpleNamespace
+
 import beside
 import megatron_dsa as layers
 import megatron_hooks as hooks
 import pytest
+import torch
 from deep_ep_ranks import Pool
+
+from winnow import megatron
 
 _OLDER, _NEWER = beside.versions("megatron-core")
 
@@ -100,6 +105,78 @@ def test_a_declined_call_says_why(run):
     levels = ["WARNING"] * len(expected)
     levels[12] = levels[14] = "DEBUG"  # said before
     assert said == list(zip(levels, (text.format(*one) for one in expected), strict=True))
+
+
+OF_THE_WHOLE = {"q": "q_indexer", "k": "k_indexer", "weights": "indexer_weights"}
+
+
+def given(batch, **other):
+    """Arguments of the hooks: 4 queries of so many sequences, and what has another batch."""
+    made = {"q": (4, 8, 64), "k": (9, 64), "weights": (4, 8), "query": (4, 2, 576)}
+    made |= {"key": (9, 1, 576)}
+    return {
+        name: torch.randn(rows, other.get(name, batch), *sizes, requires_grad=True)
+        for name, (rows, *sizes) in made.items()
+    } | {"starts": torch.zeros(4), "ends": torch.full((4,), 9)}
+
+
+def call(name, batch, valid=None, **other):
+    """A hook on such tensors: (tensors, its result)."""
+    t = given(batch, **other)
+    named = {OF_THE_WHOLE.get(n, n): t[n] for n in ("q", "k", "weights", "query", "key")}
+    indexer = t["q"], t["k"], t["weights"], 3, t["starts"], t["ends"], 8192
+    indices = torch.zeros(other.get("topk_indices", batch), 4, 2)
+    lengths = torch.ones(other.get("topk_length", batch), 4)
+    whole = {
+        "config": SimpleNamespace(kv_lora_rank=512), "value": None, "indexer_topk": 3,
+        "up_v_weight": torch.randn(2, 16, 512), "softmax_scale": 0.1, "loss_coeff": 1.0,
+        "sparse_loss": True, "absorbed_mla": True, "calculate_per_token_loss": False,
+        "attn_mask_type": SimpleNamespace(name="causal"), "varlen_starts": None,
+        "varlen_ends": None, "key_positions": None, "query_valid_rows": valid, "use_relu": True,
+    }  # fmt: skip
+    return t, {
+        "topk": lambda: megatron.run_fused_qk_topk(*indexer)[0],
+        "loss": lambda: megatron.run_fused_qk_topk_with_loss(
+            *indexer, t["query"], t["key"], 0.1, 1.0, None, valid
+        ),
+        "attention": lambda: megatron.run_fused_absorbed_sparse_attention(
+            t["query"], t["key"], indices, 0.1, 512, lengths
+        ),
+        "whole": lambda: megatron.run_fused_dsa_attention(**whole, **named),
+    }[name]()
+
+
+@pytest.mark.parametrize("valid", [None, torch.ones(4), torch.ones(0, 4)])
+def test_hooks_of_no_sequences(valid):
+    """Results without elements, a loss of 0, and gradients."""
+    _, indices = call("topk", 0)
+    assert indices.shape == (0, 4, 3) and indices.dtype == torch.int32
+    tensors, (indices, _, loss) = call("loss", 0, valid)
+    assert indices.shape == (0, 4, 3) and loss == 0
+    loss.backward()
+    assert tensors["weights"].grad.shape == (4, 0, 8)
+    tensors, out = call("attention", 0)
+    assert out.shape == (4, 0, 2, 512)
+    out.sum().backward()
+    assert tensors["query"].grad.shape == (4, 0, 2, 576)
+    _, (out, loss) = call("whole", 0, valid)
+    assert out.shape == (4, 0, 32) and loss == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("topk", "k"), ("topk", "weights"), ("loss", "query"), ("loss", "key"),
+        ("attention", "key"), ("attention", "topk_indices"), ("attention", "topk_length"),
+        ("whole", "k"), ("whole", "weights"), ("whole", "query"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("other", [0, 1, 3])
+def test_hooks_refuse_another_batch(name, argument, other):
+    names = OF_THE_WHOLE if name == "whole" else {}
+    text = f"megatron: {names.get(argument, argument)}: want a batch of 2, as .*, got {other}$"
+    with pytest.raises(ValueError, match=text):
+        call(name, 2, **{argument: other})
 
 
 def test_what_is_registered_and_refused(run):

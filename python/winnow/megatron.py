@@ -188,20 +188,40 @@ class _Attending(NamedTuple):
         )
 
 
-def _sequences(*tensors: Tensor) -> Iterator[Tuple[Tensor, ...]]:
+def _check_batch(batch: int, name: str, got: int) -> None:
+    if got != batch:
+        refuse("winnow.megatron", name, f"a batch of {batch}, as the first argument has", got)
+
+
+def _sequences(**tensors: Tensor) -> Iterator[Tuple[Tensor, ...]]:
     """Those of each sequence of a batch, from [rows, batch, ...]: views."""
+    batch = next(iter(tensors.values())).shape[1]
+    for name, tensor in tensors.items():
+        _check_batch(batch, name, tensor.shape[1])
 
     def parts(tensor: Tensor) -> Sequence[Tensor]:
         tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
         # The backward pass of unbind() copies.
         return (tensor.squeeze(1),) if tensor.shape[1] == 1 else tensor.unbind(1)
 
-    return zip(*map(parts, tensors), strict=True)
+    return zip(*map(parts, tensors.values()), strict=True)
 
 
-def _batch(parts: List[Tensor]) -> Tensor:
-    """[rows, batch, ...] of the tensors of each sequence."""
-    return parts[0].unsqueeze(1) if len(parts) == 1 else torch.stack(parts, 1)
+# Without sequences results have no elements, but the shapes and the graph of some input.
+
+
+def _choice(chosen: List[Tensor], q: Tensor, k: Tensor, topk: int) -> Tensor:
+    """[batch, queries, min(topk, rows)] of those of each sequence."""
+    columns = max(0, min(topk, k.shape[0]))
+    none = q.new_zeros((0, q.shape[0], columns), dtype=torch.int32)
+    return torch.stack(chosen) if chosen else none
+
+
+def _values(outs: List[Tensor], query: Tensor) -> Tensor:
+    """[queries, batch, heads, channels] of those of each sequence."""
+    if not outs:
+        return query[..., :_VALUE_DIM]
+    return outs[0].unsqueeze(1) if len(outs) == 1 else torch.stack(outs, 1)
 
 
 def _with_relu(q: Tensor, weights: Tensor, use_relu: bool) -> Tuple[Tensor, Tensor]:
@@ -264,10 +284,14 @@ def _loss_of_queries(
 
 
 def _loss(
-    losses: List[Tensor], valid: Optional[Tensor], coefficient: float, per_token: bool
+    losses: List[Tensor],
+    weights: Tensor,
+    valid: Optional[Tensor],
+    coefficient: float,
+    per_token: bool,
 ) -> Tensor:
     """What becomes of those of all queries."""
-    every = torch.stack(losses)
+    every = torch.stack(losses) if losses else weights.sum(-1).mT
     count: Union[int, Tensor] = max(1, every.numel())
     if valid is not None:
         valid = torch.atleast_2d(valid.bool()).expand_as(every)
@@ -318,9 +342,10 @@ def run_fused_qk_topk(
         _check_indexer(q, k, with_loss=False)
         limits = starts.int(), ends.int()
         chosen = [
-            _Scored(*tensors, *limits).choose(index_topk) for tensors in _sequences(q, k, weights)
+            _Scored(*tensors, *limits).choose(index_topk)
+            for tensors in _sequences(q=q, k=k, weights=weights)
         ]
-        return torch.stack(chosen), None
+        return _choice(chosen, q, k, index_topk), None
 
 
 @_hook
@@ -349,15 +374,16 @@ def run_fused_qk_topk_with_loss(
     _check_attention(query, key, with_loss=True, backward=False)
     limits = starts.int(), ends.int()
     chosen, losses = [], []
-    for *indexer, of_heads, rows in _sequences(q, k, weights, query, key):
+    tensors = {"q": q, "k": k, "weights": weights, "query": query, "key": key}
+    for *indexer, of_heads, rows in _sequences(**tensors):
         scored, attending = _Scored(*indexer, *limits), _Attending(of_heads, rows, softmax_scale)
         indices = scored.choose(index_topk)
         with torch.no_grad():
             _, lse = attending.attend(indices)
         losses.append(_loss_of_queries(scored, attending, indices, lse, pg_collection))
         chosen.append(indices)
-    loss = _loss(losses, query_valid_rows, loss_coeff, calculate_per_token_loss)
-    return torch.stack(chosen), None, loss
+    loss = _loss(losses, weights, query_valid_rows, loss_coeff, calculate_per_token_loss)
+    return _choice(chosen, q, k, index_topk), None, loss
 
 
 @_hook
@@ -372,11 +398,14 @@ def run_fused_absorbed_sparse_attention(
     """Attention to the chosen rows: [s_q, b, heads, v_channels]."""
     _check_values(v_channels)
     _check_attention(query, key, with_loss=False, backward=True)
-    lengths = [None] * query.shape[1] if topk_length is None else topk_length.int()
-    parts = zip(_sequences(query, key), topk_indices.int(), lengths, strict=True)
-    return _batch(
-        [_Attending(*part, softmax_scale).attend(of, length)[0] for part, of, length in parts]
-    )
+    batch = query.shape[1]
+    _check_batch(batch, "topk_indices", topk_indices.shape[0])
+    if topk_length is not None:
+        _check_batch(batch, "topk_length", topk_length.shape[0])
+    lengths = [None] * batch if topk_length is None else topk_length.int()
+    parts = zip(_sequences(query=query, key=key), topk_indices.int(), lengths, strict=True)
+    outs = [_Attending(*part, softmax_scale).attend(of, length)[0] for part, of, length in parts]
+    return _values(outs, query)
 
 
 @_hook
@@ -420,7 +449,8 @@ def run_fused_dsa_attention(
     if order is not None:
         key, k_indexer = key.index_select(0, order), k_indexer.index_select(0, order)
     outs, losses = [], []
-    for *indexer, of_heads, rows in _sequences(q, k_indexer, weights, query, key):
+    tensors = {"q_indexer": q, "k_indexer": k_indexer, "indexer_weights": weights}
+    for *indexer, of_heads, rows in _sequences(**tensors, query=query, key=key):
         scored, attending = _Scored(*indexer, *limits), _Attending(of_heads, rows, softmax_scale)
         indices = scored.choose(indexer_topk)
         out, lse = attending.attend(indices)
@@ -428,7 +458,7 @@ def run_fused_dsa_attention(
         if with_loss:
             over = (indices, lse) if sparse_loss else (None, None)
             losses.append(_loss_of_queries(scored, attending, *over, pg_collection))
-    values = torch.einsum("sbhc,hdc->sbhd", _batch(outs), up_v_weight).flatten(2)
+    values = torch.einsum("sbhc,hdc->sbhd", _values(outs, query), up_v_weight).flatten(2)
     if not with_loss:
         return values, query.new_zeros((), dtype=torch.float32)
-    return values, _loss(losses, query_valid_rows, loss_coeff, calculate_per_token_loss)
+    return values, _loss(losses, weights, query_valid_rows, loss_coeff, calculate_per_token_loss)

@@ -42,12 +42,13 @@ struct TensorLayout {
   // behind the entry point a pointer alone says whether its tensor is present. Throws Error if
   // there are elements but no data.
   WINNOW_EXPORT const void* address(const void* data) const;
+  std::span<const std::int64_t> sizes() const { return {shape.data(), size_t(rank)}; }
   std::int64_t numel() const {
-    for (int d = 0; d < rank; ++d) {
-      if (shape[d] == 0) return 0;  // the other sizes may be anything
+    for (const std::int64_t size : sizes()) {
+      if (size == 0) return 0;  // the other sizes may be anything
     }
     std::int64_t product = 1;
-    for (int d = 0; d < rank; ++d) product *= shape[d];
+    for (const std::int64_t size : sizes()) product *= size;
     return product;
   }
 };
@@ -91,9 +92,9 @@ class BasicTensorView {
   DType dtype() const { return layout_.dtype; }
   Device device() const { return layout_.device; }
   int rank() const { return layout_.rank; }
-  std::int64_t size(int dim) const { return layout_.shape[dim]; }
-  std::int64_t stride(int dim) const { return layout_.strides[dim]; }
-  std::span<const std::int64_t> shape() const { return {layout_.shape.data(), size_t(rank())}; }
+  std::int64_t size(int dim) const { return layout_.shape[size_t(dim)]; }
+  std::int64_t stride(int dim) const { return layout_.strides[size_t(dim)]; }
+  std::span<const std::int64_t> shape() const { return layout_.sizes(); }
   std::span<const std::int64_t> strides() const { return {layout_.strides.data(), size_t(rank())}; }
   std::int64_t numel() const { return present_ ? layout_.numel() : 0; }
   const detail::TensorLayout& layout() const { return layout_; }
@@ -102,7 +103,7 @@ class BasicTensorView {
   BasicTensorView slice(int dim, std::int64_t begin, std::int64_t end) const {
     BasicTensorView result = *this;
     result.layout_ = layout_.sliced(dim, begin, end);
-    if (begin != 0 && result.numel() != 0) result.data_ = offset(begin * layout_.strides[dim]);
+    if (begin != 0 && result.numel() != 0) result.data_ = offset(begin * stride(dim));
     return result;
   }
 
@@ -120,7 +121,7 @@ class BasicTensorView {
     layout_.check_host_access(dtype_of<T>);
     std::int64_t position = 0;
     int dim = 0;
-    ((position += static_cast<std::int64_t>(index) * layout_.strides[dim++]), ...);
+    ((position += static_cast<std::int64_t>(index) * stride(dim++)), ...);
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return static_cast<Element*>(data_)[position];
   }

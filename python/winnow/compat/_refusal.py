@@ -1,6 +1,7 @@
 """How the functions of this package refuse."""
 
 import contextlib
+import re
 from typing import Any, Dict, NoReturn, Tuple, Type, TypeVar
 
 from winnow._refusal import refuse
@@ -66,12 +67,22 @@ REFUSALS = (InvalidArgument, TypeError)
 def renamed(operation: str, names: Dict[str, str], error: Exception) -> Exception:
     """An error of Winnow's functions, to be raised in terms of the operation and the arguments as
     the caller knows them: `names` has those of the arguments that are called differently here, by
-    the names here. No wrapper of the call, which would cost 0.8 us."""
-    if not getattr(error, "argument", ""):
+    the names here; "" is what an error is about that names none. No wrapper of the call, which
+    would cost 0.8 us."""
+    found = getattr(error, "argument", None)  # None: of a TypeError of Python's own
+    argument = names.get(found, found)
+    if not argument:
         return error
-    argument = names.get(error.argument, error.argument)
+
+    def theirs(text: str) -> str:
+        # Names of one word are words of sentences, too.
+        for ours in [name for name in names if "_" in name]:
+            text = re.sub(rf"\b{ours}\b", names[ours], text)
+        return text
+
     if isinstance(error, TypeError):
-        return TypeError(f"{operation}(): {argument}: want {error.wanted}, got {error.got}")
-    error.args = (f"{operation}: {argument}{error.message.removeprefix(error.argument)}",)
-    error.operation, error.argument = operation, argument
+        return TypeError(f"{operation}(): {argument}: want {theirs(error.wanted)}, got {error.got}")
+    text = error.message.removeprefix(f"{found}: " if found else "")
+    error.args = (f"{operation}: {argument}: {theirs(text)}",)
+    error.operation, error.argument, error.wanted = operation, argument, theirs(error.wanted)
     return error

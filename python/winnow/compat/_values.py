@@ -8,9 +8,23 @@ library they are given.
 """
 
 import ast
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    AbstractSet,
+    Deque,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 # Where packages have copies of the libraries, or had.
 _VENDORED = {
@@ -45,6 +59,7 @@ Values = FrozenSet[Value]
 # Of a name: x = x.a; x = x.b; ... has the product of all of them.
 _MOST_VALUES = 100
 _NONE: Values = frozenset()
+_RETURN = "return"
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
@@ -103,8 +118,7 @@ class Scope:
     module: "Module"
     outer: Optional["Scope"]
     node: ast.AST
-    names: Dict[str, Set[Value]] = field(default_factory=dict)
-    returns: Set[Value] = field(default_factory=set)
+    names: Dict[str, Set[Value]] = field(default_factory=dict)  # and what it returns, as _RETURN
     elsewhere: Dict[str, "Scope"] = field(default_factory=dict)  # global and nonlocal names
     nodes: List[ast.AST] = field(default_factory=list)
 
@@ -133,20 +147,42 @@ class Package:
         self.modules = {module.name: module for module in modules}
         self.scopes: Dict[str, Scope] = {}
         self.scope_of: Dict[ast.AST, Scope] = {}
-        self._changed = True
         self._telling: Set[str] = set()  # names that hold something of a library
+        self._statements: List[Tuple[Scope, ast.AST]] = []
+        # Statements are read again when something has changed that they have read: by the dict and
+        # the name, or the name alone of what is telling.
+        self._reading = -1
+        self._readers: Dict[Tuple[int, str], Set[int]] = {}
+        self._waiting: Deque[int] = deque()
+        self._queued: Set[int] = set()
         named = [*self.modules, *_VENDORED]
         self._folders = {p for name in named for p in _prefixes(name)}
         for module in modules:
             self._open(module.name, module, None, module.tree)
-        while self._changed:
-            self._changed = False
-            for scope in self.scopes.values():
-                for node in scope.nodes:
-                    if isinstance(node, ast.Call):
-                        self._pass(scope, node)
-                    else:
-                        self._read(scope, node)
+        self._queue(range(len(self._statements)))
+        while self._waiting:
+            self._reading = self._waiting.popleft()
+            self._queued.remove(self._reading)
+            scope, node = self._statements[self._reading]
+            if isinstance(node, ast.Call):
+                self._pass(scope, node)
+            else:
+                self._read(scope, node)
+        self._reading = -1
+
+    def _queue(self, statements: Iterable[int]) -> None:
+        new = [one for one in statements if one not in self._queued]
+        self._waiting += new
+        self._queued.update(new)
+
+    def _see(self, of: int, name: str) -> None:
+        """The statement that is being read depends on it."""
+        if self._reading >= 0:
+            self._readers.setdefault((of, name), set()).add(self._reading)
+
+    def _held(self, names: Dict[str, Set[Value]], name: str) -> AbstractSet[Value]:
+        self._see(id(names), name)
+        return names.get(name, _NONE)
 
     # ---- Scopes
 
@@ -155,9 +191,14 @@ class Package:
             name += "'"
         scope = self.scopes[name] = self.scope_of[node] = Scope(name, module, outer, node)
         scope.nodes = [inner for inner in statements(node) if isinstance(inner, _READ)]
+        self._statements += [(scope, inner) for inner in scope.nodes]
         for inner in scope.nodes:
             if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self._open(f"{name}:{inner.name}", module, scope, inner)
+            elif isinstance(inner, (ast.Global, ast.Nonlocal)):
+                of = self.scopes[module.name] if isinstance(inner, ast.Global) else outer
+                if of is not None:
+                    scope.elsewhere.update(dict.fromkeys(inner.names, of))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self._parameters(scope, node)
         return scope
@@ -174,17 +215,20 @@ class Package:
         known = names.setdefault(name, set())
         if not values <= known and len(known) < _MOST_VALUES:
             known |= values
-            self._changed = True
+            self._queue(self._readers.get((id(names), name), ()))
             if any(value.library for value in values):
-                self._telling.add(name)
+                self._tell(name)
 
     def _give_back(self, scope: Scope, values: Values) -> None:
         """Of a function: what it returns."""
-        if not values <= scope.returns:
-            scope.returns |= values
-            self._changed = True
-            if any(value.library for value in values):
-                self._telling.add(scope.name.rpartition(":")[2].rstrip("'"))
+        self._add(scope.names, _RETURN, values)
+        if any(value.library for value in values):
+            self._tell(scope.name.rpartition(":")[2].rstrip("'"))
+
+    def _tell(self, name: str) -> None:
+        if name not in self._telling:
+            self._telling.add(name)
+            self._queue(self._readers.get((0, name), ()))
 
     # ---- Statements
 
@@ -198,10 +242,6 @@ class Package:
             self._give_back(inner, returned)
         elif isinstance(node, ast.ClassDef):
             self._add(scope.names, node.name, frozenset({Value("class", self.scope_of[node].name)}))
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            of = self.scopes[scope.module.name] if isinstance(node, ast.Global) else scope.outer
-            if of is not None:
-                scope.elsewhere.update(dict.fromkeys(node.names, of))
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.name if alias.asname else alias.name.split(".")[0]
@@ -229,7 +269,10 @@ class Package:
 
     def _of_library(self, scope: Scope, node: ast.AST) -> Values:
         whole = dotted(node.func if isinstance(node, ast.Call) else node)
-        if whole != "getattr" and self._telling.isdisjoint(whole.split(".")):
+        parts = whole.split(".")
+        for part in parts:
+            self._see(0, part)
+        if whole != "getattr" and self._telling.isdisjoint(parts):
             return _NONE
         return frozenset(value for value in self.values(scope, node) if value.library)
 
@@ -337,7 +380,7 @@ class Package:
             bases = self.values(scope, node.value)
             found = set().union(*(self._attribute(base, node.attr) for base in bases))
             if not found and not any(base.library for base in bases):
-                found = scope.module.attributes.get(node.attr, set())
+                found = self._held(scope.module.attributes, node.attr)
             return frozenset(found)
         if isinstance(node, ast.Call):
             return self._called(scope, node)
@@ -352,8 +395,10 @@ class Package:
     def _named(self, scope: Scope, name: str) -> Values:
         at: Optional[Scope] = scope.elsewhere.get(name, scope)
         while at is not None:
-            if name in at.names and not (at.is_class and at is not scope):
-                return frozenset(at.names[name])
+            if not (at.is_class and at is not scope):
+                found = self._held(at.names, name)
+                if name in at.names:
+                    return frozenset(found)
             at = at.outer
         return _NONE
 
@@ -367,8 +412,11 @@ class Package:
             inner = f"{base.name}.{name}"
             if library_name(inner) is not None:
                 return self._module(inner)
-            if base.name in self.modules and name in (of := self.scopes[base.name].names):
-                return frozenset(of[name])
+            if base.name in self.modules:
+                names = self.scopes[base.name].names
+                found = self._held(names, name)
+                if name in names:
+                    return frozenset(found)
             return frozenset({Value("module", inner)}) if inner in self._folders else _NONE
         if base.kind in ("class", "instance"):
             return self._member(base, name, set())
@@ -379,11 +427,11 @@ class Package:
         if base.name in seen:
             return _NONE
         found: Set[Value] = set()
-        for value in scope.names.get(name, set()):
+        for value in self._held(scope.names, name):
             of = self.scopes.get(value.name) if value.kind == "function" else None
             decorators = getattr(of.node, "decorator_list", []) if of else []
             if of and any("property" in dotted(d) for d in decorators):
-                found |= of.returns
+                found |= self._held(of.names, _RETURN)
             else:
                 found.add(value)
         assert isinstance(scope.node, ast.ClassDef)
@@ -408,7 +456,7 @@ class Package:
         found: Set[Value] = set()
         for value in self.values(scope, node.func):
             if value.kind == "function":
-                found |= self.scopes[value.name].returns
+                found |= self._held(self.scopes[value.name].names, _RETURN)
             else:
                 found |= self._made_of(frozenset({value}))
         return frozenset(found)

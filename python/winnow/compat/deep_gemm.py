@@ -32,6 +32,7 @@ __version__ = "2.8.1"
 Tensor = torch.Tensor
 _F8 = torch.float8_e4m3fn
 _ALIGNMENT = 64  # columns between the rows of a result, for kernels that read it in vectors
+_SCRATCH = 2**24  # scores of all keys at a time, where a result has some columns of each query
 
 # The arguments of winnow.indexer whose names here are others.
 _NAMES = {
@@ -105,6 +106,8 @@ def get_paged_mqa_logits_metadata(
     here reads. Lengths may change between calls."""
     name = "get_paged_mqa_logits_metadata"
     _check_tensor(name, "context_lens", context_lens)
+    if indices is not None:
+        refuse(name, "indices", "None", type(indices).__name__)
     sms = _sms(name, "num_sms", num_sms)
     return torch.zeros((sms + 1, 2), dtype=torch.int32, device=context_lens.device)
 
@@ -157,11 +160,15 @@ def _columns(name: str, argument: str, value: Any) -> int:
     return columns
 
 
+def _aligned(columns: int) -> int:
+    return -(-columns // _ALIGNMENT) * _ALIGNMENT
+
+
 def _rows(rows: int, columns: int, like: Tensor) -> Tensor:
     """A new result [rows, columns] whose rows begin at aligned addresses."""
-    stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
+    stride = _aligned(columns)
     result = torch.empty(rows, stride, dtype=torch.float32, device=like.device)
-    return result if stride == columns else result[:, :columns]
+    return result if stride == columns else result.as_strided((rows, columns), (stride, 1))
 
 
 def _mqa_logits(
@@ -176,6 +183,9 @@ def _mqa_logits(
     queries, s_k = _first(name, "q", q), _first(name, "kv", keys)
     if q.ndim != 3:
         refuse(name, "q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
+    if start is None or end is None:
+        argument = "cu_seq_len_k_start" if start is None else "cu_seq_len_k_end"
+        refuse(name, argument, "a tensor of torch", "NoneType")
 
     def scores(q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Tensor) -> Tensor:
         try:
@@ -187,35 +197,54 @@ def _mqa_logits(
 
     if width is None:
         return scores(q, weights, start, end, _rows(queries, s_k, q))
-    heads = q.shape[1:2]
-    for argument, tensor, shape in (
-        ("weights", weights, (queries, *heads)),
-        ("cu_seq_len_k_start", start, (queries,)),
-        ("cu_seq_len_k_end", end, (queries,)),
-    ):
+    _check_rows(name, q, weights, start, end)
+    given = q, weights, start, end
+    if not width or not queries:  # its arguments are checked all the same
+        scores(*((t[:0] for t in given) if queries else given), _rows(0, s_k, q))
+        return _rows(queries, width, q)
+    # All keys of some queries are scored into memory of rows with `ahead` columns around them, in
+    # which each query has `ahead` columns from its start on. In front of the first key and behind
+    # the last one stands -inf, or without `clean` what may be read at least.
+    ahead = _aligned(width)
+    stride = _aligned(s_k) + (ahead if clean else 0)
+    step = max(1, min(queries, _SCRATCH // max(1, stride)))
+    size = step * stride + 2 * ahead
+    if clean:
+        memory = torch.full((size,), -torch.inf, device=q.device)
+    else:
+        memory = torch.empty(size, dtype=torch.float32, device=q.device)
+    # bucketize() adds `ahead` to a start, bounds it, and makes it an int64: in one kernel.
+    places = torch.arange(1 - ahead, s_k + 1, dtype=torch.int32, device=q.device)
+
+    def some(
+        q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Optional[Tensor] = None
+    ) -> Tensor:
+        rows = q.shape[0]
+        scores(q, weights, start, end, memory.as_strided((rows, s_k), (stride, 1), ahead))
+        first = torch.bucketize(start, places, right=True)
+        beginning = memory.as_strided((rows, ahead + s_k + 1, ahead), (stride, 1, 1))
+        return torch.gather(beginning, 1, first.as_strided((rows, 1, ahead), (1, 0, 0)), out=out)
+
+    if step == queries:
+        result = some(*given)
+    else:
+        result = torch.empty(queries, 1, ahead, dtype=torch.float32, device=q.device)
+        for part in zip(*(t.split(step) for t in (*given, result)), strict=True):
+            some(*part)
+    return result.as_strided((queries, width), (ahead, 1))
+
+
+def _check_rows(name: str, q: Tensor, *of_queries: Any) -> None:
+    """That the tensors have a row for each query, and are strided ones of torch."""
+    queries, heads = q.shape[:1], q.shape[:2]
+    arguments = ("weights", "cu_seq_len_k_start", "cu_seq_len_k_end")
+    shapes = (heads, queries, queries)
+    for argument, tensor, shape in zip(arguments, of_queries, shapes, strict=True):
         _check_tensor(name, argument, tensor)
         if shape_of(name, argument, tensor) != shape:
             refuse(name, argument, f"shape {list(shape)}", list(tensor.shape))
         if tensor.layout is not torch.strided:
             refuse(name, argument, "a strided tensor", tensor.layout)
-    result = _rows(queries, width, q)
-    if result.numel() == 0:  # its arguments are checked all the same
-        scores(q[:1], weights[:1], start[:1], end[:1], _rows(min(queries, 1), s_k, q))
-        return result
-    # A step scores all keys for some queries, so that its scores take about as much memory as the
-    # result. The last column, of -inf, stands for whatever is in front of the first key or behind
-    # the last one.
-    step = max(1, queries * width // max(s_k, 1))
-    ahead = torch.arange(width, device=q.device)
-    for first in range(0, queries, step):
-        rows = slice(first, min(first + step, queries))
-        dense = _rows(rows.stop - rows.start, s_k + 1, q)
-        dense[:, s_k] = float("-inf")
-        scores(q[rows], weights[rows], start[rows], end[rows], dense[:, :s_k])
-        columns = start[rows, None] + ahead
-        columns.masked_fill_(columns < 0, s_k).clamp_(max=s_k)
-        torch.gather(dense, 1, columns, out=result[rows])
-    return result
 
 
 def fp8_mqa_logits(
@@ -271,8 +300,8 @@ def fp8_fp4_mqa_logits(
     """fp8_mqa_logits() under DeepGEMM's newer name, for data in 8 bits.
 
     DeepGEMM 2.8 takes max_seqlen_k at the position of clean_logits and schedule_meta at the next
-    one, and its result always has max_seqlen_k columns. So a clean_logits that is a number and no
-    bool is taken for max_seqlen_k, and schedule_meta is not read.
+    one, and its result always has max_seqlen_k columns, which are not cleaned. So a clean_logits
+    that is a number and no bool is taken for max_seqlen_k, and schedule_meta is not read.
     """
     name = "fp8_fp4_mqa_logits"
     _check_dtype(name, logits_dtype)
@@ -284,7 +313,7 @@ def fp8_fp4_mqa_logits(
         if max_seqlen_k is not None:
             wanted = "None beside a number at the position of clean_logits"
             refuse(name, "max_seqlen_k", wanted, max_seqlen_k)
-        clean, width = True, _columns(name, "max_seqlen_k", clean_logits)
+        clean, width = False, _columns(name, "max_seqlen_k", clean_logits)
     return _mqa_logits(name, q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, width, clean)
 
 

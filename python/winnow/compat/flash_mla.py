@@ -53,10 +53,11 @@ _NAMES_OF_DECODE = {
     "context_lens": "cache_seqlens",
     "q_scale": "descale_q",
     "kv_scale": "descale_k",
+    "": "q",  # an array of numpy, which has no bfloat16
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
-_INFINITY, _NAN = math.inf, math.nan
+_INFINITY, _NAN, _LOG2_E = math.inf, math.nan, math.log2(math.e)
 
 # Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
@@ -102,19 +103,32 @@ def get_mla_decoding_metadata(
     return plan, plan.new_zeros(shape[0] + 1)
 
 
+def _replace(array: Any, nan: float, plus: float, minus: float) -> None:
+    """nan_to_num_() for the arrays that have none, of which minus infinity alone is replaced."""
+    array[array == -_INFINITY] = minus
+
+
+_means: Dict[Any, Tuple[Any, Any]] = {}
+
+
+def _means_of(lse: Any) -> Tuple[Any, Any]:
+    """(nan_to_num_() for tensors like lse, log2(e) as their factor). For torch that is a tensor,
+    since a product with a number takes 4 us longer."""
+    dtype = lse.dtype
+    try:
+        return _means[dtype]
+    except KeyError:
+        if not hasattr(lse, "nan_to_num_"):
+            return _means.setdefault(dtype, (_replace, _LOG2_E))
+        torch = sys.modules["torch"]  # whose own function is faster than the method
+        factor = torch.tensor(_LOG2_E, dtype=dtype, device="cpu")
+        return _means.setdefault(dtype, (torch.nan_to_num_, factor))
+
+
 def _lse(lse: Any) -> Any:
     """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    if hasattr(lse, "nan_to_num_"):
-        return sys.modules["torch"].nan_to_num_(lse, _NAN, _INFINITY, _INFINITY).mT  # one kernel
-    return _nothing_is_plus_inf(lse).swapaxes(1, 2)
-
-
-def _nothing_is_plus_inf(lse: Any) -> Any:
-    """-inf, of a query with nothing visible, becomes +inf, as FlashMLA has it."""
-    if hasattr(lse, "nan_to_num_"):  # a tensor of torch, whose own method takes longer
-        return sys.modules["torch"].nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)
-    lse[lse == -_INFINITY] = _INFINITY
-    return lse
+    _means_of(lse)[0](lse, _NAN, _INFINITY, _INFINITY)  # one kernel
+    return lse.mT if hasattr(lse, "mT") else lse.swapaxes(1, 2)
 
 
 _dtype_of_bytes: Dict[Any, Any] = {}  # uint8 for torch's int8, by dtype
@@ -314,9 +328,9 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: Optional[Any] = None,
     topk_length: Optional[Any] = None,
-    indexer_topk: int = 0,
-    *,
     out: Optional[Any] = None,
+    *,
+    indexer_topk: int = 0,
     use_legacy: Optional[bool] = None,
     return_log2_lse: Optional[bool] = None,
 ) -> Tuple[Any, ...]:
@@ -327,10 +341,9 @@ def flash_mla_sparse_fwd(
         sm_scale: of the logits.
         d_v: 512.
         attn_sink: [h_q], float32. topk_length: [s_q], int32.
-        indexer_topk: if not 0, a further result is the lse over that many first entries of
-            indices, at the price of a second call. An argument of FlashMLA's branch nv_dev,
-            where it stands before the others: give it by keyword.
         out: [s_q, h_q, 512], as q, to write into; new if None.
+        indexer_topk: if not 0, a further result is the lse over that many first entries of
+            indices, at the price of a second call: an argument of FlashMLA's branch nv_dev.
         use_legacy: a choice between kernels of SGLang's build; not read.
         return_log2_lse: max_logits and lse are in base 2.
 
@@ -344,38 +357,40 @@ def flash_mla_sparse_fwd(
             winnow.sparse_mla.forward().
     """
     name = "flash_mla_sparse_fwd"
-    check_value(name, "d_v", 512, d_v)
+    if type(d_v) is not int or d_v != 512:
+        check_value(name, "d_v", 512, d_v)
+    if sm_scale is None:
+        refuse(name, "sm_scale", "a number", sm_scale)
+    if getattr(indices, "ndim", 3) != 3:
+        refuse(name, "indices", "3 dimensions [s_q, 1, topk]", f"shape {list(indices.shape)}")
     try:
         first = operator.index(indexer_topk)
     except TypeError:
         first = -1
     if first < 0:
         refuse(name, "indexer_topk", "0 or a number of entries", indexer_topk)
-    log2 = return_log2_lse is not None and flag(name, "return_log2_lse", return_log2_lse)
-
-    results = _forward(name, log2, q, kv, indices, sm_scale, topk_length, attn_sink, out)
-    if not first:
-        return results
-    of_indexer = _forward(name, log2, q, kv, indices[..., :first], sm_scale, topk_length)
-    return (*results, of_indexer[2])
-
-
-def _forward(
-    name: str, log2: bool, q: Any, kv: Any, indices: Any, scale: float, topk_length: Any,
-    attn_sink: Any = None, out: Any = None,
-) -> Tuple[Any, Any, Any]:  # fmt: skip
+    log2 = return_log2_lse
+    if log2 is not None and log2 is not True:
+        log2 = flag(name, "return_log2_lse", log2)
     try:
         results = sparse_mla.forward(
-            q, kv, indices, scale=scale, topk_length=topk_length, attn_sink=attn_sink, out=out
+            q, kv, indices, scale=sm_scale, topk_length=topk_length, attn_sink=attn_sink, out=out
         )
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_FORWARD, error) from None
     _, max_logits, lse = results
-    _nothing_is_plus_inf(lse)
+    nan_to_num_, log2_e = _means_of(lse)
+    nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)
     if log2:
-        max_logits *= math.log2(math.e)
-        lse *= math.log2(math.e)
-    return results
+        max_logits *= log2_e
+        lse *= log2_e
+    if not first:
+        return results
+    entries = indices[..., :first]
+    of_indexer = flash_mla_sparse_fwd(
+        q, kv, entries, sm_scale, topk_length=topk_length, return_log2_lse=log2
+    )
+    return (*results, of_indexer[2])
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,18 @@ nb::object forward(const Arguments<kForward>& given) {
   }
   const std::int64_t rows = args.kv.rank() == 2 ? num_rows.value_or(tokens / ratio) : 0;
   auto [out, rstd] = split_out<2>(kForward.operation, given.get<"out">());
+  const bool made = out.is_none();
   args.rows = call.output("out", out, args.kv.dtype(),
                           {rows, size_of_dim(args.kv, 1) / (args.overlap ? 2 : 1)});
   const bool returned = given.get<"return_rstd", bool>();
   if (returned || !rstd.is_none()) given.output<&compressor::ForwardArgs::rstd>(call, args, rstd);
-  given.run(call, args, compressor::forward);
+  try {
+    given.run(call, args, compressor::forward);
+  } catch (const Error& error) {
+    if (!made || error.argument() != "rows") throw;
+    const ErrorDetails& details = error.details();  // of rows that only num_rows says
+    throw Error(error.code(), kForward.operation, "num_rows", details.wanted, details.got);
+  }
   return returned ? nb::object(nb::make_tuple(out, rstd)) : out;
 }
 
