@@ -11,8 +11,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace winnow::simulator {
@@ -35,30 +35,34 @@ struct Stamp {
   bool operator==(const Stamp&) const = default;
 };
 
-// Counts that many clocks share: behind a barrier all threads know the same. They are changed only
-// where one clock has them.
-struct Counts {
-  std::uint64_t version;
-  std::vector<std::int32_t> values;
-  // Some versions that hold no higher counts, so that nobody compares them again.
+// What many clocks share and is changed only where one has it. It only ever grows.
+struct Versioned {
+  std::uint64_t version = new_version();
+  // Some versions that hold no more, so that nobody compares them again.
   std::array<std::uint64_t, 8> covered{};
   std::size_t next = 0;
 
-  explicit Counts(std::size_t actors) : version(new_version()), values(actors) {}
-  Counts(const Counts& other) : Counts(other, new_version()) { cover(other.version); }
+  Versioned() = default;
+  Versioned(const Versioned& other) : covered(other.covered), next(other.next) {
+    cover(other.version);
+  }
 
   static std::uint64_t new_version() {
     static std::uint64_t last = 0;
     return ++last;
   }
+  void renew() { version = new_version(); }
   bool covers(std::uint64_t other) const {
     return std::find(covered.begin(), covered.end(), other) != covered.end();
   }
   void cover(std::uint64_t other) { covered[next++ % covered.size()] = other; }
+};
 
- private:
-  Counts(const Counts& other, std::uint64_t its_version)
-      : version(its_version), values(other.values), covered(other.covered), next(other.next) {}
+// Counts of actors: behind a barrier all threads know the same.
+struct Counts : Versioned {
+  std::vector<std::int32_t> values;
+
+  explicit Counts(std::size_t actors) : values(actors) {}
 };
 
 class Clock;
@@ -76,7 +80,9 @@ class Others {
   bool any(const Function& function) const;
 
  private:
-  using Clocks = std::map<std::uint32_t, Clock>;
+  struct Clocks;
+  // Whether `all` knows of all that `some` does.
+  static bool includes(const Clocks& all, const Clocks& some);
   // Those that nobody shares, to be changed.
   Clocks& change();
   std::shared_ptr<Clocks> clocks_;  // null: none. They know of no others themselves.
@@ -141,7 +147,7 @@ class Clock {
     if (counts_.use_count() > 1) {
       counts_ = std::make_shared<Counts>(*counts_);
     } else {
-      counts_->version = Counts::new_version();
+      counts_->renew();
     }
   }
   void join_counts(const std::shared_ptr<Counts>& others) {
@@ -173,52 +179,75 @@ class Clock {
   Others others_;
 };
 
+// In the order of the clusters.
+struct Others::Clocks : Versioned {
+  std::vector<std::pair<std::uint32_t, Clock>> list;
+
+  auto from(std::uint32_t cluster) const {
+    return std::lower_bound(
+        list.begin(), list.end(), cluster,
+        [](const auto& one, std::uint32_t number) { return one.first < number; });
+  }
+  void join(std::uint32_t cluster, const Clock& clock) {
+    const auto place = list.begin() + (from(cluster) - list.cbegin());
+    if (place != list.end() && place->first == cluster) {
+      place->second.join(clock);
+    } else {
+      list.emplace(place, cluster, clock);
+    }
+  }
+};
+
 inline const Clock* Others::find(std::uint32_t cluster) const {
   if (!clocks_) return nullptr;
-  const auto found = clocks_->find(cluster);
-  return found == clocks_->end() ? nullptr : &found->second;
+  const auto found = clocks_->from(cluster);
+  return found == clocks_->list.end() || found->first != cluster ? nullptr : &found->second;
 }
 template <class Function>
 bool Others::any(const Function& function) const {
-  return clocks_ && std::any_of(clocks_->begin(), clocks_->end(),
+  return clocks_ && std::any_of(clocks_->list.begin(), clocks_->list.end(),
                                 [&](const auto& one) { return function(one.first, one.second); });
+}
+inline bool Others::includes(const Clocks& all, const Clocks& some) {
+  auto known = all.list.begin();
+  for (const auto& [cluster, clock] : some.list) {
+    while (known != all.list.end() && known->first < cluster) ++known;
+    if (known == all.list.end() || known->first != cluster || !known->second.includes(clock)) {
+      return false;
+    }
+  }
+  return true;
 }
 inline Others::Clocks& Others::change() {
   if (!clocks_) {
     clocks_ = std::make_shared<Clocks>();
   } else if (clocks_.use_count() > 1) {
     clocks_ = std::make_shared<Clocks>(*clocks_);
+  } else {
+    clocks_->renew();
   }
   return *clocks_;
 }
 inline void Others::join(std::uint32_t cluster, const Clock& clock) {
   const Clock* const known = find(cluster);
-  if (known != nullptr && known->includes(clock)) return;
-  const auto [place, is_new] = change().try_emplace(cluster, clock);
-  if (!is_new) place->second.join(clock);
+  if (known == nullptr || !known->includes(clock)) change().join(cluster, clock);
 }
 inline void Others::join(const Others& other) {
   if (clocks_ == other.clocks_ || !other.clocks_) return;
-  if (!clocks_) {
-    clocks_ = other.clocks_;
-    return;
+  if (clocks_) {
+    Clocks& theirs = *other.clocks_;
+    if (clocks_->covers(theirs.version)) return;
+    if (!theirs.covers(clocks_->version)) {
+      if (includes(*clocks_, theirs)) return clocks_->cover(theirs.version);
+      if (!includes(theirs, *clocks_)) {
+        Clocks& changed = change();
+        for (const auto& [number, clock] : theirs.list) changed.join(number, clock);
+        return changed.cover(theirs.version);
+      }
+      theirs.cover(clocks_->version);
+    }
   }
-  const auto includes = [](const Others& all, const Others& some) {
-    return !some.any([&](std::uint32_t cluster, const Clock& clock) {
-      const Clock* const known = all.find(cluster);
-      return known == nullptr || !known->includes(clock);
-    });
-  };
-  if (includes(*this, other)) return;
-  if (includes(other, *this)) {
-    clocks_ = other.clocks_;
-    return;
-  }
-  Clocks& changed = change();
-  for (const auto& [cluster, clock] : *other.clocks_) {
-    const auto [place, is_new] = changed.try_emplace(cluster, clock);
-    if (!is_new) place->second.join(clock);
-  }
+  clocks_ = other.clocks_;
 }
 
 // What a word tells of clusters: see Knowledge.
