@@ -291,8 +291,19 @@ def test_a_choice_in_f8(family):
 TWO_LAYERS = {"num_hidden_layers": 2, "indexer_types": ["full", "shared"]}
 
 
+def test_compiled_for_another_batch_before_there_is_a_mask():
+    """The batch is a symbol then, and the mask's a number."""
+    torch._dynamo.reset()
+    model, ids = make("glm_moe_dsa", "winnow", **TWO_LAYERS), tokens()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled(input_ids=ids[:1, :12], use_cache=False)
+    given = {"input_ids": ids, "attention_mask": padding(LEFT, ids), "use_cache": False}
+    torch.testing.assert_close(compiled(**given).logits, model(**given).logits)
+
+
 def test_compiled():
     """In one graph, with gradients; what a mask must be is seen to when it runs."""
+    torch._dynamo.reset()
     model = make("glm_moe_dsa", "winnow", **TWO_LAYERS)
     ids = tokens()
     mask = padding(LEFT, ids)
