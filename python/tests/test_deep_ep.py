@@ -8,7 +8,7 @@ import deep_ep_programs as programs
 import deep_ep_refusals as refusals
 import pytest
 import torch
-from processes import python
+from processes import forked, python
 from winnow.compat import deep_ep
 from winnow.compat.deep_ep import _agreement
 from winnow.compat.deep_ep._checks import wrong_dispatch
@@ -185,8 +185,7 @@ def test_the_folder_has_a_real_package():
     path = python("-m", "winnow", "compat-path", check=True).stdout.strip()
     assert path == str(compat.path())
     program = "import deep_ep, deep_ep.utils as u; print(deep_ep.Buffer.__module__, u.EventHandle)"
-    output = python("-c", program, add={"PYTHONPATH": path}, check=True).stdout
-    assert output.startswith("winnow.compat.deep_ep.buffer")
+    assert forked("-c", program, path=[path]).stdout.startswith("winnow.compat.deep_ep.buffer")
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from problems import of_torch
 import winnow
 
 CASES = {
-    "plain": ({}, {}),
+    "plain": ({"s_q": 2, "s_kv": 3}, {}),
     "576": ({"d_qk": 576, "s_q": 1, "h_q": 1}, {}),
     "sink": ({"sink": True}, {}),
     "scale": ({}, {"scale": 0.2}),
     "nothing visible": ({"invalid": 1.0, "sink": True}, {}),
     "repeated rows": ({"s_kv": 2, "invalid": 0}, {}),
-    "causal": ({"sink": True}, {"q_start": 5, "k_stride": 3}),
-    "lengths": ({"sink": True}, {"topk_length": torch.tensor([1, 3], dtype=torch.int32)}),
+    "causal": ({"sink": True, "s_q": 2}, {"q_start": 2, "k_stride": 3}),
+    "lengths": ({"sink": True, "s_q": 2}, {"topk_length": torch.tensor([1, 3]).int()}),
 }
 
 
@@ -25,7 +25,7 @@ CASES = {
 def test_gradcheck_in_its_standard_form(case):
     shape, more = CASES[case]
     (q, kv, indices), options = of_torch(
-        dtype="float64", **{"s_q": 2, "h_q": 1, "s_kv": 3, "d_qk": 512, **shape}
+        dtype="float64", **{"s_q": 1, "h_q": 1, "s_kv": 2, "d_qk": 512, **shape}
     )
     leaves = [t.requires_grad_() for t in (q, kv, *options.values())]
 

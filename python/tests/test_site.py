@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from processes import python, run
+from processes import forked, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def _sphinx(*arguments):
-    return python("-m", "sphinx", "-q", "-W", "--keep-going", *arguments)
+    return forked("-m", "sphinx", "-q", "-W", "--keep-going", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dsa_models import (
     set_topk,
     tokens,
 )
-from test_transformers import LEFT, RIGHT, one_thread, padding  # noqa: F401
+from test_transformers import LEFT, RIGHT, TWO_LAYERS, one_thread, padding  # noqa: F401
 from winnow.transformers import absorbed, attend_densely, attention_share, indexer_loss
 
 # Of the loss (relative), and of gradients relative to the largest of a tensor.
@@ -229,7 +229,7 @@ def test_layers_that_are_frozen_later_leave_the_loss():
 
 @pytest.mark.parametrize("way", ["compiled", "sdpa"])
 def test_a_pass_that_keeps_nothing_forgets_the_one_before(way):
-    model = make("glm_moe_dsa", "winnow").train()
+    model = make("glm_moe_dsa", "winnow", **TWO_LAYERS).train()
     first, second = tokens(1, 12), tokens(1, 12).flip(1)
     model(input_ids=first, use_cache=False)
     indexer_loss(model)
@@ -324,7 +324,7 @@ def test_a_forward_pass_that_raises_leaves_nothing(family, where):
     model = make(family, "winnow").train()
     layers = [m for m in model.modules() if getattr(m, "indexer", None) is not None]
     part = layers[-1] if where == "a layer" else model.get_output_embeddings()
-    first, second = tokens(), tokens(seed=3)
+    first, second = tokens(1, 12), tokens(1, 12, seed=3)
 
     def stop(*_):
         raise Stopped

@@ -24,8 +24,8 @@ def cached(model, kind):
 
 
 def padded(sides):
-    """Sequences of 40 tokens with padding on these sides: of the first one, and of the second."""
-    mask = ones(2, 40)
+    """Sequences of 40 tokens with padding on these sides."""
+    mask = ones(len(sides), 40)
     for row, (left, right) in enumerate(sides):
         mask[row, :left] = mask[row, 40 - right :] = 0
     return mask
@@ -38,8 +38,8 @@ def test_padding_with_the_usual_labels(family):
     it has a sink for each head, with which they are those of "eager"."""
     model = make(family)
     other = "sdpa" if model._supports_sdpa else "eager"
-    ids = tokens()
-    for sides in (((9, 0), (0, 0)), ((3, 0), (17, 0)), ((0, 9), (0, 0)), ((4, 5), (0, 12))):
+    ids = tokens(4)
+    for sides in (((9, 0), (0, 0), (3, 0), (17, 0)), ((0, 9), (0, 0), (4, 5), (0, 12))):
         mask = padded(sides)
         labels = ids.masked_fill(mask == 0, -100)
         model.set_attn_implementation(other)

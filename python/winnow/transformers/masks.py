@@ -128,7 +128,8 @@ def _check_padding(mask: Tensor, batch: int, tokens, rows: int) -> None:
     cache has room for more rows."""
     _check_tensor("attention_mask", mask)
     shape = list(mask.shape)
-    if mask.dim() != 2 or shape[0] not in (1, batch):
+    # Not "in": torch.compile takes a symbol and a number for different ones there.
+    if mask.dim() != 2 or (shape[0] != 1 and shape[0] != batch):
         wanted = f"shape [batch={batch}, rows] or [batch, 1, queries, rows]"
         refuse("attention_mask", wanted, shape)
     if isinstance(tokens, Tensor) and _unknown(tokens):
