@@ -57,7 +57,7 @@ def test_a_peer_that_is_not_installed_is_named(compare_here, operation, peer, ad
 
 
 @pytest.mark.parametrize(
-    ("family", "benchmarks"), [("sparse_mla", 7), ("indexer", 7), ("expert_parallel", 6)]
+    ("family", "benchmarks"), [("sparse_mla", 8), ("indexer", 8), ("expert_parallel", 6)]
 )
 def test_both_sides_are_checked_and_timed(family, benchmarks):
     options = ("--device", "cpu", "--seconds", "0.001", "--repetitions", "3", "--json")

@@ -1,9 +1,9 @@
 """The cost of a call from Python: ``python -m winnow bench python``.
 
-Calls without queries (sparse_mla) or sequences (paged_xl), or with one token on one rank
-(expert_parallel), so that the library does next to nothing. Functions of winnow.compat are compared
-with the functions that they call. Each figure is the smallest of many short runs: what the code
-costs, not what else the machine does.
+Calls without queries (sparse_mla) or sequences (paged_xl), with one token on one rank
+(expert_parallel) or with one query (logits of some columns, which are moved), so that the library
+does next to nothing. Functions of winnow.compat are compared with the functions that they call.
+Each figure is the smallest of many short runs: what the code costs, not what else the machine does.
 """
 
 import argparse
@@ -59,13 +59,13 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
     """The functions of winnow.compat for torch, beside those that they call."""
     import torch
 
-    for name, call, plain in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
+    for name, call, plain, *what in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
         with_stand_in, without = _seconds_of_calls(call, plain)
         cost = with_stand_in - without
         yield {
             "operation": "python",
             "benchmark": name,
-            "shape": "without queries, beyond the operation's own function",
+            "shape": f"{(*what, 'without queries')[0]}, beyond the operation's own function",
             "seconds": cost,
             "target_seconds": LIMIT_STAND_IN,
             "reached": cost <= LIMIT_STAND_IN,
@@ -87,6 +87,12 @@ def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
     yield (
         "flash_mla_sparse_fwd",
         lambda: flash_mla_sparse_fwd(q, kv, rows, 0.1),
+        lambda: sparse_mla.forward(q, kv, rows, scale=0.1),
+    )
+    as_sglang = {"use_legacy": True, "return_log2_lse": True}
+    yield (
+        "the same, base 2",
+        lambda: flash_mla_sparse_fwd(q, kv, rows, 0.1, 512, None, None, **as_sglang),
         lambda: sparse_mla.forward(q, kv, rows, scale=0.1),
     )
     step, cache_f8 = q[:, None], zeros(2, 64, 1, 656, dtype=u8)
@@ -159,6 +165,21 @@ def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:
     for name, given in (("fp8_mqa_logits", q), ("fp8_fp4_mqa_logits", pair)):
         function = getattr(deep_gemm, name)
         yield name, lambda f=function, q=given: f(q, kv, weights, lens, lens), scores
+    yield (
+        "the same, some columns",
+        lambda: deep_gemm.fp8_fp4_mqa_logits(pair, kv, weights, lens, lens, 64),
+        scores,
+    )
+    one, first = torch.zeros((1, 1, 64), dtype=torch.float8_e4m3fn), keys[:4, :64].contiguous()
+    of_one, begin = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int32)
+    yield (
+        "the same, some columns of one",
+        lambda: deep_gemm.fp8_fp4_mqa_logits(one, (first, scale[:4]), of_one, begin, begin, 4),
+        lambda: indexer.scores(
+            one, first, of_one, k_scale=scale[:4], key_start=begin, key_end=begin
+        ),
+        "one query",
+    )
     step, of_step, tables = q[:, None], weights[:, None], torch.zeros(0, 2, dtype=torch.int32)
     cache = torch.zeros(2, 64, 1, 132, dtype=torch.uint8)
     pages = cache.view(2, -1)

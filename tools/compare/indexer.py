@@ -122,6 +122,38 @@ def scores(device: torch.device) -> Iterator[Problem]:
             0.9999,
             flops=2.0 * (s_q * s_k - 0.5 * s_q * (s_q - 1)) * HEADS * D,
         )
+    yield from _of_sequences(device)
+
+
+def _of_sequences(device: torch.device) -> Iterator[Problem]:
+    """Scores from the first key of each query's sequence on, as vLLM calls it: one sequence and
+    several packed ones, each of as many queries at its end."""
+    deep_gemm = find("deep_gemm")
+    s_q = _sizes(device)[0]
+    several = ((8192, 1), (131072, 1), (131072, 16))  # all keys, and the sequences that have them
+    for s_k, count in several if device.type == "cuda" else ((256, 2),):
+        q, k, weights, _ = _queries(s_q, s_k, device)
+        (q, q_scale), kv, width = indexer.quantize(q), indexer.quantize(k), s_k // count
+        of, place = torch.arange(s_q, device=device), s_q // count
+        begins = (of // place * width).int()
+        ends = (begins + width - place + 1 + of % place).int()
+        given = kv, weights.float() * q_scale, begins, ends
+
+        def theirs(q: Any = q, given: Any = given, width: int = width) -> Any:
+            if older := getattr(deep_gemm, "fp8_mqa_logits", None):
+                return older(q, *given, clean_logits=False, max_seqlen_k=width)
+            return deep_gemm.fp8_fp4_mqa_logits((q, None), *given, width)
+
+        yield Problem(
+            "indexer::scores",
+            f"f8_e4m3-h{HEADS}-sk{s_k}-of{count}",
+            f"s_q {s_q}, h {HEADS}, d {D}, {count} x {width} rows and columns",
+            lambda: stand_in.fp8_fp4_mqa_logits((q, None), *given, width),  # noqa: B023
+            {"deep_gemm": theirs},
+            _seen(ends - begins),
+            0.9999,
+            flops=2.0 * s_q * (width - 0.5 * (place - 1)) * HEADS * D,
+        )
 
 
 def _pages(b: int, s_q: int, rows: int, device: torch.device) -> Tuple:

@@ -5,6 +5,8 @@ same arguments; only layers of two sources are no call of FlashMLA's.
 """
 
 import functools
+import inspect
+import math
 from typing import Any, Callable, Iterator, Tuple
 
 import torch
@@ -38,6 +40,34 @@ def _rows(s_q: int, s_kv: int, topk: int, device: torch.device) -> torch.Tensor:
         for at in range(0, s_q, 512)
     ]
     return torch.cat(parts)
+
+
+def _base_2(device: torch.device) -> Iterator[Problem]:
+    """As SGLang calls it, with logarithms of base 2: the lse is compared. A build of FlashMLA that
+    has no such argument is followed by the products that its callers form."""
+    theirs, gpu = of_hopper(find("flash_mla").flash_mla_sparse_fwd), device.type == "cuda"
+    s_q, heads, s_kv, topk = (4096, 128, 32768, 2048) if gpu else (8, 16, 256, 128)
+    torch.manual_seed(heads)
+    q = torch.randn(s_q, heads, D_QK, device=device).bfloat16()
+    kv = torch.randn(s_kv, 1, D_QK, device=device).bfloat16()
+    given = q, kv, _rows(s_q, s_kv, topk, device)[:, None], SCALE
+    has = "return_log2_lse" in inspect.signature(theirs).parameters
+
+    def peer() -> Any:
+        if has:
+            return theirs(*given, return_log2_lse=True)[2]
+        return [logarithm * math.log2(math.e) for logarithm in theirs(*given)[1:]][1]
+
+    yield Problem(
+        "sparse_mla::forward",
+        f"bf16-h{heads}-kv{s_kv}-log2",
+        f"s_q {s_q}, h_q {heads}, s_kv {s_kv}, topk {topk}, d_qk {D_QK}, base 2",
+        lambda: stand_in.flash_mla_sparse_fwd(*given, return_log2_lse=True)[2],
+        {"flash_mla": peer},
+        cosine,
+        0.9999,
+        flops=2.0 * s_q * heads * topk * (D_QK + D_V),
+    )
 
 
 def _forward(flash_mla: Any, q: Any, kv: Any, rows: Any) -> Calls:
@@ -82,6 +112,7 @@ def _layers(device: torch.device) -> Iterator[Problem]:
 def forward(device: torch.device) -> Iterator[Problem]:
     """Chosen rows of one cache, and layers of two sources."""
     yield from _over_rows("forward", "flash_mla", D_QK + D_V, _forward, device)
+    yield from _base_2(device)
     yield from _layers(device)
 
 

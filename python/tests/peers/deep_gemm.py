@@ -13,12 +13,16 @@ def get_paged_mqa_logits_metadata(context_lens, block_kv, num_sms):
     return None
 
 
-def fp8_mqa_logits(q, kv, weights, starts, ends, clean_logits):
+def fp8_mqa_logits(q, kv, weights, starts, ends, clean_logits, max_seqlen_k=0):
     keys, scales = kv
     dots = torch.einsum("qhd,kd->qhk", q.float(), keys.float()).relu()
     scores = (dots * weights[..., None]).sum(1) * scales
     at = torch.arange(len(keys))
-    return scores.masked_fill((at < starts[:, None]) | (at >= ends[:, None]), -torch.inf)
+    scores.masked_fill_((at < starts[:, None]) | (at >= ends[:, None]), -torch.inf)
+    if max_seqlen_k == 0:
+        return scores
+    behind = torch.nn.functional.pad(scores, (0, max_seqlen_k), value=-torch.inf)
+    return behind.gather(1, starts.long()[:, None] + torch.arange(max_seqlen_k))
 
 
 def fp8_paged_mqa_logits(q, pages, weights, lengths, tables, plan, most, clean_logits):
