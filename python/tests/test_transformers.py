@@ -297,8 +297,12 @@ def test_compiled_for_another_batch_before_there_is_a_mask():
     model, ids = make("glm_moe_dsa", "winnow", **TWO_LAYERS), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     compiled(input_ids=ids[:1, :12], use_cache=False)
-    given = {"input_ids": ids, "attention_mask": padding(LEFT, ids), "use_cache": False}
-    torch.testing.assert_close(compiled(**given).logits, model(**given).logits)
+    length = ids.shape[1]
+    whole = torch.ones(1, 1, length, length).tril().bool()
+    own = {"attention_mask": whole, "position_ids": torch.arange(length)[None]}
+    for more in ({"attention_mask": padding(LEFT, ids)}, own):
+        given = {"input_ids": ids, "use_cache": False, **more}
+        torch.testing.assert_close(compiled(**given).logits, model(**given).logits)
 
 
 def test_compiled():

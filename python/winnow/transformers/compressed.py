@@ -30,7 +30,7 @@ from winnow.transformers.layer import (
     working_dtype,
 )
 from winnow.transformers.placed import Placed
-from winnow.transformers.refusal import refuse
+from winnow.transformers.refusal import is_size, refuse
 from winnow.transformers.sequences import Mask, Sequences
 
 _RAGGED = "_winnow_ragged"
@@ -290,7 +290,7 @@ def _attention(
         dtype = working_dtype(hidden_states)
         if (
             position_ids.dim() != 2
-            or position_ids.shape[0] not in (1, batch)
+            or not is_size(position_ids.shape[0], 1, batch)
             or (position_ids.shape[1] != queries)
         ):
             wanted = f"shape [batch, queries] = [{batch}, {queries}]"

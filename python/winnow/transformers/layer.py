@@ -14,7 +14,7 @@ from winnow.transformers import absorbed, inside, masks, tensor_parallel
 from winnow.transformers.choices import MOST_COLUMNS, OPTION, Replaying, Tokens
 from winnow.transformers.families import Family, Projected
 from winnow.transformers.placed import Placed
-from winnow.transformers.refusal import refuse
+from winnow.transformers.refusal import is_size, refuse
 
 
 class Record(NamedTuple):
@@ -85,7 +85,7 @@ def _check_positions(embeddings: tuple, hidden: Tensor) -> None:
     show: their shape is that of the positions and a last dimension."""
     batch, queries, _ = hidden.shape
     given = list(embeddings[0].shape[:-1])
-    if len(given) != 2 or given[0] not in (1, batch) or given[1] not in (1, queries):
+    if len(given) != 2 or not is_size(given[0], 1, batch) or not is_size(given[1], 1, queries):
         refuse("position_ids", f"shape [batch, queries] = [{batch}, {queries}]", given)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from winnow._torch_private import assert_async
-from winnow.transformers.refusal import refuse
+from winnow.transformers.refusal import is_size, refuse
 
 _WANTED = "for every query one range of keys, as causal masks, padding and packed sequences have"
 _ADDITIVE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -57,9 +57,9 @@ def of_dense(mask: Tensor, batch: int, queries: int, rows: int) -> Tensor:
     """The ranges of a mask that the caller made: [batch or 1, 1, queries, rows], bool or
     additive."""
     _check_tensor("attention_mask", mask)
-    wanted = [batch, 1, queries, rows]
-    if list(mask.shape) not in (wanted, [1, *wanted[1:]]):
-        refuse("attention_mask", f"shape [batch, 1, queries, rows] = {wanted}", list(mask.shape))
+    shape, wanted = list(mask.shape), [batch, 1, queries, rows]
+    if len(shape) != 4 or shape[1:] != wanted[1:] or not is_size(shape[0], 1, batch):
+        refuse("attention_mask", f"shape [batch, 1, queries, rows] = {wanted}", shape)
     if mask.dtype not in (torch.bool, *_ADDITIVE):
         names = ", ".join(str(d).removeprefix("torch.") for d in _ADDITIVE)
         got = str(mask.dtype).removeprefix("torch.")
@@ -128,8 +128,7 @@ def _check_padding(mask: Tensor, batch: int, tokens, rows: int) -> None:
     cache has room for more rows."""
     _check_tensor("attention_mask", mask)
     shape = list(mask.shape)
-    # Not "in": torch.compile takes a symbol and a number for different ones there.
-    if mask.dim() != 2 or (shape[0] != 1 and shape[0] != batch):
+    if mask.dim() != 2 or not is_size(shape[0], 1, batch):
         wanted = f"shape [batch={batch}, rows] or [batch, 1, queries, rows]"
         refuse("attention_mask", wanted, shape)
     if isinstance(tokens, Tensor) and _unknown(tokens):
