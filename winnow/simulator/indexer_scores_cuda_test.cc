@@ -30,6 +30,10 @@ const BugsOf tiles{"score_tiles_cuda.cuh", "bf16-h128"}, f8{"score_tiles_cuda.cu
 const BugsOf many{"score_tiles_cuda.cuh", "bf16-zero"};
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cuh", "f8_e4m3-h128"};
 const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
+const BugsOf kernel{"indexer/scores/scores_cuda.cuh", "bf16-h128"};
+constexpr const char* kDense = "dense_kernel(const __grid_constant__";
+constexpr const char* kScoreAt = "p_.scores[entries_.query * p_.scores_stride + entry] =";
+constexpr const char* kAt = "scores_at_kernel(const __grid_constant__";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
@@ -49,6 +53,16 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
     tiles("NoSums", "to[unit * kUnitRows", drop),
     tiles("LateSums", "to[unit * kUnitRows", delay),
+    kernel.undo("DenseScoresNotStored", "*reinterpret_cast<float4*>(place) = make_float4("),
+    kernel.undo("ScoresAtNotStored", kScoreAt),
+    in_one_schedule(kernel("DenseThreadsOneFurther", kDense, shift_thread, 1)),
+    in_one_schedule(kernel("DenseBlocksOneFurther", kDense, shift_block, 1)),
+    in_one_schedule(kernel("DenseWithoutABlock", kDense, launch_blocks, -1)),
+    in_one_schedule(kernel("DenseWithoutAWarp", kDense, launch_threads, -32)),
+    in_one_schedule(kernel("AtThreadsOneFurther", kAt, shift_thread, 1)),
+    in_one_schedule(kernel("AtBlocksOneFurther", kAt, shift_block, 1)),
+    in_one_schedule(kernel("AtWithoutABlock", kAt, launch_blocks, -1)),
+    in_one_schedule(kernel("AtWithoutAWarp", kAt, launch_threads, -32)),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorScoresCuda, scores_operation(), kQuickCases, kThoroughCases,

@@ -28,6 +28,8 @@ const std::vector<PassingCase> kThoroughCases = all_cases(topk_paged_operation()
 const BugsOf few{"score_tiles_cuda.cuh", "h64"}, few_rows{"copy_rows_cuda.cuh", "h64"};
 const BugsOf rows{"copy_rows_cuda.cuh", "long"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
+const BugsOf kernel{"indexer/topk_paged/topk_paged_cuda.cuh", "h64"};
+constexpr const char* kPaged = "paged_kernel(const __grid_constant__";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(few("NoBarrierBehindTheLastSums", "the last sums are there", drop)),
@@ -44,6 +46,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoProducts", "mma_m16n8k16<kProductType", drop),
     tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
     tiles("NoSums", "to[unit * kUnitRows", drop),
+    kernel("PageOfTheNextPlace", "const int page = __ldg(table_ + place);", add, 4),
+    in_one_schedule(kernel("PagedThreadsOneFurther", kPaged, shift_thread, 1)),
+    in_one_schedule(kernel("PagedBlocksOneFurther", kPaged, shift_block, 1)),
+    in_one_schedule(kernel("PagedWithoutABlock", kPaged, launch_blocks, -1)),
+    in_one_schedule(kernel("PagedWithoutAWarp", kPaged, launch_threads, -32)),
+    race(in_one_schedule(kernel("PagedAside", kPaged, launch_astray))),
     choice("NoBarrierOfEmptyBins", "int round = 0;", drop, 0, 2),
     choice("NoBarrierOfCountedBins", "static void sync() {", drop, 0, 4),
 };

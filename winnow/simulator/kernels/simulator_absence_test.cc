@@ -2,6 +2,7 @@
 // simulator: what the kernels that wait for them do, and what the errors say.
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
+#include "winnow/expert_parallel/cuda/view.h"
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/testing/low_latency_problem.h"
@@ -22,6 +24,7 @@ namespace winnow::expert_parallel {
 namespace {
 
 using simulator::of_argument;
+using simulator::of_threads;
 using simulator::PlantedBug;
 using enum simulator::Plant::Action;
 using std::chrono::milliseconds;
@@ -172,9 +175,16 @@ struct Scenario {
   Absent absent;
   std::string operation;
   std::function<std::unique_ptr<Player>(const Seat&)> make;
-  int absent_ranks = 1;  // from kAbsent on
+  int absent_ranks = 1;    // from kAbsent on
+  bool node_only = false;  // the other nodes do not wait for the absent rank, and call afterwards
 
   bool is_absent(int rank) const { return rank >= kAbsent && rank < kAbsent + absent_ranks; }
+  bool is_elsewhere(int rank) const {
+    const int locals = kWorld / nodes;
+    return node_only && rank / locals != kAbsent / locals;
+  }
+  // How many ranks wait for the absent ones.
+  int waiting() const { return (node_only ? kWorld / nodes : kWorld) - absent_ranks; }
 };
 
 struct Left {};
@@ -221,7 +231,11 @@ CaseOutcome run_scenario(const Scenario& scenario) {
     while (prepared < kWorld) simulator::let_others_run();
     const bool absent = scenario.is_absent(rank);
     if (absent && gone) throw Left();
-    while (absent && given_up < kWorld - scenario.absent_ranks) simulator::let_others_run();
+    while (absent && given_up < scenario.waiting()) simulator::let_others_run();
+    // The absent rank, too, tells its peers along the rail.
+    while (scenario.is_elsewhere(rank) && given_up < kWorld / scenario.nodes) {
+      simulator::let_others_run();
+    }
     texts[me] = error_of(*player);
     has_given_up.now();
     again[me] = error_of(*player);
@@ -284,6 +298,11 @@ testing::Operation absence_operation() {
   list.push_back({"1x4-low-latency-dispatch-two-late", 1, Absent::late, "low_latency_dispatch",
                   [](const Seat& seat) { return std::make_unique<LowLatencyPlayer>(seat, false); },
                   2});
+  // The other node learns of it along the rail alone.
+  list.push_back(
+      {"2x2-node-barrier-late", 2, Absent::late, "barrier",
+       [](const Seat& seat) { return std::make_unique<AllToAllPlayer>(seat, Call::node_barrier); },
+       1, true});
   std::vector<testing::Case> cases;
   for (const Scenario& scenario : list) {
     cases.push_back({scenario.name, "",
@@ -308,8 +327,18 @@ const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
     thread{"wait.cuh", "1x4-low-latency-combine-late"},
     threads{"wait.cuh", "1x4-low-latency-dispatch-two-late"},
     nodes{"wait.cuh", "2x2-dispatch-late"}, barrier{"fabric_kernels.cuh", "1x4-barrier-late"},
-    fabric{"fabric.cuh", "2x2-dispatch-late"}, signals{"fabric_kernels.cuh", "2x2-dispatch-late"};
+    fabric{"fabric.cuh", "2x2-dispatch-late"}, rail{"fabric.cuh", "2x2-barrier-late"};
+// Of signal_fault_kernel alone, which nothing else tells of in time.
+const RankBugs signals{"fabric_kernels.cuh", "2x2-node-barrier-late"},
+    along_rail{"fabric.cuh", "2x2-node-barrier-late"};
 constexpr const char* kSignal = "signal_fault_kernel(const __grid_constant__ LayerView view";
+constexpr const char* kFlag =
+    "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers";
+constexpr const char* kPut = "destination[first + i * step] = word[i];";
+PlantedBug eagerly(PlantedBug bug) {
+  bug.schedules = {"eager"};
+  return bug;
+}
 const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
@@ -320,8 +349,10 @@ const std::vector<PlantedBug> kQuickBugs = {
                weaken)),
     race(threads("FirstFaultByPlainStores", "if (atomicExch(&view.state->broken, 1u) != 0) return;",
                  weaken)),
-    race(fabric("RailFaultWithoutARelease",
-                "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers", weaken)),
+    // The notice is read behind the flag, by ranks that still wait.
+    eagerly(
+        saying("(signal_fault_kernel) (a store", rail("RailFaultWithoutARelease", kFlag, weaken))),
+    along_rail("RailFaultNotTold", kFlag, drop),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     block("BlockNoticeNotStored", "view.fault->notice = notice;", undo),
@@ -337,8 +368,28 @@ const std::vector<PlantedBug> kThoroughBugs = {
            add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
            add, 1, 1),
-    // A node that is told nothing meets its own deadline in the same moment of the simulated clock.
+    along_rail("RailFaultOfTheNextReporter", kFlag, add, 1),
+    along_rail("RailNoticeNotPut", kPut, undo),
+    along_rail("RailNoticePutBehind", kPut, move, 16),
+    of_threads(1, 2, along_rail("RailNoticeWithoutItsEnd", kPut, undo)),
     of_argument(1, signals("SignalOfTheNextReporter", kSignal, launch_argument, 1)),
+    of_argument(1, signals("SignalOfTheReporterBefore", kSignal, launch_argument, -1)),
+    of_argument(0, signals("SignalToFewerNodes", kSignal, launch_argument, -1),
+                offsetof(LayerView, topology.nodes), sizeof(int)),
+    of_argument(0, signals("SignalFromTheNextNode", kSignal, launch_argument, 1),
+                offsetof(LayerView, topology.node), sizeof(int)),
+    of_argument(0, signals("SignalAlongTheNextRail", kSignal, launch_argument, 1),
+                offsetof(LayerView, topology.local), sizeof(int)),
+    of_argument(0, signals("SignalInTheNextWord", kSignal, launch_argument, 8),
+                offsetof(LayerView, control_layout.fault), sizeof(std::int64_t)),
+    of_argument(0, signals("SignalOfTheNextNotice", kSignal, launch_argument, sizeof(FaultNotice)),
+                offsetof(LayerView, control.local), sizeof(std::byte*)),
+    of_argument(0, signals("SignalToTheNextRank", kSignal, launch_argument, sizeof(std::byte*)),
+                offsetof(LayerView, control.peers), sizeof(std::byte*)),
+    of_argument(2, signals("SignalAsIfTheHostHadFoundIt", kSignal, launch_argument, 1),
+                offsetof(FaultNotice, phase), sizeof(Phase)),
+    signals("SignalThreadsOneFurther", kSignal, shift_thread, 1),
+    signals("SignalAside", kSignal, launch_astray),
     fabric("RailNoticeOfTheNextWord", "word[i] = source[first + i * step];", misread, 16),
     nodes("NodesSomeGiveUpBetweenNodes",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),

@@ -8,6 +8,9 @@
 
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/combine/combine_kernels_cuda.h"
+#include "winnow/expert_parallel/cuda/fabric.h"
+#include "winnow/expert_parallel/exchange/exchange_cuda.h"
+#include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
 #include "winnow/expert_parallel/testing/place.h"
@@ -147,6 +150,45 @@ testing::CaseOutcome run_one_row(const testing::Target& target) {
   });
 }
 
+// Each row's value is the number of its token, and so comes back to all pairs of it that are kept.
+testing::CaseOutcome run_values(const testing::Target& target) {
+  constexpr std::int64_t kTokens = 5, kTopk = 2, kHidden = 4;
+  Ranks ranks(target, 4,
+              {.max_tokens = kTokens,
+               .hidden = kHidden,
+               .topk = kTopk,
+               .experts = 8,
+               .local_world_size = 2});
+  return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
+    const auto expert = [&](std::int64_t pair) { return (3 * int(pair) + rank) % 9 - 1; };
+    const auto number = [&](std::int64_t token) { return float(rank * kTokens + token + 1); };
+    Tensor rows(DType::f32, {kTokens, kHidden}), values(DType::f32, {kTokens, kTopk});
+    for (std::int64_t token = 0; token < kTokens; ++token) {
+      std::fill_n(&rows.values<float>()[std::size_t(token * kHidden)], kHidden, number(token));
+      for (std::int64_t pair = token * kTopk; pair < (token + 1) * kTopk; ++pair) {
+        values.values<float>()[std::size_t(pair)] = expert(pair) < 0 ? 0 : number(token);
+      }
+    }
+    const Tensor input = place.copy(rows), experts = place.copy(numbers({kTokens, kTopk}, expert));
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
+    const Tensor there = place.to_host(got.output);
+    Tensor of_rows(DType::f32, {got.output.size(0)});
+    for (std::size_t row = 0; row < of_rows.values<float>().size(); ++row) {
+      of_rows.values<float>()[row] = there.values<float>()[row * kHidden];
+    }
+    const Tensor given = place.copy(of_rows);
+    Tensor out = place.make(DType::f32, std::array{kTokens, kTopk});
+    place.spoil(out);
+    layer.combine({.pair_values = given, .pair_values_out = out, .stream = place.stream()},
+                  *got.descriptor);
+    Comparisons comparisons;
+    comparisons.ran_on(got.backend);
+    comparisons.add(compare_bits("values", place.to_host(out), values));
+    return comparisons;
+  });
+}
+
 // Rank 0 gives two rows of its scatter table anew, and all ranks refuse the first that is wrong.
 testing::CaseOutcome run_wrong_rows(const testing::Target& target,
                                     std::array<std::int32_t, 2> wrong, const std::string& refusal) {
@@ -175,6 +217,7 @@ testing::Operation simulated_operation() {
   }
   operation.cases.push_back({"overwritten-rows", "", run_overwritten, true});
   operation.cases.push_back({"one-row", "", run_one_row, true});
+  operation.cases.push_back({"few-values", "", run_values, true});
   const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
                                   const char* refusal) {
     operation.cases.push_back(
@@ -197,6 +240,7 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("2x2-scatter-table-uneven", {"random:5"}),
                                               on_ranks("barrier-of-nodes-2", {"random:6"}),
                                               on_ranks("overwritten-rows", {"random:2"}),
+                                              on_ranks("few-values", {"random:6"}),
                                               on_ranks("rows-named-twice", {"random:7"}),
                                               on_ranks("rows-outside", {"random:1"})};
 // Of one node of four ranks and of two nodes of two, and some of other worlds.
@@ -217,13 +261,14 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     sum{"combine_sum_cuda.cu", "2x2-local-combine"}, ring{"combine_sum_cuda.cuh", "1x4-plain"},
     push{"combine_push_cuda.cu", "2x2-token-major-24-sms"},
     large{"row_pipe.cuh", "1x4-large-rows-left"}, pushes{"row_pipe.cuh", "2x2-token-major-24-sms"},
-    values{"combine_values_cuda.cu", "1x4-pair-values"},
-    finish{"combine_finish.cuh", "2x2-pair-values"}, over{"signal_node.cuh", "overwritten-rows"};
+    values{"combine_values_cuda.cu", "few-values"}, finish{"combine_finish.cuh", "2x2-pair-values"},
+    over{"signal_node.cuh", "overwritten-rows"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
     barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
     rail_barrier{"fabric.cuh", "barrier-of-nodes-2"},
+    barriers{"fabric_kernels.cuh", "barrier-of-nodes-2"}, meet{"exchange_cuda.cuh", "1x2-cached"},
     marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
     scatter{"dispatch_scatter_cuda.cu", "rows-named-twice"},
     outside{"dispatch_scatter_cuda.cu", "rows-outside"},
@@ -242,6 +287,11 @@ constexpr const char* kWeights = "weights_kernel(const __grid_constant__";
 constexpr const char* kSegment = "set_segment_kernel(std::byte** row";
 constexpr const char* kColumns = "copy_columns_kernel(std::byte* to";
 constexpr const char* kRows = "copy_rows_kernel(std::byte* to";
+constexpr const char* kBarrier = "barrier_kernel(const __grid_constant__ BarrierParams";
+constexpr const char* kExchange = "exchange_kernel(const __grid_constant__ ExchangeParams";
+constexpr const char* kRailSend = "rail_send_kernel(const __grid_constant__ RailSendParams";
+constexpr const char* kPush = "push_rows(const __grid_constant__ CudaSumParams";
+constexpr const char* kValues = "values_kernel(const __grid_constant__ ValueParams";
 
 const std::vector<PlantedBug> kQuickBugs = {
     count("CountWordsOfWarpsTooEarly", "for (int i = lane; i < entries; i += 32) counters[i] = 0;",
@@ -335,6 +385,53 @@ const std::vector<PlantedBug> kThoroughBugs = {
     rail("RailNotWanted", "wanted[pair / topology.topk] = true;", undo),
     rail("RailNextTokenWanted", "wanted[pair / topology.topk] = true;", move, 1),
     barrier("BarrierNobodyTold", "device::st_release_sys(", drop),
+    of_threads(1, 2, barriers("BarrierOneNotTold", "device::st_release_sys(", drop)),
+    barriers("BarrierOfTheRoundBefore", "device::st_release_sys(", add, -1),
+    race(barriers(
+        "BarrierSomeThreadsEnd",
+        "if (__syncthreads_or(was_broken || (threadIdx.x == 0 && fault_signalled(view)))) return;",
+        drop)),
+    race(barriers("BarrierThreadsOneFurther", kBarrier, shift_thread, 1)),
+    race(barriers("BarrierOfTwoBlocks", kBarrier, launch_blocks, 1)),
+    race(barriers("BarrierAside", kBarrier, launch_astray)),
+    race(of_argument(0, barriers("BarrierOfTheNodeAlone", kBarrier, launch_argument, 1),
+                     offsetof(BarrierParams, node_only), sizeof(bool))),
+    race(of_argument(0, barriers("BarrierOfFewerNodes", kBarrier, launch_argument, -1),
+                     offsetof(BarrierParams, view.topology.nodes), sizeof(int))),
+    race(of_argument(0, barrier("BarrierOfFewerRanks", kBarrier, launch_argument, -1),
+                     offsetof(BarrierParams, view.topology.locals), sizeof(int))),
+    of_argument(0, barriers("BarrierOfTheNextRank", kBarrier, launch_argument, 1),
+                offsetof(BarrierParams, view.topology.rank), sizeof(int)),
+    of_argument(0, barriers("BarrierOfTheNextNode", kBarrier, launch_argument, 1),
+                offsetof(BarrierParams, view.topology.node), sizeof(int)),
+    of_argument(0, barriers("BarrierAlongTheNextRail", kBarrier, launch_argument, 1),
+                offsetof(BarrierParams, view.topology.local), sizeof(int)),
+    meet("ExchangeCallNotStored", "view.state->call = params.call;", undo),
+    meet("ExchangeClaimsNotCleared", "claim : view.state->claims) claim = 0;", undo),
+    race(meet("ExchangeThreadsOneFurther", kExchange, shift_thread, 1)),
+    race(meet("ExchangeAside", kExchange, launch_astray)),
+    race(meet(
+        "ExchangeSomeThreadsEnd",
+        "if (__syncthreads_or(was_broken || (threadIdx.x == 0 && fault_signalled(view)))) return;",
+        drop)),
+    race(meet("ExchangeOfTwoBlocks", kExchange, launch_blocks, 1)),
+    of_argument(0, meet("ExchangeOfTheNextRank", kExchange, launch_argument, 1),
+                offsetof(ExchangeParams, view.topology.rank), sizeof(int)),
+    of_argument(0, meet("ExchangeOfFewerRanks", kExchange, launch_argument, -1),
+                offsetof(ExchangeParams, view.topology.locals), sizeof(int)),
+    rail("RailThreadsOneFurther", kRailSend, shift_thread, 1),
+    rail("RailBlocksOneFurther", kRailSend, shift_block, 1),
+    race(rail("RailAside", kRailSend, launch_astray)),
+    of_argument(0, rail("RailOfTheNextNode", kRailSend, launch_argument, 1),
+                offsetof(RailSendParams, view.topology.node), sizeof(int)),
+    of_argument(0, rail("RailToTheNextRank", kRailSend, launch_argument, 1),
+                offsetof(RailSendParams, view.topology.local), sizeof(int)),
+    push("PushThreadsOneFurther", kPush, shift_thread, 1),
+    of_argument(0, push("PushOfTheNextNode", kPush, launch_argument, 1),
+                offsetof(CudaSumParams, view.topology.node), sizeof(int)),
+    of_argument(0, push("PushOfTheNextRank", kPush, launch_argument, 1),
+                offsetof(CudaSumParams, view.topology.local), sizeof(int)),
+    race(push("PushInTheNextWord", "device::st_relaxed_sys(", add, 8)),
     scatter("RowsNotClaimed", "const unsigned long long other = atomicMin_system(word, mine);",
             drop),
     scatter("RowsClaimedForNothing", "if (worst != kNone) atomicMin(&first_bad, worst);", drop),
@@ -345,6 +442,18 @@ const std::vector<PlantedBug> kThoroughBugs = {
     table("GivenRowsOfTheNextPair", "p.rows[pair] = static_cast<std::int32_t>(row);", move, 4),
     values("ValuesTablesNotStored", "tables[local] = at_extent(", undo),
     values("ValuesTablesOfTheNextRank", "tables[local] = at_extent(", move, 8),
+    of_argument(0, values("ValuesOfFewerTokens", kValues, launch_argument, -1),
+                offsetof(ValueParams, tokens), sizeof(std::int64_t)),
+    of_argument(0, values("ValuesOfTheNextNode", kValues, launch_argument, 1),
+                offsetof(ValueParams, view.topology.node), sizeof(int)),
+    of_argument(0, values("ValuesOneFurther", kValues, launch_argument, sizeof(float)),
+                offsetof(ValueParams, out), sizeof(std::byte*)),
+    of_argument(0, values("ValuesTooFarApart", kValues, launch_argument, sizeof(float)),
+                offsetof(ValueParams, out_stride), sizeof(std::int64_t)),
+    of_argument(1, values("ValuesOfTheOtherPart", kValues, launch_argument, 1)),
+    of_threads(1, 2, values("ValuesOneTableNotStored", "tables[local] = at_extent(", undo)),
+    values("ValuesThreadsOneFurther", kValues, shift_thread, 1),
+    values("ValuesBlocksOneFurther", kValues, shift_block, 1),
     bits("ValuesNotStored", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", undo),
     bits("ValuesOfTheNextPair", "reinterpret_cast<std::uint32_t*>(table)[i] = bits;", move, 4),
     weights("WeightsNotStored", "params.pairs[i] = to_float(params.dtype, bits);", undo),

@@ -53,6 +53,9 @@ constexpr const char* kRstd = "shared.rstd[turn % kLargeWindows] = params.rstd[r
 constexpr const char* kProducts = "if (lane == 0) shared.products[turn % 2][warp] = sum;";
 constexpr const char* kNormWeight = "shared.norm_weight[own_column - begin] =";
 constexpr const char* kNorms = "if (lane == 0) params.norms[row] = {rstd,";
+constexpr const char* kWindows = "windows_kernel(const __grid_constant__ KernelParams params) {";
+constexpr const char* kBiasSums =
+    "shared.sums[j][own_thread] = Pack<float>::of(bias_sums[j]).words;";
 constexpr const char* kPrepareNorms = "prepare_norms(const __grid_constant__";
 constexpr const char* kAddParts = "add_parts(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
@@ -93,6 +96,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     warps("SumsWhereAStageIsRead", "// all stages have been read", drop),
     in_one_schedule(rows("TransformOfTheNextLane", "const float other = __shfl_xor_sync(", add, 1)),
     in_one_schedule(groups("GroupsOfTheNextLane", "x[c] = op(x[c], __shfl_xor_sync(", add, 1)),
+    in_one_schedule(warps("WindowsThreadsOneFurther", kWindows, shift_thread, 1)),
+    race(in_one_schedule(warps("WindowsBlocksOneFurther", kWindows, shift_block, 1))),
+    in_one_schedule(warps("WindowsWithoutABlock", kWindows, launch_blocks, -1)),
+    in_one_schedule(warps("WindowsWithoutAWarp", kWindows, launch_threads, -32)),
+    race(in_one_schedule(warps("WindowsAside", kWindows, launch_astray))),
+    warps.undo("BiasSumsNotStored", kBiasSums),
     block("PartsBeforeTheyAreAdded", kSumsOfWarp, drop, 0, 1),
     block.undo("SumsOfWarpsNotStored", kSumsOfWarp),
     block.move("SumsOfWarpsOfTheNextLane", kSumsOfWarp, 16),

@@ -29,6 +29,8 @@ const BugsOf groups{"window_cuda.cuh", "bf16-ratio7-overlap"}, lanes{"window_cud
     keys{"window_cuda.cuh", "f16-keys"}, copies{"compressor/forward/forward_cuda.cu", "bf16-csa"},
     rows{"window_cuda.cuh", "bf16-csa"}, large{"compressor/forward/forward_cuda.cu", "bf16-hca"};
 constexpr const char* kForward = "forward_kernel(const __grid_constant__ KernelParams params) {";
+constexpr const char* kSmall = "small_windows_kernel(const __grid_constant__";
+constexpr const char* kRstd = "if (params.rstd != nullptr) params.rstd[row] =";
 constexpr const char* kSquares = "exchange.squares[threadIdx.x] = x;";
 constexpr const char* kStored = "*reinterpret_cast<uint2*>(to) = words;";
 const std::vector<PlantedBug> kQuickBugs = {
@@ -54,6 +56,17 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(large("LargeRowsOfTheNextLane", kForward, shift_thread, 1)),
     in_one_schedule(large("LargeRowsWithoutABlock", kForward, launch_blocks, -1)),
     in_one_schedule(large("LargeRowsWithoutAWarp", kForward, launch_threads, -32)),
+    in_one_schedule(large("LargeRowsOfTheNextWarp", kForward, shift_thread, 32)),
+    in_one_schedule(large("LargeRowsOfTheLaneBefore", kForward, shift_thread, -1)),
+    in_one_schedule(large("LargeRowsOfTheBlockBefore", kForward, shift_block, -1)),
+    large.undo("LargeRstdNotStored", kRstd),
+    large.move("LargeRstdOfTheNextRow", kRstd, 4),
+    large.move("LargeRstdOfTheRowBefore", kRstd, -4),
+    in_one_schedule(copies("SmallThreadsOneFurther", kSmall, shift_thread, 1)),
+    in_one_schedule(copies("SmallBlocksOneFurther", kSmall, shift_block, 1)),
+    in_one_schedule(copies("SmallWithoutAWarp", kSmall, launch_threads, -32)),
+    race(copies("PartsOfNoGroup", "device::cp_async_commit();", drop)),
+    race(copies("PartsElsewhere", "device::cp_async(device::shared_address(&to), from);", add, 16)),
     keys("ColumnsReadBeforeTheyAreThere", "high = a - b;", drop, 0, 3),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorCompressorForward, forward_operation(), kQuickCases, kThoroughCases,

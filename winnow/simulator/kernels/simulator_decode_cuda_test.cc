@@ -79,6 +79,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     merge.move("LseOfTheNextHead", kLse, 4),
     in_one_schedule(merge("SumsOfTheNextHead",
                           "const PartialSums sums = params.partial_sums[row_of(n)];", misread, 8)),
+    in_one_schedule(merge("RowOfTheNextThread",
+                          "const float4 row = *reinterpret_cast<const float4*>(", misread, 16, 1)),
     in_one_schedule(merge("MergeThreadsOneFurther", kMerge, shift_thread, 1)),
     in_one_schedule(merge("MergeHeadsOneFurther", kMerge, shift_block, 1)),
     in_one_schedule(merge("MergeOfOneHeadLess", kMerge, launch_blocks, -1)),

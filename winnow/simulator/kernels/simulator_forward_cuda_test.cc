@@ -25,7 +25,11 @@ const BugsOf bug{"sparse_mla/attend_cuda.cuh", "bf16-k512"},
     logits{"sparse_mla/logits_cuda.cuh", "bf16-k512"},
     shared{"sparse_mla/attention_cuda.cuh", "bf16-k512"},
     kernel{"sparse_mla/forward/forward_cuda.cuh", "bf16-k512"},
+    few{"sparse_mla/forward/forward_cuda.cuh", "f16-d512-h16-k100"},
     entries{"sparse_mla/two_sources_cuda.cuh", "bf16-k512"};
+constexpr const char* kForward = "forward_kernel(const __grid_constant__";
+constexpr const char* kLse = "params.lse.data[params.lse.offset(query, head)] =";
+constexpr const char* kMaxima = "params.max_logits.data[params.max_logits.offset(query, head)] =";
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(bug("NoWaitForRows", "the thread's copies are there", drop)),
@@ -36,6 +40,16 @@ const std::vector<PlantedBug> kThoroughBugs = {
     race(bug("NoCommit", "cp_async_commit();  // of the next tile", drop)),
     race(bug("NoBarrierBehindEntries", "the first entries are there", drop)),
     race(kernel("NoBarrierBehindEnds", "store_output reads the factors", drop)),
+    race(few("NoBarrierBehindBounds", "// the bounds are there", drop)),
+    few("NoEnds", "shared.ends()[row].store(", drop),
+    few.undo("LseNotStored", kLse),
+    few.move("LseOfTheNextHead", kLse, 4),
+    few.undo("MaximaNotStored", kMaxima),
+    few.move("MaximaOfTheNextHead", kMaxima, 4),
+    in_one_schedule(few("ThreadsOneFurther", kForward, shift_thread, 1)),
+    in_one_schedule(few("ItemsOneFurther", kForward, shift_block, 1)),
+    in_one_schedule(few("OneItemLess", kForward, launch_blocks, -1)),
+    in_one_schedule(few("OneWarpLess", kForward, launch_threads, -32)),
     race(bug("NoBarrierBehindLogits", "// the logits are there", drop)),
     race(bug("NoBarrierBehindP", "rescale(shared, tile, lane, o)", drop)),
     logits("LateLogits", "(first + to).store", delay),

@@ -18,6 +18,7 @@ const std::vector<PassingCase> kThoroughCases = all_on_ranks(layout_operation(),
 const RankBugs layout{"layout_cuda.cu", "dropped"},
     blocks{"layout_cuda.cu", "more-experts-than-shared-memory-holds"};
 constexpr const char* kClear = "clear_kernel(const __grid_constant__";
+constexpr const char* kCount = "count_kernel(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     layout("LayoutCountsBeforeTheyAreCleared",
            "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;", drop, 0, 1),
@@ -43,6 +44,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     layout("ClearBlocksOneFurther", kClear, shift_block, 1),
     blocks("ClearLastBlockOneFurther", kClear, shift_block, 1),
     blocks("ClearStridesTooLong", kClear, shift_grid, 1),
+    layout("CountThreadsOneFurther", kCount, shift_thread, 1),
+    layout("CountBlocksOneFurther", kCount, shift_block, 1),
+    layout("CountWithoutABlock", kCount, launch_blocks, -1),
+    race(layout("CountAside", kCount, launch_astray)),
+    layout("LayoutExpertOfTheNextPair", "expert = layout.expert_indices.data[", misread, 4),
+    layout("LayoutCountOfTheNextExpert", "i += kThreads) add(to, i, from[i]);", misread, 4),
     layout("LayoutCountsOfTheBlockNotCleared", "i += kThreads) of_block[i] = 0;", undo),
     layout("LayoutInRankNotCleared", "r += p.lanes) in_rank[r] = 0;", undo),
     layout("LayoutInRankNotSet", "if (first_of_rank) in_rank[rank] = 1;", undo),

@@ -57,6 +57,9 @@ const RankBugs tokens{"notify_cuda.cu", "2x2"}, exchange{"count_exchange_cuda.cu
     fabric{"fabric.cuh", "2x2"}, wrong{"count_exchange_cuda.cuh", "contradicting-counts"};
 constexpr const char* kSum = "sum_kernel(const __grid_constant__";
 constexpr const char* kPrefix = "prefix_kernel(const __grid_constant__";
+constexpr const char* kPrefixes = "out[channel] = std::int32_t(sum); });";
+constexpr const char* kEpoch = "if (threadIdx.x == 0) view.state->epoch = call;";
+constexpr const char* kNotify = "notify_kernel(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
     tokens("TokensSumBeforeItIsCleared", "if (threadIdx.x == 0) sum = 0;", drop, 0, 1),
     base("BaseNobodyTold", "device::st_release_sys(", drop),
@@ -94,6 +97,15 @@ const std::vector<PlantedBug> kThoroughBugs = {
                       "if (threadIdx.x % 32 == 0) out[channel] = count;", undo)),
     tokens("PrefixThreadsOneFurther", kPrefix, shift_thread, 1),
     tokens("PrefixRowsOneFurther", kPrefix, shift_block, 1),
+    tokens("PrefixWithoutTheLastNode", kPrefix, launch_blocks, -1),
+    race(tokens("PrefixAside", kPrefix, launch_astray)),
+    tokens("PrefixesNotStored", kPrefixes, undo),
+    race(tokens("PrefixesOfTheNextChannel", kPrefixes, move, 4)),
+    race(tokens("PrefixesFromTheNextChannel", "return std::int64_t(out[channel]); },", misread, 4)),
+    exchange("NotifyThreadsOneFurther", kNotify, shift_thread, 1),
+    race(exchange("NotifyAside", kNotify, launch_astray)),
+    race(exchange("NotifyEpochNotStored", kEpoch, undo)),
+    race(exchange("NotifyEpochStoredBehind", kEpoch, move, 8)),
     exchange("ExchangeFindingBeforeItIsCleared",
              "take(counts + all + world, params_.per_node, nodes);", drop, 0, 2),
     exchange("ExchangeReportNotComplete", "device::st_release_sys(&to.report->call, params_.call);",

@@ -8,6 +8,7 @@ testing::Operation attention_operation();
 namespace {
 
 using simulator::BugsOf;
+using simulator::of_argument;
 using simulator::PassingCase;
 using simulator::PlantedBug;
 using simulator::schedules;
@@ -64,6 +65,10 @@ constexpr const char* kAlone = "bf16-fused-alone";
 const BugsOf alone{"one_sequence_cuda.cuh", kAlone}, alone_too{kKernels, kAlone},
     alone_tile{"tile_cuda.cuh", kAlone}, alone_sums{"warp.cuh", kAlone};
 
+constexpr const char* kMerge = "merge_kernel(const __grid_constant__";
+constexpr const char* kAloneKernel = "one_sequence_kernel(const __grid_constant__";
+constexpr const char* kMergeBlocks = "merge_blocks_kernel(const __grid_constant__";
+
 PlantedBug of_warp(unsigned warp, PlantedBug bug) {
   bug.plant.first_thread = 32 * warp;
   bug.plant.end_thread = 32 * warp + 32;
@@ -108,6 +113,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
            batch("MergeOfTooFewThreads", "shared_sums[warp][lane + k * kWarpSize] =", add, -1, 1)),
     of_warp(0, batch("MergeWithoutTheFirstWarp", "shared_sums[warp][lane + k * kWarpSize] =", drop,
                      0, 1)),
+    in_one_schedule(batch("MergeThreadsOneFurther", kMerge, shift_thread, 1)),
+    in_one_schedule(batch("MergeHeadsOneFurther", kMerge, shift_block, 1)),
+    in_one_schedule(batch("MergeOfOneHeadLess", kMerge, launch_blocks, -1)),
+    in_one_schedule(batch("MergeOfOneWarpLess", kMerge, launch_threads, -32)),
+    race(in_one_schedule(batch("MergeAside", kMerge, launch_astray))),
     batch("MaximumOfOwnPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", drop),
     batch("MaximumOfTheNextPart", "maximum = fmaxf(maximum, __shfl_xor_sync(", add, 1),
     batch("SharesOfTheNextPart", "return __shfl_sync(device::kFullWarp, share, part);", add, 1),
@@ -122,6 +132,14 @@ const std::vector<PlantedBug> kThoroughBugs = {
     saying("deadlock: ",
            alone("PartsOfTooManyThreads", "weights[w][h] = warp.weights[h];", add, 32, 3)),
     of_warp(3, alone("PartsWithoutAWarp", "weights[w][h] = warp.weights[h];", drop, 0, 3)),
+    in_one_schedule(alone("AloneThreadsOneFurther", kAloneKernel, shift_thread, 1)),
+    in_one_schedule(alone("AloneTilesOneFurther", kAloneKernel, shift_block, 1)),
+    in_one_schedule(alone("AloneStridesTooLong", kAloneKernel, shift_grid, 1)),
+    in_one_schedule(alone("AloneWithoutABlock", kAloneKernel, launch_blocks, -1)),
+    in_one_schedule(alone("AloneWithoutAWarp", kAloneKernel, launch_threads, -32)),
+    alone.undo("AloneSumsNotStored", "if (warp.half == 0) sums[w]"),
+    alone.undo("AloneMaximaNotStored", "maxima[w][h] = warp.maxima[h];"),
+    alone.undo("AloneWeightsNotStored", "weights[w][h] = warp.weights[h];"),
     race(alone_too("AloneQueriesReadTooEarly", "row_of<T>(p.pos_bias_v, sequence, first_head + h)",
                    drop, 0, 3)),
     alone_too("AloneBlockOfTheNextToken", "block = device::load_now(table_entry(j));", add, 4),
@@ -137,6 +155,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
            alone("LoadsOfTooManyThreads", "__syncthreads();  // keeps the loads", add, 32)),
     saying("named barrier: ",
            alone("LoadsOfTooFewThreads", "__syncthreads();  // keeps the loads", add, -1)),
+    in_one_schedule(alone("MergeBlocksThreadsOneFurther", kMergeBlocks, shift_thread, 1)),
+    in_one_schedule(alone("MergeBlocksOfTheNextHead", kMergeBlocks, shift_block, 1)),
+    in_one_schedule(alone("MergeBlocksOfOneHeadLess", kMergeBlocks, launch_blocks, -1)),
+    race(in_one_schedule(alone("MergeBlocksAside", kMergeBlocks, launch_astray))),
+    in_one_schedule(
+        of_argument(1, alone("MergeBlocksOfOneLess", kMergeBlocks, launch_argument, -1))),
     alone("MaximaElsewhere", "device::load_now(&records[lane].maximum_and_weights)", add, 8),
     alone("ValuesOfTheNextColumn", "device::load_now(&records[first + i].values[d])", add, 4),
     alone("ValuesBehindTheRecords", "device::load_now(&records[first + i].values[d])", add,

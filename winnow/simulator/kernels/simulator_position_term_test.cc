@@ -10,6 +10,7 @@ testing::Operation position_term_operation();
 namespace {
 
 using simulator::BugsOf;
+using simulator::in_one_schedule;
 using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
@@ -32,6 +33,7 @@ const std::vector<PassingCase> kThoroughCases = {
 const BugsOf tiles{"tile_cuda.cuh", "bf16-d64"}, tiles_of_rows{"tile_cuda.cuh", "f32-d32"},
     plan{"split_cuda.cuh", "bf16-d64"}, kernel{"position_term_cuda.cu", "bf16-d64"},
     splits{"position_term_cuda.cu", "f32-splits"}, narrow{"position_term_cuda.cu", "f16-out-d80"};
+constexpr const char* kKernel = "position_term_kernel(const __grid_constant__";
 constexpr const char* kTerms = "row_of<float>(p.matrix_bd, s, head)[column + token] = term;";
 const std::vector<PlantedBug> kQuickBugs = {
     tiles("SumsOfTheNextLane", "sums[i] = keep + __shfl_xor_sync(", add, 1),
@@ -46,6 +48,12 @@ const std::vector<PlantedBug> kThoroughBugs = {
     kernel.undo("TermsNotStored", kTerms),
     kernel.move("TermsOfTheNextToken", kTerms, 4),
     of_threads(96, 128, splits.undo("TermsOfTheLastWarpNotStored", kTerms)),
+    kernel.move("TermsOfTheTokenBefore", kTerms, -4),
+    in_one_schedule(splits("TermThreadsOneFurther", kKernel, shift_thread, 1)),
+    in_one_schedule(splits("TermBlocksOneFurther", kKernel, shift_block, 1)),
+    in_one_schedule(splits("TermStridesTooLong", kKernel, shift_grid, 1)),
+    in_one_schedule(splits("TermsOfOneWarpLess", kKernel, launch_threads, -32)),
+    of_threads(0, 1, narrow.undo("NarrowTermOfTheFirstThreadNotStored", "= from_float<T>(term);")),
     narrow.undo("NarrowTermsNotStored", "= from_float<T>(term);"),
     narrow.move("NarrowTermsOfTheTokenBefore", "= from_float<T>(term);", -2),
     tiles("LengthsOfTheNextSequence", "return min(max(__ldg(data + s), 0), limit);", add, 4),

@@ -17,6 +17,7 @@ namespace {
 
 using simulator::BugsOf;
 using simulator::in_one_schedule;
+using simulator::of_argument;
 using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
@@ -82,6 +83,10 @@ const BugsOf kernel{"store_cuda.cu", "fp8_656-rows"}, table{"store_cuda.cu", "ag
     compared{"store_cuda.cu", "again300"};
 const BugsOf wide{"write_row.cuh", "fp8_656-rows"}, narrow{"write_row.cuh", "fp8_584-rows"},
     brain{"write_row.cuh", "bf16_576-skipped"};
+constexpr const char* kName = "name_rows(const __grid_constant__";
+constexpr const char* kRaise = "raise_rows(const __grid_constant__";
+constexpr const char* kStore = "store_kernel(const __grid_constant__";
+constexpr const char* kNamed = "static_cast<volatile std::uint32_t*>(p.last_rows)[slot] =";
 constexpr const char* kF8 = "*reinterpret_cast<Share<std::uint8_t, 2 * kCount>*>(row + column) =";
 constexpr const char* kLargest = "largest = max(largest, __shfl_xor_sync(";
 const std::vector<PlantedBug> kQuickBugs = {
@@ -92,7 +97,20 @@ const std::vector<PlantedBug> kQuickBugs = {
 const std::vector<PlantedBug> kThoroughBugs = {
     kernel("SlotOfTheLane", "const std::int64_t slot = __shfl_sync(", drop),
     kernel("SlotOfTheNextLane", "const std::int64_t slot = __shfl_sync(", add, 1),
-    table.undo("RowsNotNamed", "static_cast<volatile std::uint32_t*>(p.last_rows)[slot] ="),
+    table.undo("RowsNotNamed", kNamed),
+    table.move("RowsNamedInTheNextSlot", kNamed, 4),
+    in_one_schedule(table("NamesOfTheNextBlock", kName, shift_block, 1)),
+    race(in_one_schedule(table("NamesAside", kName, launch_astray))),
+    race(in_one_schedule(table("RowsRaisedAside", kRaise, launch_astray))),
+    in_one_schedule(table("StoreThreadsOneFurther", kStore, shift_thread, 1)),
+    in_one_schedule(table("StoreOfOneBlockLess", kStore, launch_blocks, -1)),
+    in_one_schedule(table("StoreOfOneWarpLess", kStore, launch_threads, -32)),
+    race(in_one_schedule(table("StoreAside", kStore, launch_astray))),
+    in_one_schedule(of_argument(0, table("StoreOfOneRowLess", kStore, launch_argument, -1), 0,
+                                sizeof(std::int64_t))),
+    in_one_schedule(table("LastRowOfTheNextSlot", "return p.last_rows[slot] == ", misread, 4)),
+    in_one_schedule(kernel("PiecesOfTheNextLane",
+                           "reinterpret_cast<const Piece*>(from + 16 * piece)", misread, 16)),
     // Where blocks run in turn, the last row is named last.
     {"RowsNotRaised",
      "again1100",

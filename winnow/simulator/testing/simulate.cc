@@ -4,8 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <functional>
+#include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -196,6 +200,24 @@ void register_each(const std::string& suite, const std::string& test,
   }
 }
 
+// For the check that kernels have enough bugs (check_bugs.cmake): a line for each, the same for two
+// that are the same. HaveTheirCasesAndLines tells of those whose source line is gone.
+void note_bugs(const std::vector<PlantedBug>& bugs) {
+  const char* const file = std::getenv("WINNOW_SIMULATOR_BUGS");
+  if (file == nullptr) return;
+  std::ofstream out(file, std::ios::app);
+  for (const PlantedBug& bug : bugs) {
+    const Plant& plant = bug.plant;
+    try {
+      out << plant.file << ':' << line_of_plant(plant, WINNOW_SOURCE_DIR) << " action "
+          << static_cast<int>(plant.action) << " by " << plant.addend << " in threads "
+          << plant.first_thread << " to " << plant.end_thread << ", from rank " << plant.first_rank
+          << ", argument " << plant.argument.number << " at " << plant.argument.offset << '\n';
+    } catch (const std::invalid_argument&) {
+    }
+  }
+}
+
 }  // namespace
 
 std::string test_name(std::string name) {
@@ -204,6 +226,8 @@ std::string test_name(std::string name) {
 }
 
 bool register_tests(KernelTests tests, const Where& where) {
+  note_bugs(tests.quick_bugs);
+  note_bugs(tests.thorough_bugs);
   const auto passes = [&](const std::string& set, const std::vector<PassingCase>& cases) {
     register_each(set + "/" + tests.kernel, "Passes", cases, where,
                   [make = tests.operation](const PassingCase& one) { expect_passes(make(), one); });
@@ -230,6 +254,7 @@ bool register_tests(KernelTests tests, const Where& where) {
 
 bool register_bugs(const std::string& suite, const std::vector<PlantedBug>& bugs,
                    void (*test)(const PlantedBug& bug), const Where& where) {
+  note_bugs(bugs);
   register_each(suite, "IsFound", bugs, where, test);
   return true;
 }
