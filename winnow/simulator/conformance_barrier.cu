@@ -127,18 +127,17 @@ __global__ void named_barriers_kernel(const std::uint32_t* in, std::uint32_t* ou
 }
 
 // Two blocks of a cluster reach into each other. in: [2] of each block, stored before the barrier
-// of the cluster; [2] stored after it. out: [2][6]: rank, what the other block has stored, what it
+// of the cluster; [2] stored after it. out: [2][5]: rank, what the other block has stored, what it
 // had stored before the barrier, whether the first phase of the own barrier has ended and no other,
-// what the other block has of the own, and what has come from it by an asynchronous store.
+// and what the other block has of the own.
 constexpr int kClusterThreads = 128;
 __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   const std::uint32_t smem = shared_address(dynamic_shared<1024>()), rank = cluster_rank();
   const std::uint32_t other = 1 - rank;
-  const Place<Barrier> barrier{smem + 64}, stored{smem + 72};
+  const Place<Barrier> barrier{smem + 64};
   cluster_sync();  // the other block has begun
   if (threadIdx.x == 0) {
     barrier.init(kClusterThreads / 32 + 1);
-    stored.init(1);
     fence_mbarrier_init();
     st_shared_cluster(map_shared(smem + 8, other), {static_cast<float>(in[rank]), 0.0f});
   }
@@ -155,20 +154,12 @@ __global__ void cluster_kernel(const std::uint32_t* in, std::uint32_t* out) {
   barrier.arrive_warp_cluster(other);
   barrier.wait_cluster(1, "cluster", 1);
   if (threadIdx.x == 0) {
-    stored.arrive_expect(8);
-    st_async_cluster(map_shared(smem + 16, other), {1.0f, static_cast<float>(in[rank])},
-                     map_shared(stored.address, other));
-  }
-  stored.wait(0, "stored", 0);
-  if (threadIdx.x == 0) {
     const uint2 there = ld_shared_cluster(map_shared(smem + 8, other));
-    out[6 * rank] = rank;
-    out[6 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
-    out[6 * rank + 2] = static_cast<std::uint32_t>(before);
-    out[6 * rank + 3] = barrier.try_wait(1) && !barrier.try_wait(0) ? 1 : 0;
-    out[6 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
-    out[6 * rank + 5] =
-        static_cast<std::uint32_t>(ld_shared<float>(smem + 16) + ld_shared<float>(smem + 20));
+    out[5 * rank] = rank;
+    out[5 * rank + 1] = static_cast<std::uint32_t>(ld_shared<float>(smem));
+    out[5 * rank + 2] = static_cast<std::uint32_t>(before);
+    out[5 * rank + 3] = barrier.try_wait(1) && !barrier.try_wait(0) ? 1 : 0;
+    out[5 * rank + 4] = static_cast<std::uint32_t>(__uint_as_float(there.x)) + there.y;
   }
   cluster_arrive();
   cluster_wait();

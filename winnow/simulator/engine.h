@@ -154,9 +154,6 @@ void mbarrier_arrive_cluster(std::uint32_t barrier, std::uint32_t arrivals, cons
 void write_shared_cluster(std::uint32_t address, const void* from, std::size_t bytes,
                           const Where& where);
 void read_shared_cluster(std::uint32_t address, void* to, std::size_t bytes, const Where& where);
-// st.async: lands whenever it likes, and reports its bytes to a barrier of the same block.
-void store_async_cluster(std::uint32_t address, const void* from, std::size_t bytes,
-                         std::uint32_t barrier, const Where& where);
 
 // ---- Tensor memory -----------------------------------------------------------------------------
 // `blocks` is the cta_group of an instruction: 1, or 2 for a pair. Instructions of a whole warp but

@@ -287,14 +287,6 @@ std::vector<Fault> exit_faults() {
               mbarrier_arrive_cluster(map_shared(smem, 1));
             },
             {.blocks = 2}),
-      fault("AsynchronousStoreToldElsewhere", "cluster", "and to the barrier of another one",
-            [](Address smem, Words) {
-              init(smem, 1);
-              cluster_sync();
-              if (thread() != 0) return;
-              st_async_cluster(map_shared(smem + 8, 1 - cluster_rank()), {1.0f, 0.0f}, smem);
-            },
-            {.blocks = 2}),
       fault("TwoArrivalsAtTheClusterBarrier", "cluster", "arrives twice",
             [](Address, Words) { cluster_arrive(), cluster_arrive(); }, {.blocks = 2}),
       fault("ClusterWaitWithoutArrival", "cluster", "without an arrival",

@@ -90,18 +90,6 @@ __device__ __forceinline__ void st_shared_cluster(std::uint32_t address, float2 
 #endif
 }
 
-// Begins to store 8 bytes at a multiple of 8 into any block of the cluster. Their arrival
-// is counted by that block's `barrier`, which expects the bytes (mbarrier_arrive_expect()). Unlike
-// a release, it does not order the thread's earlier stores.
-__device__ __forceinline__ void st_async_cluster(std::uint32_t address, float2 value,
-                                                 std::uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-          address),
-      "f"(value.x), "f"(value.y), "r"(barrier)
-      : "memory");
-}
-
 // ld.shared of 8 bytes at a multiple of 8, from any block of the cluster.
 __device__ __forceinline__ uint2 ld_shared_cluster(std::uint32_t address) {
   uint2 value;

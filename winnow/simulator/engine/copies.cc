@@ -199,43 +199,6 @@ void bulk_load_cluster(const char* what, const CopyPiece* given, std::size_t cou
   }
 }
 
-void store_async_cluster(std::uint32_t address, const void* from, std::size_t bytes,
-                         std::uint32_t barrier, const Where& where) {
-  constexpr const char* kWhat = "st.async";
-  const ClusterPlace place = cluster_place(altered(address, where), kWhat, where),
-                     told = cluster_place(barrier, kWhat, where);
-  if (is_dropped(where, place.block->rank)) return;
-  if (place.address % bytes != 0) {
-    fail("shared memory", "st.async at an address that is no multiple of its size", where);
-  }
-  if (told.block != place.block) {
-    fail("cluster", "st.async to one block, and to the barrier of another one", where);
-  }
-  const std::uint64_t operation = record_operation(kWhat, where);
-  Access access = block->access(*current, kWhat, where);
-  access.stamp = Stamp::of_operation(operation);
-  reach(place, access.stamp, kWhat, where);
-  {
-    const InBlock there(place.block);
-    const Barrier& hears = barrier_at(told.address, where);
-    if (!current->knowledge.generic.knows(hears.initialised) || !hears.fenced) {
-      fail("mbarrier", "st.async to a barrier whose initialisation is not known", where);
-    }
-    begin_write({place.address, static_cast<int>(bytes), 0, 0, nullptr}, access);
-  }
-  const auto* const first = static_cast<const std::byte*>(from);
-  // What the thread has done is known to those who wait for the bytes: their report is a release.
-  queue_operation(-1, [place, told, operation, where, knowledge = current->knowledge,
-                       data = std::vector<std::byte>(first, first + bytes)] {
-    if (place.block->ended) fail("cluster", "st.async lands in a block that has ended", where);
-    const InBlock there(place.block);
-    std::memcpy(block->at(place.address), data.data(), data.size());
-    const Barrier& hears = barrier_at(told.address, where);
-    cluster->operations[operation].stamp = Stamp::of(hears.actor, hears.phase + 1);
-    arrive(told.address, 0, -static_cast<std::int64_t>(data.size()), &knowledge, where);
-  });
-}
-
 void bulk_store(void* destination, std::uint32_t source, std::uint32_t bytes, const Where& where) {
   if (is_dropped(where)) return;
   source = own_place(altered(source, where), "cp.async.bulk to global memory", where);

@@ -203,19 +203,6 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute which, int by
                                         static_cast<std::size_t>(bytes));
   return cudaSuccess;
 }
-template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel* kernel,
-                                           const cudaLaunchConfig_t* config) {
-  const unsigned blocks = winnow::simulator::cluster_of(*config);
-  const dim3 block = config->blockDim;
-  *clusters = 0;
-  if (blocks > winnow::simulator::allowed_cluster(reinterpret_cast<const void*>(kernel))) {
-    return cudaErrorInvalidClusterSize;
-  }
-  *clusters = winnow::simulator::clusters_at_a_time(
-      blocks, std::size_t{block.x} * block.y * block.z, config->dynamicSmemBytes);
-  return cudaSuccess;
-}
 template <class... Params, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                Arguments&&... arguments) {
@@ -228,10 +215,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   }
   winnow::simulator::note_kernel(reinterpret_cast<const void*>(kernel));
   const unsigned cluster = winnow::simulator::cluster_of(*config);
-  int clusters = 0;
-  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel, config);
-  if (status != cudaSuccess) return status;
-  if (clusters == 0) return cudaErrorInvalidClusterSize;
+  if (cluster > winnow::simulator::allowed_cluster(reinterpret_cast<const void*>(kernel)) ||
+      winnow::simulator::clusters_at_a_time(cluster, std::size_t{block.x} * block.y * block.z,
+                                            config->dynamicSmemBytes) == 0) {
+    return cudaErrorInvalidClusterSize;
+  }
   struct Call {
     void (*kernel)(Params...);
     std::tuple<std::remove_cv_t<Params>...> parameters;

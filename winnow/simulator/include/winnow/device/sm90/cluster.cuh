@@ -34,10 +34,6 @@ inline void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity, c
 inline void st_shared_cluster(std::uint32_t address, float2 value, Where where = Where::current()) {
   simulator::write_shared_cluster(address, &value, sizeof(value), where);
 }
-inline void st_async_cluster(std::uint32_t address, float2 value, std::uint32_t barrier,
-                             Where where = Where::current()) {
-  simulator::store_async_cluster(address, &value, sizeof(value), barrier, where);
-}
 inline uint2 ld_shared_cluster(std::uint32_t address, Where where = Where::current()) {
   uint2 value;
   simulator::read_shared_cluster(address, &value, sizeof(value), where);
