@@ -115,16 +115,16 @@ function(winnow_judges target)
   endif()
 endfunction()
 
-# Of code whose own speed does not matter. Under sanitizers it is not optimized at all: half the time of such a build
+# Code whose own speed does not matter. Under sanitizers it is not optimized at all: half the time of such a build
 # went into optimizing assertions.
-set(WINNOW_QUICK_LEVEL -O1)
-if(WINNOW_SANITIZE)
-  set(WINNOW_QUICK_LEVEL -O0)
-endif()
 function(winnow_compile_quickly target)
   winnow_compile(${target})
   winnow_judges(${target})
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${WINNOW_QUICK_LEVEL}>)
+  set(level -O1)
+  if(WINNOW_SANITIZE)
+    set(level -O0)
+  endif()
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
 endfunction()
 
 # A program of GoogleTest's.
