@@ -1,6 +1,6 @@
 # The CUDA side of the build: found where nvcc is, compiled even where no GPU is present.
 #   WINNOW_CUDA=AUTO  kernels if nvcc is there;  ON  required;  OFF  CPU only
-#   WINNOW_KERNELS_ONLY_COMPILE=ON  a quarter of the time, for builds that nobody runs on a GPU
+#   WINNOW_KERNELS_ONLY_COMPILE=ON  quick to compile, for builds that nobody runs on a GPU
 set(WINNOW_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
 option(WINNOW_KERNELS_ONLY_COMPILE
        "Compile kernels for the oldest of their architectures alone, without costly optimizations" OFF)

@@ -1,15 +1,14 @@
-# Fails if a kernel that the simulator covers since its third turn has fewer than ten planted bugs in lines of its own,
-# or fewer than its function has statements that do something, where these are no ten. Its own lines are those behind
-# the kernel before it in its file, or from the file's begin, to its end; a bug in an index or a launch of the kernel
-# names it in them. What stands in headers without a kernel, which several kernels share, counts for none. Two bugs with
-# the same place and the same change are one. The programs list their bugs themselves (note_bugs() of simulate.cc). Run as
+# Fails if a kernel of the rooms below has fewer than ten planted bugs in lines of its own. A kernel whose function has
+# fewer than ten statements that do something needs only as many bugs as it has such statements. Its own lines begin
+# behind the kernel before it in the file, or at the beginning of the file, and end with the kernel; a bug in an index
+# or a launch of the kernel names a line of them. Headers without a kernel are shared by several kernels, so that bugs
+# in them count for none. Two bugs with the same place and the same change are one. The programs list their bugs
+# themselves (note_bugs() of simulate.cc). Run as
 #   cmake -DSOURCE_DIR=<repository> -DPROGRAMS=<tests of kernels, separated by |> -DBUGS=<file for the list>
 #         -P check_bugs.cmake
 cmake_minimum_required(VERSION 3.25)
 
 set(covered "^(tools/|winnow/(compressor|expert_parallel|paged_xl)/)|_cuda\\.cuh?$")
-set(outside "^winnow/simulator/|^tools/winnow/l2_flush\\.cu$|nvshmem_module\\.cu$")
-set(of_nvshmem quiet_kernel)
 # Statements that do nothing by themselves.
 set(nothing "^ *(auto|const|constexpr|static_assert|using|WINNOW_BLOCK_SHARED[A-Z_]*)[ (<]|return|continue")
 
@@ -29,10 +28,8 @@ foreach(bug IN LISTS bugs)
   list(APPEND bugs_of/${CMAKE_MATCH_1} ${CMAKE_MATCH_2})
 endforeach()
 
-file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
-  ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/tools/*.cu ${SOURCE_DIR}/tools/*.cuh)
+include(${SOURCE_DIR}/cmake/find_kernels.cmake)
 list(FILTER files INCLUDE REGEX "${covered}")
-list(FILTER files EXCLUDE REGEX "${outside}")
 set(few "")
 set(count 0)
 foreach(file IN LISTS files)

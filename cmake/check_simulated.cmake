@@ -8,11 +8,7 @@ cmake_minimum_required(VERSION 3.25)
 
 # Rooms whose kernels are not simulated yet, and why. A room that is simulated may not stand here.
 set(exceptions "")
-# Kernels outside of the library: of a program and of an example, and a module that only NVSHMEM's compiler takes.
-set(outside "^(examples/train_indexer/cuda|tools/winnow/l2_flush|winnow/.*nvshmem_module)\\.cu$")
-
-# A kernel of NVSHMEM's fabric alone.
-set(of_nvshmem quiet_kernel)
+include(${SOURCE_DIR}/cmake/find_kernels.cmake)
 
 string(REPLACE "|" ";" SOURCES "${SOURCES}")
 string(REPLACE "|" ";" LIBRARIES "${LIBRARIES}")
@@ -54,10 +50,6 @@ else()
   read_symbols(symbols ${LIBRARIES})
 endif()
 
-file(GLOB_RECURSE files RELATIVE ${SOURCE_DIR}
-  ${SOURCE_DIR}/winnow/*.cu ${SOURCE_DIR}/winnow/*.cuh ${SOURCE_DIR}/examples/*.cu ${SOURCE_DIR}/tools/*.cu
-  ${SOURCE_DIR}/tools/*.cuh)
-list(FILTER files EXCLUDE REGEX "^winnow/simulator/|${outside}")
 set(found "")
 set(done "")
 set(count 0)
