@@ -134,6 +134,7 @@ class Contract<Table, std::tuple<Entries...>> {
           Dimension& dim = extents->dims[d];
           dim.size = size(dim.name);
           dim.second_size = size(dim.second);
+          dim.third_size = size(dim.third);
         }
       }
       if (!spec.dtypes.of.empty()) spec.follows = before(spec.dtypes.of, spec);
@@ -164,6 +165,10 @@ class Contract<Table, std::tuple<Entries...>> {
     visit(args, [&]<class T>(const Spec& spec, const T& value) {
       if constexpr (std::is_same_v<T, std::int64_t>) {
         for (const Dimension& dim : spec.extents.view()) sizes.take(dim, value);
+      } else if constexpr (std::is_same_v<T, std::optional<std::int64_t>>) {
+        for (const Dimension& dim : spec.extents.view()) {
+          if (value.has_value()) sizes.take(dim, *value);
+        }
       } else if constexpr (kIsTensor<T>) {
         const std::span<const Dimension> dims = spec.shape(value.rank()).view();
         for (std::size_t d = 0; d < dims.size() && d < value.shape().size(); ++d) {
@@ -239,6 +244,9 @@ class Contract<Table, std::tuple<Entries...>> {
     using T = std::decay_t<decltype(args.*kMember)>;
     if constexpr (kIsTensor<T>) checker.tensor(at, args.*kMember);
     if constexpr (std::is_same_v<T, std::int64_t>) checker.value(at, args.*kMember);
+    if constexpr (std::is_same_v<T, std::optional<std::int64_t>>) {
+      if ((args.*kMember).has_value()) checker.value(at, *(args.*kMember));
+    }
     ++at;
   }
   template <auto kFunction, auto... kMembers>

@@ -63,15 +63,15 @@ consteval Dtypes sums_of(std::string_view argument) { return follows(argument, a
 //   h_q=64     a size for which supports() assumes 64 unless it is given one; "=name": that of
 //              another size, "=8*name": a multiple of it. Calls are not restricted to it
 //   d_v:512    a number with a name
-//   a or b     size a, or b in a call without the tensor that gives a
+//   a or b     size a, or b in a call without the argument that gives a; "a or b or c"
 //   a/b        a quotient of sizes
 struct Dimension {
   std::string_view text{};       // without the "=64"
   std::int64_t number = -1;      // of a fixed one
   std::string_view usual = "1";  // what supports() assumes if it is not given
-  std::string_view name{}, second{};
+  std::string_view name{}, second{}, third{};
   bool quotient = false;
-  int size = -1, second_size = -1;  // the places of `name` and `second` in Sizes
+  int size = -1, second_size = -1, third_size = -1;  // the places of the names in Sizes
 };
 
 struct Extents {
@@ -115,7 +115,10 @@ struct Extents {
       return {.text = name, .usual = usual, .name = name};
     }
     if (const auto [name, other] = split(" or "); !other.empty()) {
-      return {.text = text, .name = name, .second = other};
+      const std::size_t at = other.find(" or ");
+      if (at == other.npos) return {.text = text, .name = name, .second = other};
+      return {
+          .text = text, .name = name, .second = other.substr(0, at), .third = other.substr(at + 4)};
     }
     if (const auto [name, other] = split("/"); !other.empty()) {
       return {.text = text, .name = name, .second = other, .quotient = true};
@@ -138,7 +141,9 @@ class Sizes {
     known_[static_cast<std::size_t>(dim.size)] = true;
   }
   bool knows(const Dimension& dim) const {
-    return knows(dim.size) || (dim.second_size >= 0 && !dim.quotient && knows(dim.second_size));
+    if (knows(dim.size)) return true;
+    if (dim.second_size < 0 || dim.quotient) return false;
+    return knows(dim.second_size) || (dim.third_size >= 0 && knows(dim.third_size));
   }
   // With the name that a text about this call gives it.
   Dim of(const Dimension& dim) const {
@@ -147,7 +152,9 @@ class Sizes {
     if (dim.second_size < 0) return {dim.text, value};
     const std::int64_t second = values_[static_cast<std::size_t>(dim.second_size)];
     if (dim.quotient) return {dim.text, second > 0 ? value / second : 0};
-    return knows(dim.size) ? Dim{dim.name, value} : Dim{dim.second, second};
+    if (knows(dim.size)) return {dim.name, value};
+    if (dim.third_size < 0 || knows(dim.second_size)) return {dim.second, second};
+    return {dim.third, values_[static_cast<std::size_t>(dim.third_size)]};
   }
 
  private:

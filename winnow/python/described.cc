@@ -36,7 +36,7 @@ std::int64_t described_size(const Dimension& dim, Shape& shape) {
   if (dim.quotient) return named_size(dim.name, shape) / named_size(dim.second, shape);
   if (!dim.second.empty()) {  // one or the other
     const std::int64_t first = shape.known(dim.name, -1);
-    return first >= 0 ? first : shape.size(dim.second);
+    return first >= 0 ? first : shape.size(dim.third.empty() ? dim.second : dim.third);
   }
   if (dim.name == "x") return named_size(dim.name, shape);
   return shape.size(dim.name, usual_size(dim.usual, shape));

@@ -118,7 +118,8 @@ class Arguments {
   std::int64_t size(const Dimension& dim) {
     if (dim.number >= 0) return dim.number;
     if (dim.quotient) return size(dim.name) / std::max<std::int64_t>(size(dim.second), 1);
-    return size(dim.second.empty() || bytes_.flag() ? dim.name : dim.second);
+    if (dim.second.empty() || bytes_.flag()) return size(dim.name);
+    return size(dim.third.empty() || bytes_.flag() ? dim.second : dim.third);
   }
   std::int64_t size(std::string_view name) {
     const auto [found, drawn] = sizes_.try_emplace(name, 0);
