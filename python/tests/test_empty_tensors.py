@@ -86,6 +86,7 @@ def test_operations_without_queries():
     k, q, weights = torch.randn(20, 64), no(0, 3, 64), no(0, 3)
     ranges = {"key_start": length, "key_end": length}
     assert indexer.scores(q, k, weights, **ranges).shape == (0, 20)
+    assert indexer.scores(q, k, weights, **ranges, width=7).shape == (0, 7)
     assert [t.shape[0] for t in indexer.topk(q, k, weights, 4, **ranges)] == [0, 0]
     for indices in (None, no(0, 7, dtype=torch.int32)):
         columns = 20 if indices is None else 7
@@ -103,6 +104,8 @@ def test_an_indexer_without_keys():
         indexer.scores(q, k, weights)
     some = torch.tensor([[0, 3]] * 2, dtype=torch.int32)
     assert torch.all(indexer.scores(q, k, weights, some, k_scale=k_scale) == -INF)
+    wide = {"key_start": torch.tensor([0, -3], dtype=torch.int32), "width": 5}
+    assert torch.all(indexer.scores(q, k, weights, k_scale=k_scale, **wide) == -INF)
     dq, dk, dw = indexer.backward(q, k, weights, some, torch.ones(2, 2), k_scale=k_scale)
     assert dk.shape == (0, 64) and not dq.any() and not dw.any()
 

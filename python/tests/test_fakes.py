@@ -88,6 +88,8 @@ def indexer(dtype):
         for indices in (None, ints(5, 3), ints(5, 0)):
             d_scores = torch.randn(5, 9 if indices is None else indices.shape[1])
             yield "indexer_scores", (*given, indices), options
+            if indices is None:
+                yield "indexer_scores", given, {**options, "key_start": ints(5), "width": 3}
             for dk_dtype in (None, torch.float32 if dtype == F8 else dtype):
                 more = {**options, "dk_dtype": dk_dtype}
                 yield "indexer_backward", (*given, indices, d_scores), more

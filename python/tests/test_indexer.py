@@ -45,6 +45,41 @@ def test_the_choice_is_that_of_a_sort(topk):
         np.testing.assert_array_equal(scores[i, : len(order)], dense[i, order])
 
 
+def test_scores_from_each_querys_first_row_on():
+    q, k, weights = problem(s_k=300)
+    end = np.array([300, 7, 250, 300, 300, 300], np.int32)
+    dense = winnow.indexer.scores(q, k, weights, key_end=end)
+    starts = np.array([-5, 3, 200, 290, 300, 2**31 - 1], np.int32)
+    for width in (0, 1, 100, 400):
+        got = winnow.indexer.scores(q, k, weights, key_start=starts, key_end=end, width=width)
+        want = np.full((6, width), -np.inf, np.float32)
+        for i, start in enumerate(starts.tolist()):
+            first, behind = max(start, 0), min(start + width, 300)
+            if first < behind:
+                want[i, first - start : behind - start] = dense[i, first:behind]
+        np.testing.assert_array_equal(got, want)
+    given = torch.from_numpy(np.zeros((6, 100), np.float32))
+    out = winnow.indexer.scores(
+        *map(torch.from_numpy, (q, k, weights)), key_start=torch.from_numpy(starts), width=100,
+        out=given,
+    )  # fmt: skip
+    assert out is given and out[2, 0] == dense[2, 200]
+
+
+def test_a_width_that_is_refused():
+    q, k, weights = problem(s_k=40)
+    starts = np.zeros(6, np.int32)
+    for width in (-1, 2**31, 2**40):
+        want = rf"indexer::scores: width: want 0 to 2\^31 - 1, got {width}$"
+        with pytest.raises(ValueError, match=want):
+            winnow.indexer.scores(q, k, weights, key_start=starts, width=width)
+    with pytest.raises(ValueError, match=r"key_start: want a tensor \[s_q\], which width needs"):
+        winnow.indexer.scores(q, k, weights, width=4)
+    with pytest.raises(ValueError, match="width: want none beside indices, got 4"):
+        indices = np.zeros((6, 4), np.int32)
+        winnow.indexer.scores(q, k, weights, indices, key_start=starts, width=4)
+
+
 def test_torch_and_ties():
     q, k, weights = (torch.from_numpy(array).to(torch.bfloat16) for array in problem(s_k=40))
     k[:] = k[0]

@@ -53,6 +53,24 @@ def test_gradients_of_scores(dense):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+def test_gradients_of_scores_from_each_querys_first_row_on():
+    q, k, weights, _ = problem()
+    starts, width = torch.tensor([-3, 0, 7, 39, 2**31 - 1], dtype=torch.int32), 12
+    end = torch.tensor([40, 9, 33, 40, 25], dtype=torch.int32)
+    rows = starts.long()[:, None] + torch.arange(width)
+    results = []
+    for scores in (
+        lambda *leaves: formula(*leaves, rows.clamp(-1, len(k)), end=end[:, None]),
+        lambda *leaves: ops.indexer_scores(*leaves, key_start=starts, key_end=end, width=width),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (q, k, weights)]
+        found = scores(*leaves)
+        torch.where(found.isinf(), 0, found).square().sum().backward()
+        results.append([found.detach().float(), *(leaf.grad for leaf in leaves)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
 def test_the_choice_may_be_made_of_leaves_but_its_scores_have_no_gradient():
     q, k, weights, _ = problem()
     q.requires_grad_()

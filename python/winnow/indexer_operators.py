@@ -13,9 +13,11 @@ _CASTS = {"q": None, "k": None}
 
 
 def _flops(products):
-    def count(q, k, indices=None, **options):
+    def count(q, k, indices=None, width=None, **options):
         s_q, heads, d = q
-        rows = k[0] if indices is None else indices[1]
+        rows = k[0] if width is None else width
+        if indices is not None:
+            rows = indices[1]
         return 2 * s_q * heads * d * rows * products
 
     return count
@@ -127,16 +129,21 @@ class _RecordedScores(_operators.Recorded):
     @staticmethod
     def setup_context(ctx, inputs, output):
         q, k, weights, _, values, arguments = inputs
-        indices, k_scale, start, end, *ctx.options = arguments.of(
-            values, "indices", "k_scale", "key_start", "key_end", "q_start", "k_stride",
+        indices, k_scale, start, end, width, *ctx.options = arguments.of(
+            values, "indices", "k_scale", "key_start", "key_end", "width", "q_start", "k_stride",
             "deterministic",
         )  # fmt: skip
+        ctx.width = width
         ctx.save_for_backward(q, k, weights, indices, k_scale, start, end)
 
     @staticmethod
     def backward(ctx, d_scores):
         q, k, weights, indices, k_scale, key_start, key_end = ctx.saved_tensors
         q_start, k_stride, deterministic = ctx.options
+        if ctx.width is not None:  # those of the columns, which may be no rows
+            columns = torch.arange(ctx.width, device=k.device)
+            rows = key_start.long()[:, None] + columns
+            indices = rows.clamp_(-1, k.shape[0]).int()
         dq, dk, d_weights = torch.ops.winnow.indexer_backward(
             q,
             k,
@@ -167,13 +174,16 @@ class _RecordedScores(_operators.Recorded):
     ),
     flops=_flops(1),
 )
-def indexer_scores(q, k, weights, indices=None, **options):
+def indexer_scores(q, k, weights, indices=None, *, width=None, **options):
     """winnow.indexer.scores() as an operator, differentiable in q, k and weights.
 
     Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
     the gradient, as in winnow.indexer.backward().
     """
-    columns = k.shape[0] if indices is None else indices.shape[1]
+    if indices is not None:
+        columns = indices.shape[1]
+    else:
+        columns = k.shape[0] if width is None else width
     return q.new_empty((q.shape[0], columns), dtype=torch.float32)
 
 

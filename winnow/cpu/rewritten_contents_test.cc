@@ -344,6 +344,17 @@ TEST(RewrittenContents, IndexerCallsSurviveAnotherThread) {
                        .dk = dk,
                        .d_weights = weights.clone()});
   };
+  Tensor wide(DType::f32, {2, 2 * kFew});  // the columns behind belong to others
+  testing::fill(wide, 77);
+  const auto score_from_start = [&] {
+    indexer::scores({.q = q,
+                     .k = k,
+                     .weights = weights,
+                     .key_start = start,
+                     .key_end = end,
+                     .width = kFew,
+                     .scores = wide.view().slice(1, 0, kFew)});
+  };
   Tensor x(DType::f32, {32, 64}), pages(DType::u8, {2, indexer::page_bytes(64)});
   Tensor slots(DType::i32, {32});
   std::int32_t next = 0;
@@ -351,8 +362,13 @@ TEST(RewrittenContents, IndexerCallsSurviveAnotherThread) {
   for (const std::int32_t odd : {kMost, kLeast}) {
     rewrite_during(indices, odd, score);
     rewrite_during(end, odd, score);
+    rewrite_during(start, odd, score_from_start);
+    rewrite_during(end, odd, score_from_start);
     rewrite_during(slots, odd,
                    [&] { indexer::quantize({.x = x, .pages = pages, .slots = slots}); });
+  }
+  for (const double other : testing::read(wide.view().slice(1, kFew, 2 * kFew))) {
+    ASSERT_EQ(other, 77);
   }
 }
 

@@ -53,10 +53,10 @@ void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q
   }
 }
 
-void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk) {
+void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk, const char* name) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 30;
   if (topk <= kLimit) return;
-  check.unsupported(std::string(to_string(backend)) + ": want topk up to 2^30, got " +
+  check.unsupported(std::string(to_string(backend)) + ": want " + name + " up to 2^30, got " +
                     std::to_string(topk));
 }
 

@@ -59,6 +59,7 @@ Problem problem_of(const Args& args) {
 void check_for_gpu(const Check& check, Backend backend, const ConstTensorView& q,
                    const ConstTensorView& k);
 // Of lists of rows.
-void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk);
+void check_topk_for_gpu(const Check& check, Backend backend, std::int64_t topk,
+                        const char* name = "topk");
 
 }  // namespace winnow::indexer

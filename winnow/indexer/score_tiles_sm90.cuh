@@ -76,6 +76,7 @@ struct Shape {
   // Whether weighted sums are split as linear_part_sm90.cuh says, and the columns of a product.
   static constexpr bool kSplit = kElement == Element::f8 && kHeads >= 64;
   static constexpr int kProductColumns = kSideColumns + (kSplit ? kLinearColumns : 0);
+  static constexpr bool kFromStart = false;  // as visible_rows() takes it
 };
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -189,7 +190,8 @@ class Schedule {
     const int group = p_.groups - 1 - number_ / p_.splits;
     item.split = number_ % p_.splits;
     item.first_query = group * Shape::kQueries;
-    const SeenRange rows = scored_rows(p_, item.first_query, Shape::kQueries, kTileRows);
+    const SeenRange rows =
+        scored_rows<Shape::kFromStart>(p_, item.first_query, Shape::kQueries, kTileRows);
     const int tiles = static_cast<int>((rows.end - rows.begin) / kTileRows);
     const int first = static_cast<int>(std::int64_t{tiles} * item.split / p_.splits);
     item.tiles = static_cast<int>(std::int64_t{tiles} * (item.split + 1) / p_.splits) - first;
@@ -322,6 +324,21 @@ __device__ __forceinline__ void read_scores(Plan shared, int stage, int query, f
   } else {
 #pragma unroll
     for (float& score : scores) score += 0.0f;
+  }
+}
+// Those of rows lane + {0, 32, 64, 96}.
+template <class Shape, class Plan>
+__device__ __forceinline__ void read_scores_apart(Plan shared, int stage, int query,
+                                                  float (&scores)[4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float score = shared.memory->scores[stage][query * kScoreStride + 32 * e + lane];
+    if constexpr (Shape::kElement == Element::f8) {
+      scores[e] = fmaf(score, shared.scales(stage)[32 * e + lane], 0.0f);
+    } else {
+      scores[e] = score + 0.0f;
+    }
   }
 }
 

@@ -17,6 +17,7 @@ struct SeenRows {
   std::int64_t q_start, k_stride;
   int causal;
   int s_q, s_k;
+  int width;  // of scores from each query's first row on; see kFromStart
 };
 
 inline SeenRows seen_rows(const Problem& problem) {
@@ -38,9 +39,17 @@ struct RowRange {
   int begin, end;
 };
 
+// The first row of a query as key_start gives it, which may be no row of the keys.
+__device__ __forceinline__ int first_row(const SeenRows& p, int query) {
+  return __ldg(p.key_start + query * p.key_start_stride);
+}
+// kFromStart: scores begin with the first row, which is given, and there are p.width of them; a
+// query sees none of the rows behind.
+template <bool kFromStart = false>
 __device__ __forceinline__ RowRange visible_rows(const SeenRows& p, int query) {
   std::int64_t begin = 0, end = p.s_k;
   if (p.key_start != nullptr) begin = __ldg(p.key_start + query * p.key_start_stride);
+  if constexpr (kFromStart) end = min(end, begin + p.width);
   if (p.key_end != nullptr) {
     end = min(end, static_cast<std::int64_t>(__ldg(p.key_end + query * p.key_end_stride)));
   }
@@ -55,12 +64,13 @@ __device__ __forceinline__ RowRange visible_rows(const SeenRows& p, int query) {
 struct SeenRange {
   unsigned begin, end;
 };
+template <bool kFromStart = false>
 __device__ __forceinline__ SeenRange seen_by_queries(const SeenRows& p, int first_query,
                                                      int queries) {
   const int lane = threadIdx.x % 32, query = first_query + lane;
   RowRange rows = {INT32_MAX, 0};
   if (lane < queries && query < p.s_q) {
-    rows = visible_rows(p, query);
+    rows = visible_rows<kFromStart>(p, query);
     if (rows.begin == rows.end) rows = {INT32_MAX, 0};
   }
   return {__reduce_min_sync(device::kFullWarp, static_cast<unsigned>(rows.begin)) / 4 * 4,
@@ -69,33 +79,51 @@ __device__ __forceinline__ SeenRange seen_by_queries(const SeenRows& p, int firs
 
 // The rows of the tiles that have what some queries see, from the first that is seen on; none begin
 // and end at 0. All lanes of a warp call it.
+template <bool kFromStart = false>
 __device__ __forceinline__ SeenRange scored_rows(const SeenRows& p, int first_query, int queries,
                                                  unsigned tile_rows) {
-  const SeenRange seen = seen_by_queries(p, first_query, queries);
+  const SeenRange seen = seen_by_queries<kFromStart>(p, first_query, queries);
   if (seen.end <= seen.begin) return {0, 0};
   return {seen.begin, seen.begin + (seen.end - seen.begin + tile_rows - 1) / tile_rows * tile_rows};
 }
 
-// Stores -inf in the rows of a query's scores that are not in [begin, end) of `scored`: part `part`
-// of `parts`, by a warp. `begin` and `end` are multiples of 4; `aligned`: every row of
-// scores to 16 bytes.
-__device__ inline void store_unseen(const SeenRows& p, SeenRange scored, float* scores,
+// Stores -inf in scores [from, end) of a query, from a multiple of 4 on: part `part` of `parts`, by
+// a warp. `aligned`: every row of scores to 16 bytes.
+__device__ inline void store_unseen(float* scores, std::int64_t from, std::int64_t end,
                                     bool aligned, int part, int parts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const auto store = [&](std::int64_t from, std::int64_t end) {
-    for (std::int64_t row = from + 128 * part + 4 * lane; row < end; row += 128 * parts) {
-      if (aligned && row + 4 <= end) {
-        const float unseen = device::negative_infinity();
-        *reinterpret_cast<float4*>(scores + row) = make_float4(unseen, unseen, unseen, unseen);
-      } else {
-        for (std::int64_t e = row; e < min(row + 4, end); ++e) {
-          scores[e] = device::negative_infinity();
-        }
+  for (std::int64_t row = from + 128 * part + 4 * lane; row < end; row += 128 * parts) {
+    if (aligned && row + 4 <= end) {
+      const float unseen = device::negative_infinity();
+      *reinterpret_cast<float4*>(scores + row) = make_float4(unseen, unseen, unseen, unseen);
+    } else {
+      for (std::int64_t e = row; e < min(row + 4, end); ++e) {
+        scores[e] = device::negative_infinity();
       }
     }
+  }
+}
+
+// The same in the rows of a query's scores that are not in [begin, end) of `scored`, which are
+// multiples of 4.
+__device__ inline void store_unseen(const SeenRows& p, SeenRange scored, float* scores,
+                                    bool aligned, int part, int parts) {
+  store_unseen(scores, 0, scored.begin, aligned, part, parts);
+  store_unseen(scores, scored.end, p.s_k, aligned, part, parts);
+}
+
+// The same of scores that begin with row `start`, whatever that is.
+__device__ inline void store_unseen_from(const SeenRows& p, std::int64_t start, SeenRange scored,
+                                         float* scores, bool aligned, int part, int parts) {
+  const std::int64_t width = p.width;
+  const auto column = [&](std::int64_t row) {
+    return min(max(row - start, std::int64_t{0}), width);
   };
-  store(0, scored.begin);
-  store(scored.end, p.s_k);
+  const std::int64_t behind = column(scored.end), even = min((behind + 3) / 4 * 4, width);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (part == 0 && behind + lane < even) scores[behind + lane] = device::negative_infinity();
+  store_unseen(scores, 0, column(scored.begin), aligned, part, parts);
+  store_unseen(scores, even, width, aligned, part, parts);
 }
 
 }  // namespace winnow::indexer::gpu

@@ -1,5 +1,5 @@
-// indexer::scores of every GPU in the simulator: a case runs the kernel of dense scores, then the
-// one of scores at indices.
+// indexer::scores of every GPU in the simulator: a case runs the kernel of dense scores, its other
+// form that begins with each query's first row, and the one of scores at indices.
 #include "winnow/simulator/indexer_simulation.h"
 
 namespace winnow::indexer {
@@ -31,6 +31,8 @@ const BugsOf many{"score_tiles_cuda.cuh", "bf16-zero"};
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cuh", "f8_e4m3-h128"};
 const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
 const BugsOf kernel{"indexer/scores/scores_cuda.cuh", "bf16-h128"};
+const BugsOf first_rows{"indexer/seen_rows.cuh", "bf16-stride4-from2"};
+constexpr const char* kFromStart = "scores[column + e] = score[e];";
 constexpr const char* kDense = "dense_kernel(const __grid_constant__";
 constexpr const char* kScoreAt = "p_.scores[entries_.query * p_.scores_stride + entry] =";
 constexpr const char* kAt = "scores_at_kernel(const __grid_constant__";
@@ -54,6 +56,14 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("NoSums", "to[unit * kUnitRows", drop),
     tiles("LateSums", "to[unit * kUnitRows", delay),
     kernel.undo("DenseScoresNotStored", "*reinterpret_cast<float4*>(place) = make_float4("),
+    kernel.undo("ScoresFromStartNotStored", kFromStart),
+    kernel.move("ScoresFromStartElsewhere", kFromStart, 4),
+    of_threads(32, 64, kernel.undo("ScoresFromStartOfOneWarpNotStored", kFromStart)),
+    of_threads(0, 1, kernel.undo("ScoresFromStartOfOneThreadNotStored", kFromStart)),
+    in_one_schedule(
+        first_rows("FirstRowOfTheNextQuery", "return __ldg(p.key_start + query", add, 4)),
+    first_rows.undo("FirstColumnsBehindNotStored", "if (part == 0 && behind + lane < even)"),
+    first_rows.move("FirstColumnsBehindElsewhere", "if (part == 0 && behind + lane < even)", 4),
     kernel.undo("ScoresAtNotStored", kScoreAt),
     in_one_schedule(kernel("DenseThreadsOneFurther", kDense, shift_thread, 1)),
     in_one_schedule(kernel("DenseBlocksOneFurther", kDense, shift_block, 1)),

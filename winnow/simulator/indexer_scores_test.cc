@@ -1,5 +1,6 @@
-// indexer::scores of sm90 in the simulator: a case runs the kernel of dense scores, then the one of
-// scores at indices (indexer_scores_at_test.cc has bugs of that). The dense kernel's tiles are
+// indexer::scores of sm90 in the simulator: a case runs the kernel of dense scores, its other form
+// that begins with each query's first row, and the one of scores at indices
+// (indexer_scores_at_test.cc has bugs of that). The dense kernel's tiles are
 // those of topk, and so are most of the bugs in them (indexer_topk_test.cc).
 #include "winnow/simulator/indexer_simulation.h"
 
@@ -53,6 +54,13 @@ const std::vector<PassingCase> kThoroughCases = {
 const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, sink{"scores_sm90.cuh", "bf16-zero"};
 // Rows whose last head alone has a positive product.
 const BugsOf last_head{"linear_part_sm90.cuh", "f8_e4m3-h64-last-head"};
+// Scores from each query's first row on: six tiles, of which some are seen in part.
+const BugsOf from_start{"scores_sm90.cuh", "bf16-h64-plateau"},
+    read_apart{"score_tiles_sm90.cuh", "bf16-h64-plateau"},
+    scales_apart{"score_tiles_sm90.cuh", "f8_e4m3-h64-plateau"},
+    first_rows{"seen_rows.cuh", "bf16-stride4-from2"};
+constexpr const char* kWhole = "scores[column + 32 * e + lane] = score[e];";
+constexpr const char* kEdge = "scores[place] = score[e];";
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 const BugsOf unseen{"seen_rows.cuh", "bf16-stride4-from2"},
     odd_unseen{"seen_rows.cuh", "bf16-ranges-empty"};
@@ -64,6 +72,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     in_one_schedule(last_head("SignsOfOtherLanes", "found |= __reduce_or_sync(", drop)),
     in_one_schedule(unseen("UnseenRowsNotStored", "make_float4(unseen, unseen,", undo)),
     in_one_schedule(odd_unseen("LastUnseenRowsNotStored", "scores[e] = device::neg", undo)),
+    from_start.undo("ScoresFromStartNotStored", kWhole),
+    first_rows.undo("FirstColumnsBehindNotStored", "if (part == 0 && behind + lane < even)"),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     sink("SwappedPhaseOfScores", "shared.ready()[ring.stage].wait", add, 1),
@@ -77,6 +87,20 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("CountOfReadyTooSmall", "shared.ready()[i].init", add, -1),
     tiles("NoInitFence", "fence_mbarrier_init();", drop),
     tiles("NoBarrierAfterInit", "  __syncthreads();", drop),
+    from_start.move("ScoresFromStartElsewhere", kWhole, 4),
+    of_threads(288, 320, from_start.undo("ScoresFromStartOfOneWarpNotStored", kWhole)),
+    from_start.undo("ScoresOfEdgesNotStored", kEdge),
+    from_start.move("ScoresOfEdgesElsewhere", kEdge, -4),
+    of_threads(256, 257, from_start.undo("ScoreOfAnEdgeNotStored", kEdge)),
+    in_one_schedule(
+        read_apart("ScoresOfTheNextRow", "const float score = shared.memory->scores", misread, 4)),
+    in_one_schedule(read_apart("ScoresOfTheNextQuery", "const float score = shared.memory->scores",
+                               misread, 4 * 144)),
+    in_one_schedule(
+        scales_apart("ScalesOfTheNextRow", "scores[e] = fmaf(score, shared.scales(", misread, 4)),
+    in_one_schedule(
+        first_rows("FirstRowOfTheNextQuery", "return __ldg(p.key_start + query", add, 4)),
+    first_rows.move("FirstColumnsBehindElsewhere", "if (part == 0 && behind + lane < even)", 4),
 };
 
 WINNOW_SIMULATOR_TESTS(SimulatorScores, scores_operation(), kQuickCases, kThoroughCases, kQuickBugs,

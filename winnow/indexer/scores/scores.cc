@@ -1,10 +1,24 @@
 #include "winnow/indexer/scores/scores.h"
 
+#include <cstdint>
+#include <limits>
+#include <string>
+
 #include "winnow/cpu/entry.h"
 #include "winnow/indexer/scores/scores_contract.h"
 #include "winnow/indexer/scores/scores_impl.h"
 
 namespace winnow::indexer {
+
+void check_width(const Check& check, const ScoresArgs& args) {
+  if (!args.width.has_value()) return;
+  const std::string width = std::to_string(*args.width);
+  check.that(*args.width >= 0 && *args.width <= std::numeric_limits<std::int32_t>::max(), "width",
+             "0 to 2^31 - 1", width);
+  check.that(!args.indices.present(), "width", "none beside indices", width);
+  check.that(args.key_start.present(), "key_start", "a tensor [s_q], which width needs", "none");
+}
+
 namespace {
 
 struct Scores {
@@ -19,6 +33,7 @@ struct Scores {
     params.problem = problem_of(args);
     params.clean = args.clean;
     if (args.indices.present()) params.topk = args.indices.size(1);
+    params.width = args.width;
     params.indices = rows_of<const std::int32_t*>(args.indices, 0);
     params.scores = rows_of<float*>(args.scores, 0);
     return params;
@@ -28,6 +43,7 @@ struct Scores {
                             Backend backend) {
     indexer::check_for_gpu(check, backend, args.q, args.k);
     check_topk_for_gpu(check, backend, params.topk);
+    check_topk_for_gpu(check, backend, params.width.value_or(0), "width");
   }
   static bool empty(const Args& args, const Params&) { return args.scores.numel() == 0; }
   static void run_on_gpu(const Params& params, Backend backend, void*, void* stream) {

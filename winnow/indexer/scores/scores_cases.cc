@@ -37,6 +37,51 @@ void compare_row(const CaseShape& shape, const std::vector<oracle::Score>& expec
   }
 }
 
+// The first rows of the queries: those of the case, or some in front of the keys, among them and
+// behind them.
+StridedTensor first_rows(const CaseShape& shape, const CaseInputs& inputs) {
+  const ConstTensorView given = inputs.key_start.view;
+  StridedTensor rows = make_tensor(DType::i32, {shape.s_q}, Layout::dense);
+  for (std::int64_t i = 0; i < shape.s_q; ++i) {
+    const std::int64_t places[] = {-20, 0, shape.s_k / 3 + i, shape.s_k - 30, shape.s_k + 5};
+    rows.view.at<std::int32_t>(i) =
+        given.present() ? given.at<std::int32_t>(i) : static_cast<std::int32_t>(places[i % 5]);
+  }
+  return rows;
+}
+
+// Scores from each query's first row on, which are the dense ones, bit for bit.
+testing::Comparison from_start(const CaseShape& shape, const CaseInputs& inputs, ScoresArgs args,
+                               const StridedTensor& dense, const testing::Target& target) {
+  const StridedTensor starts = first_rows(shape, inputs);
+  const Device device = testing::device_of(target);
+  const StridedTensor starts_there = testing::on(device, starts);
+  // Rows at multiples of 16 bytes, and others.
+  const std::int64_t width = (shape.s_k / 2 + 7) / 4 * 4 + (shape.s_q % 4 == 1 ? 0 : 1);
+  const StridedTensor scores_there =
+      testing::on(device, make_output(DType::f32, {shape.s_q, width}, shape.layout));
+  args.key_start = starts_there.view;
+  args.width = width;
+  args.scores = scores_there.view;
+  scores(args, target.options);
+  const StridedTensor got = testing::on({}, scores_there);
+  testing::Comparison same = testing::check_written("scores from each first row on", got);
+  oracle::Inputs in = inputs.for_oracle();
+  in.key_start = starts.view;
+  for (const std::int64_t i : checked_queries(shape)) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      const std::int64_t t = std::int64_t{starts.view.at<std::int32_t>(i)} + c;
+      const float want = oracle::visible(in, i, t) ? dense.view.at<float>(i, t) : -HUGE_VALF;
+      const float found = got.view.at<float>(i, c);
+      if (std::memcmp(&want, &found, sizeof want) == 0) continue;
+      same.passed = false;
+      same.detail = testing::numbered("query ", i) + testing::numbered(", column ", c) + ": want " +
+                    std::to_string(want) + ", got " + std::to_string(found);
+    }
+  }
+  return same;
+}
+
 testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) {
   const CaseInputs inputs = make_inputs(shape);
   const oracle::Inputs in = inputs.for_oracle();
@@ -91,6 +136,7 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   }
   outcome.comparisons.push_back(same);
   args.clean = true;
+  outcome.comparisons.push_back(from_start(shape, inputs, args, dense, target));
 
   // Rows by index: random ones, some outside and some that are not visible.
   const std::int64_t topk = shape.topk;

@@ -8,6 +8,8 @@
 
 namespace winnow::indexer {
 
+void check_width(const Check& check, const ScoresArgs& args);
+
 struct ScoresTable {
   using Args = ScoresArgs;
   static constexpr const char* kOperation = "indexer::scores";
@@ -19,7 +21,11 @@ struct ScoresTable {
                                                   "the rows to score; None for all"),
                    value<&Args::clean>("dense scores of rows that a query does not see are -inf; "
                                        "otherwise that, or left as they are"),
-                   output<&Args::scores>("[s_q, topk or s_k]", any_of(DType::f32))));
+                   rule<check_width>,
+                   value<&Args::width>("columns of dense scores of which row i begins with row "
+                                       "key_start[i] of k, whatever that is; None for all rows",
+                                       "[width]"),
+                   output<&Args::scores>("[s_q, topk or width or s_k]", any_of(DType::f32))));
   }
 };
 inline constexpr contract::Contract<ScoresTable> kScores;

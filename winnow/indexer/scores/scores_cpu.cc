@@ -1,5 +1,9 @@
-// Scores on the CPU: of all rows by blocks, or of the rows that `indices` names, gathered.
+// Scores on the CPU: of all rows or of those from each query's first row on, by blocks, or of the
+// rows that `indices` names, gathered.
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "winnow/core/read_once.h"
@@ -34,6 +38,50 @@ void score_block(const ScoresParams& params, Scorer& scorer, std::int64_t i, std
   for (std::int64_t r = 0; r < count; ++r) out[r] = row[r] < 0 ? -kInfinity : scores[r];
 }
 
+// Of a query's row of the output that begins with row `start` of the keys: which columns it sees.
+struct SeenColumns {
+  std::int64_t start, begin, end;
+};
+SeenColumns seen_columns(const ScoresParams& params, std::int64_t i) {
+  const Problem& problem = params.problem;
+  const std::int64_t start = read_once(problem.key_start.data + problem.key_start.offset(i));
+  const RowRange visible = problem.visible_rows(i);
+  const std::int64_t begin = std::clamp<std::int64_t>(visible.begin - start, 0, *params.width);
+  return {start, begin, std::clamp(visible.end - start, begin, *params.width)};
+}
+
+// Scores from each query's first row on: the queries of a scorer, first + n.
+void score_from_start(const ScoresParams& params, Scorer& scorer, std::int64_t first,
+                      std::span<const SeenColumns> queries, const Executor& executor) {
+  const Problem& problem = params.problem;
+  const auto out_of = [&](std::int64_t n) {
+    return params.scores.data + params.scores.offset(first + n);
+  };
+  std::int64_t begin = problem.s_k, end = 0;  // rows that some query sees
+  for (std::size_t n = 0; n < queries.size(); ++n) {
+    const SeenColumns& seen = queries[n];
+    float* const out = out_of(static_cast<std::int64_t>(n));
+    std::fill(out, out + seen.begin, -kInfinity);
+    std::fill(out + seen.end, out + *params.width, -kInfinity);
+    if (seen.begin == seen.end) continue;
+    begin = std::min(begin, seen.start + seen.begin);
+    end = std::max(end, seen.start + seen.end);
+  }
+  for (std::int64_t t = begin / kBlock * kBlock; t < end && !executor.stopped(); t += kBlock) {
+    scorer.load_block(problem, t);
+    for (std::size_t n = 0; n < queries.size(); ++n) {
+      const SeenColumns& seen = queries[n];
+      const std::int64_t from = std::max(seen.start + seen.begin, t);
+      const std::int64_t to = std::min(seen.start + seen.end, t + kBlock);
+      if (from >= to) continue;
+      float scores[kBlock];
+      scorer.score(problem, static_cast<std::int64_t>(n), scores);
+      std::copy(scores + (from - t), scores + (to - t),
+                out_of(static_cast<std::int64_t>(n)) + (from - seen.start));
+    }
+  }
+}
+
 }  // namespace
 
 void scores_cpu(const ScoresParams& params, const Executor& executor) {
@@ -49,6 +97,13 @@ void scores_cpu(const ScoresParams& params, const Executor& executor) {
     const std::int64_t first = group * together;
     const std::int64_t count = std::min(together, problem.s_q - first);
     scorer.load_queries(problem, first, count);
+    if (params.width.has_value()) {
+      SeenColumns seen[kTogether];
+      for (std::int64_t n = 0; n < count; ++n) seen[n] = seen_columns(params, first + n);
+      const std::span queries = std::span(seen).first(static_cast<std::size_t>(count));
+      score_from_start(params, scorer, first, queries, executor);
+      return;
+    }
     for (std::int64_t block = 0; block < blocks && !executor.stopped(); ++block) {
       if (dense) scorer.load_block(problem, block * kBlock);
       for (std::int64_t n = 0; n < count; ++n) {

@@ -27,11 +27,13 @@ void scores_at(const ScoresParams& params, cudaStream_t stream) {
   });
 }
 
-}  // namespace
-
-void dense_scores_cuda(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream) {
+// `width`: of scores from each query's first row on.
+template <bool kFromStart>
+void launch_dense(const Problem& problem, Rows<float*> scores, DenseRows rows, int width,
+                  void* stream) {
   DenseParams p{};
   p.seen = gpu::seen_rows(problem);
+  p.seen.width = width;
   p.heads = heads_view(problem);
   p.columns = columns_for(problem.h, problem.s_q, problem.s_q);
   p.k = static_cast<const char*>(problem.k.data);
@@ -47,15 +49,27 @@ void dense_scores_cuda(const Problem& problem, Rows<float*> scores, DenseRows ro
   p.groups = static_cast<int>(groups);
   p.splits = static_cast<int>(splits_for(groups, tiles, kRuntime.multiprocessors()));
   with_dtype(problem.dtype, [&](auto dtype) {
-    launch_scores(kRuntime, dense_kernel<dtype>, groups * p.splits,
+    launch_scores(kRuntime, dense_kernel<dtype, kFromStart>, groups * p.splits,
                   static_cast<cudaStream_t>(stream), p);
   });
 }
 
+}  // namespace
+
+void dense_scores_cuda(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream) {
+  launch_dense<false>(problem, scores, rows, 0, stream);
+}
+
 void scores_cuda(const ScoresParams& params, void* stream) {
-  if (params.indices.present()) return scores_at(params, static_cast<cudaStream_t>(stream));
-  dense_scores_cuda(params.problem, params.scores, params.clean ? DenseRows::all : DenseRows::seen,
-                    stream);
+  const DenseRows rows = params.clean ? DenseRows::all : DenseRows::seen;
+  if (params.indices.present()) {
+    scores_at(params, static_cast<cudaStream_t>(stream));
+  } else if (params.width.has_value()) {
+    launch_dense<true>(params.problem, params.scores, rows, static_cast<int>(*params.width),
+                       stream);
+  } else {
+    dense_scores_cuda(params.problem, params.scores, rows, stream);
+  }
 }
 
 }  // namespace winnow::indexer

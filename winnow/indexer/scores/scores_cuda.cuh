@@ -19,7 +19,7 @@ struct DenseParams {
   std::int64_t k_row_stride;  // bytes
   const float* k_scale;       // with f8_e4m3
   std::int64_t k_scale_stride;
-  float* scores;  // [s_q, s_k]
+  float* scores;  // [s_q, s_k], or [s_q, width] from each query's first row on
   std::int64_t stride;
   bool aligned;  // every row of scores begins at a multiple of 16 bytes
   bool clean;    // rows that no query of an item sees get scores, too: -inf
@@ -27,7 +27,8 @@ struct DenseParams {
   int splits;    // items that a group is cut into
 };
 
-template <DType kDType>
+// kFromStart: as visible_rows() takes it.
+template <DType kDType, bool kFromStart>
 class DenseWork {
  public:
   // The items of later queries, which see the most, come first.
@@ -35,7 +36,7 @@ class DenseWork {
     const int number = static_cast<int>(blockIdx.x);
     first_query_ = (p.groups - 1 - number / p.splits) * p.columns.queries;
     const gpu::SeenRange rows =
-        gpu::scored_rows(p.seen, first_query_, p.columns.queries, kTileRows);
+        gpu::scored_rows<kFromStart>(p.seen, first_query_, p.columns.queries, kTileRows);
     const int all = static_cast<int>((rows.end - rows.begin) / kTileRows);
     const TileRange tiles = split_tiles(all, number % p.splits, p.splits);
     begin_ = static_cast<int>(rows.begin) + tiles.first * kTileRows;
@@ -45,10 +46,16 @@ class DenseWork {
       const int query = own_query(i);
       seen_[i] = {0, 0};
       if (query >= p.seen.s_q) continue;
-      seen_[i] = gpu::visible_rows(p.seen, query);
+      if constexpr (kFromStart) start_[i] = gpu::first_row(p.seen, query);
+      seen_[i] = gpu::visible_rows<kFromStart>(p.seen, query);
       if (!p.clean) continue;
-      gpu::store_unseen(p.seen, rows, p.scores + query * p.stride, p.aligned, number % p.splits,
-                        p.splits);
+      float* const scores = p.scores + query * p.stride;
+      if constexpr (kFromStart) {
+        gpu::store_unseen_from(p.seen, start_[i], rows, scores, p.aligned, number % p.splits,
+                               p.splits);
+      } else {
+        gpu::store_unseen(p.seen, rows, scores, p.aligned, number % p.splits, p.splits);
+      }
     }
   }
 
@@ -84,6 +91,10 @@ class DenseWork {
         const bool seen = row + e >= seen_[i].begin && row + e < seen_[i].end;
         score[e] = seen ? score[e] * scale[e] + 0.0f : negative_infinity();
       }
+      if constexpr (kFromStart) {
+        store_from_start(query, std::int64_t{row} - start_[i], score);
+        continue;
+      }
       float* const place = p_.scores + query * p_.stride + row;
       if (p_.aligned && row + 4 <= p_.seen.s_k) {
         *reinterpret_cast<float4*>(place) = make_float4(score[0], score[1], score[2], score[3]);
@@ -102,15 +113,25 @@ class DenseWork {
     const int local = static_cast<int>(threadIdx.x / 32) + i * kWarps;
     return local < p_.columns.queries ? first_query_ + local : p_.seen.s_q;
   }
+  // Four scores from a column on, of which some may be none.
+  __device__ __forceinline__ void store_from_start(int query, std::int64_t column,
+                                                   const float (&score)[4]) const {
+    float* const scores = p_.scores + query * p_.stride;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (column + e >= 0 && column + e < p_.seen.width) scores[column + e] = score[e];
+    }
+  }
 
   const DenseParams& p_;
   int first_query_, begin_, tiles_, row_;
   gpu::RowRange seen_[kOwn];
+  int start_[kOwn];  // with kFromStart
 };
 
-template <DType kDType>
+template <DType kDType, bool kFromStart>
 __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseParams p) {
-  DenseWork<kDType> work(p);
+  DenseWork<kDType, kFromStart> work(p);
   if (work.tiles() > 0) score_tiles<kDType>(plan(), p.columns, work);
 }
 

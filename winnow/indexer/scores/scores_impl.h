@@ -1,6 +1,9 @@
 // What scores() hands to its backends. Internal.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "winnow/core/executor.h"
 #include "winnow/indexer/problem.h"
 
@@ -10,8 +13,9 @@ struct ScoresParams {
   Problem problem;
   bool clean = true;                  // dense scores that a query does not see are written
   std::int64_t topk = 0;              // columns of indices
+  std::optional<std::int64_t> width;  // of dense scores from each query's first row on
   Rows<const std::int32_t*> indices;  // [s_q, topk]; null: every row
-  Rows<float*> scores;                // [s_q, topk] or [s_q, s_k]
+  Rows<float*> scores;                // [s_q, topk], [s_q, width] or [s_q, s_k]
 };
 
 void scores_cpu(const ScoresParams& params, const Executor& executor);

@@ -1,5 +1,9 @@
 // Python binding of indexer::scores.
 
+#include <cstdint>
+#include <limits>
+#include <string>
+
 #include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/scores/scores_contract.h"
@@ -11,12 +15,18 @@ namespace {
 constexpr Declaration<indexer::kScores> kScores(
     "def scores(q: T, k: T, weights: T, indices: T | None = None, *, "
     "k_scale: T | None = None, key_start: T | None = None, key_end: T | None = None, "
-    "q_start: int | None = None, k_stride: int = 1, clean: bool = True, out: T | None = None, "
-    "stream: Stream = None, backend: str | None = None) -> T");
+    "q_start: int | None = None, k_stride: int = 1, clean: bool = True, width: int | None = None, "
+    "out: T | None = None, stream: Stream = None, backend: str | None = None) -> T");
 
 nb::object scores(const Arguments<kScores>& given) {
   Call call = given.call();
   indexer::ScoresArgs args = given.read(call);
+  // Before anything is allocated.
+  const std::int64_t width = args.width.value_or(0);
+  if (width < 0 || width > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(ErrorCode::invalid_argument, kScores.operation, "width", "0 to 2^31 - 1",
+                std::to_string(width));
+  }
   nb::object out = given.get<"out">();
   given.output<&indexer::ScoresArgs::scores>(call, args, out);
   given.run(call, args, indexer::scores);
@@ -25,13 +35,14 @@ nb::object scores(const Arguments<kScores>& given) {
 
 constexpr const char* kDoc = R"(The lightning indexer's scores, for chosen rows or for all rows.
 
-    scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without indices
+    scores[i,j] = I[i, indices[i,j]], or I[i,t] of every row without indices, or with a width
+    scores[i,c] = I[i, key_start[i] + c]
 
-with the score I and the visibility of topk(). The score is -inf if the index is outside of [0, s_k)
-or the query does not see the row. Dense scores are bitwise those that topk() compares.
+with the score I and the visibility of topk(). The score is -inf if the row is outside of [0, s_k)
+or the query does not see it. Dense scores are bitwise those that topk() compares.
 
 Args:
-    out: [s_q, topk] or [s_q, s_k], float32, to write into; new if None. It must not
+    out: [s_q, topk], [s_q, width] or [s_q, s_k], float32, to write into; new if None. It must not
         overlap an input.
     stream, backend: as in topk().
 

@@ -51,34 +51,68 @@ void scores_at(const ScoresParams& params, cudaStream_t stream) {
 
 }  // namespace
 
+namespace sm90_detail {
+namespace {
+
+// `width`: of scores from each query's first row on.
+template <class Shape>
+void launch_dense(const Problem& problem, Rows<float*> scores, DenseRows rows, int width,
+                  void* stream) {
+  ScoreParams params = score_params<Shape>(kRuntime, problem);
+  params.width = width;
+  // Few queries are cut by rows, so that every multiprocessor has some.
+  const int multiprocessors = kRuntime.multiprocessors();
+  const int tiles = (params.s_k + kTileRows - 1) / kTileRows;
+  params.splits = std::clamp(multiprocessors / params.groups, 1, std::max(tiles, 1));
+  const DenseKernelParams dense{
+      scores.data, scores.stride0,
+      reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0,
+      rows == DenseRows::all};
+  constexpr int kBytes = sizeof(Layout<Shape, DenseSink>);
+  kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
+  const int blocks = std::min(params.groups * params.splits, multiprocessors);
+  kRuntime.launch(dense_kernel<Shape>, static_cast<unsigned>(blocks), kThreads, kBytes,
+                  static_cast<cudaStream_t>(stream), params, dense);
+}
+
+// Calls function(Shape()) with the shape for scores from each query's first row on. Engines want
+// them in f8 alone, so bf16 has three kernels instead of 14: others' heads and columns are padded
+// with zeros, which change no bit.
+template <class Function>
+void with_shape_from_start(const Problem& problem, const Function& function) {
+  constexpr auto kBf16 = Element::bf16;
+  if (problem.dtype == DType::f8_e4m3) {
+    with_heads<Element::f8, 1>(problem.h,
+                               [&]<class Shape>(Shape) { function(FromStart<Shape>()); });
+  } else if (problem.h > 64) {
+    function(FromStart<Shape<kBf16, 128, true, 2>>());
+  } else if (problem.h > 16) {
+    function(FromStart<Shape<kBf16, 64, true, 2>>());
+  } else {
+    function(FromStart<Shape<kBf16, 16, true, 2>>());
+  }
+}
+
+}  // namespace
+}  // namespace sm90_detail
+
 void dense_scores_sm90(const Problem& problem, Rows<float*> scores, DenseRows rows, void* stream) {
-  using namespace sm90_detail;
-  with_shape(problem, [&](auto shape) {
-    using Shape = decltype(shape);
-    ScoreParams params = score_params<Shape>(kRuntime, problem);
-    // Few queries are cut by rows, so that every multiprocessor has some.
-    const int multiprocessors = kRuntime.multiprocessors();
-    const int tiles = (params.s_k + kTileRows - 1) / kTileRows;
-    params.splits = std::clamp(multiprocessors / params.groups, 1, std::max(tiles, 1));
-    const DenseKernelParams dense{
-        scores.data, scores.stride0,
-        reinterpret_cast<std::uintptr_t>(scores.data) % 16 == 0 && scores.stride0 % 4 == 0,
-        rows == DenseRows::all};
-    constexpr int kBytes = sizeof(Layout<Shape, DenseSink>);
-    kRuntime.allow_shared_memory(dense_kernel<Shape>, kBytes);
-    const int blocks = std::min(params.groups * params.splits, multiprocessors);
-    kRuntime.launch(dense_kernel<Shape>, static_cast<unsigned>(blocks), kThreads, kBytes,
-                    static_cast<cudaStream_t>(stream), params, dense);
+  sm90_detail::with_shape(problem, [&]<class Shape>(Shape) {
+    sm90_detail::launch_dense<Shape>(problem, scores, rows, 0, stream);
   });
 }
 
 void scores_sm90(const ScoresParams& params, void* stream) {
-  const auto queue = static_cast<cudaStream_t>(stream);
-  if (!params.indices.present()) {
-    dense_scores_sm90(params.problem, params.scores,
-                      params.clean ? DenseRows::all : DenseRows::seen, stream);
+  const DenseRows rows = params.clean ? DenseRows::all : DenseRows::seen;
+  if (params.indices.present()) {
+    scores_at(params, static_cast<cudaStream_t>(stream));
+  } else if (params.width.has_value()) {
+    const int width = static_cast<int>(*params.width);
+    sm90_detail::with_shape_from_start(params.problem, [&]<class Shape>(Shape) {
+      sm90_detail::launch_dense<Shape>(params.problem, params.scores, rows, width, stream);
+    });
   } else {
-    scores_at(params, queue);
+    dense_scores_sm90(params.problem, params.scores, rows, stream);
   }
 }
 
