@@ -1,8 +1,8 @@
 """The cost of a call from Python: ``python -m winnow bench python``.
 
-Calls without queries (sparse_mla) or sequences (paged_xl), with one token on one rank
-(expert_parallel) or with one query (logits of some columns, which are moved), so that the library
-does next to nothing. Functions of winnow.compat are compared with the functions that they call.
+Calls without queries (sparse_mla) or sequences (paged_xl), or with one token on one rank
+(expert_parallel), so that the library does next to nothing. Functions of winnow.compat are compared
+with the functions that they call.
 Each figure is the smallest of many short runs: what the code costs, not what else the machine does.
 """
 
@@ -59,13 +59,13 @@ def _stand_ins() -> Iterator[Dict[str, Any]]:
     """The functions of winnow.compat for torch, beside those that they call."""
     import torch
 
-    for name, call, plain, *what in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
+    for name, call, plain in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
         with_stand_in, without = _seconds_of_calls(call, plain)
         cost = with_stand_in - without
         yield {
             "operation": "python",
             "benchmark": name,
-            "shape": f"{(*what, 'without queries')[0]}, beyond the operation's own function",
+            "shape": "without queries, beyond the operation's own function",
             "seconds": cost,
             "target_seconds": LIMIT_STAND_IN,
             "reached": cost <= LIMIT_STAND_IN,
@@ -159,8 +159,10 @@ def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:
     weights, scale, lens = torch.zeros(0, 64), torch.zeros(64), torch.zeros(0, dtype=torch.int32)
     kv, pair = (keys, scale), (q, None)
 
-    def scores() -> Any:
-        return indexer.scores(q, keys, weights, k_scale=scale, key_start=lens, key_end=lens)
+    def scores(**options: Any) -> Any:
+        return indexer.scores(
+            q, keys, weights, k_scale=scale, key_start=lens, key_end=lens, **options
+        )
 
     for name, given in (("fp8_mqa_logits", q), ("fp8_fp4_mqa_logits", pair)):
         function = getattr(deep_gemm, name)
@@ -168,17 +170,7 @@ def _of_deep_gemm(torch: Any) -> Iterator[Tuple]:
     yield (
         "the same, some columns",
         lambda: deep_gemm.fp8_fp4_mqa_logits(pair, kv, weights, lens, lens, 64),
-        scores,
-    )
-    one, first = torch.zeros((1, 1, 64), dtype=torch.float8_e4m3fn), keys[:4, :64].contiguous()
-    of_one, begin = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int32)
-    yield (
-        "the same, some columns of one",
-        lambda: deep_gemm.fp8_fp4_mqa_logits(one, (first, scale[:4]), of_one, begin, begin, 4),
-        lambda: indexer.scores(
-            one, first, of_one, k_scale=scale[:4], key_start=begin, key_end=begin
-        ),
-        "one query",
+        lambda: scores(clean=False, width=64),
     )
     step, of_step, tables = q[:, None], weights[:, None], torch.zeros(0, 2, dtype=torch.int32)
     cache = torch.zeros(2, 64, 1, 132, dtype=torch.uint8)

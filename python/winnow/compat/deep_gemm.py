@@ -32,7 +32,6 @@ __version__ = "2.8.1"
 Tensor = torch.Tensor
 _F8 = torch.float8_e4m3fn
 _ALIGNMENT = 64  # columns between the rows of a result, for kernels that read it in vectors
-_SCRATCH = 2**24  # scores of all keys at a time, where a result has some columns of each query
 
 # The arguments of winnow.indexer whose names here are others.
 _NAMES = {
@@ -40,6 +39,7 @@ _NAMES = {
     "k_scale": "kv",
     "key_start": "cu_seq_len_k_start",
     "key_end": "cu_seq_len_k_end",
+    "width": "max_seqlen_k",
 }
 _NAMES_OF_PAGED = {
     "pages": "kv_cache",
@@ -181,70 +181,17 @@ def _mqa_logits(
         refuse(name, "kv", "a pair (keys, scales)", type(kv).__name__)
     keys, scales = kv
     queries, s_k = _first(name, "q", q), _first(name, "kv", keys)
-    if q.ndim != 3:
-        refuse(name, "q", "3 dimensions [s_q, h, d]", f"shape {list(q.shape)}")
     if start is None or end is None:
         argument = "cu_seq_len_k_start" if start is None else "cu_seq_len_k_end"
         refuse(name, argument, "a tensor of torch", "NoneType")
-
-    def scores(q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Tensor) -> Tensor:
-        try:
-            return indexer.scores(
-                q, keys, weights, k_scale=scales, key_start=start, key_end=end, clean=clean, out=out
-            )
-        except REFUSALS as error:
-            raise renamed(name, _NAMES, error) from None
-
-    if width is None:
-        return scores(q, weights, start, end, _rows(queries, s_k, q))
-    _check_rows(name, q, weights, start, end)
-    given = q, weights, start, end
-    if not width or not queries:  # its arguments are checked all the same
-        scores(*((t[:0] for t in given) if queries else given), _rows(0, s_k, q))
-        return _rows(queries, width, q)
-    # All keys of some queries are scored into memory of rows with `ahead` columns around them, in
-    # which each query has `ahead` columns from its start on. In front of the first key and behind
-    # the last one stands -inf, or without `clean` what may be read at least.
-    ahead = _aligned(width)
-    stride = _aligned(s_k) + (ahead if clean else 0)
-    step = max(1, min(queries, _SCRATCH // max(1, stride)))
-    size = step * stride + 2 * ahead
-    if clean:
-        memory = torch.full((size,), -torch.inf, device=q.device)
-    else:
-        memory = torch.empty(size, dtype=torch.float32, device=q.device)
-    # bucketize() adds `ahead` to a start, bounds it, and makes it an int64: in one kernel.
-    places = torch.arange(1 - ahead, s_k + 1, dtype=torch.int32, device=q.device)
-
-    def some(
-        q: Tensor, weights: Tensor, start: Tensor, end: Tensor, out: Optional[Tensor] = None
-    ) -> Tensor:
-        rows = q.shape[0]
-        scores(q, weights, start, end, memory.as_strided((rows, s_k), (stride, 1), ahead))
-        first = torch.bucketize(start, places, right=True)
-        beginning = memory.as_strided((rows, ahead + s_k + 1, ahead), (stride, 1, 1))
-        return torch.gather(beginning, 1, first.as_strided((rows, 1, ahead), (1, 0, 0)), out=out)
-
-    if step == queries:
-        result = some(*given)
-    else:
-        result = torch.empty(queries, 1, ahead, dtype=torch.float32, device=q.device)
-        for part in zip(*(t.split(step) for t in (*given, result)), strict=True):
-            some(*part)
-    return result.as_strided((queries, width), (ahead, 1))
-
-
-def _check_rows(name: str, q: Tensor, *of_queries: Any) -> None:
-    """That the tensors have a row for each query, and are strided ones of torch."""
-    queries, heads = q.shape[:1], q.shape[:2]
-    arguments = ("weights", "cu_seq_len_k_start", "cu_seq_len_k_end")
-    shapes = (heads, queries, queries)
-    for argument, tensor, shape in zip(arguments, of_queries, shapes, strict=True):
-        _check_tensor(name, argument, tensor)
-        if shape_of(name, argument, tensor) != shape:
-            refuse(name, argument, f"shape {list(shape)}", list(tensor.shape))
-        if tensor.layout is not torch.strided:
-            refuse(name, argument, "a strided tensor", tensor.layout)
+    out = _rows(queries, s_k if width is None else width, q)
+    try:
+        return indexer.scores(
+            q, keys, weights, k_scale=scales, key_start=start, key_end=end, clean=clean,
+            width=width, out=out,
+        )  # fmt: skip
+    except REFUSALS as error:
+        raise renamed(name, _NAMES, error) from None
 
 
 def fp8_mqa_logits(
