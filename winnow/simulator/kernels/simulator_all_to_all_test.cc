@@ -406,6 +406,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
                 offsetof(BarrierParams, view.topology.node), sizeof(int)),
     of_argument(0, barriers("BarrierAlongTheNextRail", kBarrier, launch_argument, 1),
                 offsetof(BarrierParams, view.topology.local), sizeof(int)),
+    meet("ExchangeEpochNotStored", "view.state->epoch = epoch;", undo),
     meet("ExchangeCallNotStored", "view.state->call = params.call;", undo),
     meet("ExchangeClaimsNotCleared", "claim : view.state->claims) claim = 0;", undo),
     race(meet("ExchangeThreadsOneFurther", kExchange, shift_thread, 1)),

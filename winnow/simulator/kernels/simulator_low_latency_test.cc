@@ -252,6 +252,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
              "device::st_relaxed_sys(word(view.peers[to], view.layout.block_word(rank, "
              "int(blockIdx.x))),",
              drop),
+    dispatch("DispatchRangesNotStored",
+             "p.ranges[i / world * p.ranges_stride + i % world] =", undo),
+    dispatch("DispatchRangesOfTheNextRank",
+             "p.ranges[i / world * p.ranges_stride + i % world] =", move, 8),
     dispatch("DispatchPairsOfTheLane",
              "for (unsigned pairs = __ballot_sync(device::kFullWarp, got.place >= 0); pairs != 0;",
              drop),
