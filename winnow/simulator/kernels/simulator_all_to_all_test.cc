@@ -192,8 +192,8 @@ testing::CaseOutcome run_values(const testing::Target& target) {
 // A rank's rows all have one value, which a kernel therefore copies to where the others have read
 // that of the call before.
 testing::CaseOutcome run_values_again(const testing::Target& target) {
-  constexpr std::int64_t kTokens = 40, kTopk = 8;  // for two blocks
-  Ranks ranks(target, 4, {.max_tokens = kTokens, .hidden = 4, .topk = kTopk, .experts = 8});
+  constexpr std::int64_t kTokens = 33, kTopk = 8;  // for two blocks
+  Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = 4, .topk = kTopk, .experts = 8});
   return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, 4})),
                  experts = place.copy(numbers({kTokens, kTopk}, [](int i) { return i % 8; }));
@@ -218,7 +218,7 @@ testing::CaseOutcome run_values_again(const testing::Target& target) {
     for (const int call : {1, 2}) {
       Tensor values(DType::f32, {kTokens, kTopk});
       int pair = 0;
-      for (float& value : values.values<float>()) value = value_of(call, pair++ % 8 / 2);
+      for (float& value : values.values<float>()) value = value_of(call, pair++ % 8 / 4);
       comparisons.add(compare_bits("values", place.to_host(outs[std::size_t(call) - 1]), values));
     }
     return comparisons;
@@ -733,6 +733,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     one_row("RowsThreadsOneFurther", kRows, shift_thread, 1),
     one_row("RowsBlocksOneFurther", kRows, shift_block, 1),
     words_of_row("RowsFromTheNextWord", "word[i] = source[first + i * step];", misread, 16),
+    of_argument(0, one_row("RowsToTheNextWord", kRows, launch_argument, 16)),
+    of_argument(2, one_row("RowsFromFurther", kRows, launch_argument, 16)),
+    of_argument(4, one_row("RowsOfMoreWords", kRows, launch_argument, 16)),
     of_argument(1, one_row("RowsTooFarApart", kRows, launch_argument, 16)),
     of_argument(3, one_row("RowsOfSeveral", kRows, launch_argument, 16)),
     of_argument(4, one_row("RowsOfFewerWords", kRows, launch_argument, -16)),

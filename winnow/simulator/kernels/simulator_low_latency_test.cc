@@ -271,6 +271,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
             "const unsigned pairs = __ballot_sync(kFullWarp, row != nullptr);", drop),
     combine("CombineToldOneTooEarly",
             "one_group ? device::bulk_wait<1>() : device::bulk_wait<2>();", add, 1),
+    combine("CombineResultsNotStored", "*reinterpret_cast<uint2*>(out) = packed;", undo),
+    combine("CombineResultsOfTheNextLane", "*reinterpret_cast<uint2*>(out) = packed;", move, 8),
     combine("CombineEndsBeforeItIsWritten", "__device__ void end() {", drop, 0, 2),
     combine("CombineEndsOneTooEarly", "__device__ void end() {", add, 1, 2),
     combine("CombineTokenNotTold", "device::st_relaxed_sys(piece.message_at, piece.message);",
