@@ -68,19 +68,26 @@ class Out {
   TensorView view_;
 };
 
+// So many rows: those of `from`, and NaN behind them, which must reach nobody. A dispatch that has
+// gone wrong may give fewer rows than `from` has; its comparisons tell of that.
+Tensor padded(const Tensor& from, DType dtype, std::int64_t rows, std::int64_t columns) {
+  Tensor made(dtype, {rows, columns});
+  if (made.numel() > 0) testing::fill_unwritten(made.view());
+  const std::int64_t kept = std::min(made.numel(), from.numel());
+  if (kept > 0) std::memcpy(made.data(), from.data(), std::size_t(kept * size_of(dtype)));
+  return made;
+}
+
 // The values that a rank's experts give to combine, and the memory for those of its tokens.
 class PairValues {
  public:
   PairValues(const Place& place, const Problem& problem, const Round::Rank& mine, std::int64_t rows)
       : place_(place), problem_(problem), mine_(mine) {
     if (!problem.pair_values) return;
-    Tensor padded(problem.weight_dtype, {rows, mine.pair_values.size(1)});
-    if (padded.numel() > 0) testing::fill_unwritten(padded.view());
-    if (mine.pair_values.numel() > 0) {
-      std::memcpy(padded.data(), mine.pair_values.data(),
-                  std::size_t(mine.pair_values.numel() * size_of(problem.weight_dtype)));
-    }
-    given_.emplace(place, padded, problem.strided);
+    given_.emplace(
+        place,
+        padded(mine.pair_values, problem.weight_dtype, rows, mine.pair_values.size(1)).view(),
+        problem.strided);
     out_.emplace(place, mine.values, problem.strided);
     out_->spoil();
   }
@@ -286,14 +293,9 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
                        const Round& round, int rank, const Dispatched& got,
                        Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
-  // Rows beyond those that were placed hold NaN, which must reach nobody.
-  Tensor padded(problem.dtype, {got.descriptor->rows(), problem.hidden});
-  if (padded.numel() > 0) testing::fill_unwritten(padded.view());
-  if (mine.expert_output.numel() > 0) {
-    std::memcpy(padded.data(), mine.expert_output.data(),
-                std::size_t(mine.expert_output.numel() * size_of(problem.dtype)));
-  }
-  Copy own(place, padded, problem.strided), bias(place, mine.bias, problem.strided),
+  const Tensor rows =
+      padded(mine.expert_output, problem.dtype, got.descriptor->rows(), problem.hidden);
+  Copy own(place, rows.view(), problem.strided), bias(place, mine.bias, problem.strided),
       second_bias(place, mine.second_bias, problem.strided),
       weights(place, mine.combine_weights, problem.strided);
   CombineArgs args;
@@ -304,8 +306,8 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
                   ? TensorView(const_cast<void*>(got.output.data()), got.output.dtype(),
                                got.output.view().shape(), place.device())
                   : layer.combine_buffer(*got.descriptor);
-    comparisons.add(compare_number("rows of combine_buffer", written.size(0), padded.size(0)));
-    place.write(written, padded.view());
+    comparisons.add(compare_number("rows of combine_buffer", written.size(0), rows.size(0)));
+    place.write(written, rows.view());
     args.expert_output = written;
   }
   args.bias = bias.view();
@@ -325,7 +327,7 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
   comparisons.add(compare_bits("combine", place.to_host(sums.view()), mine.combined));
 
   // Once more, into the caller's memory.
-  Copy own_again(place, padded, false), bias_again(place, mine.bias, false),
+  Copy own_again(place, rows.view(), false), bias_again(place, mine.bias, false),
       second_again(place, mine.second_bias, false),
       weights_again(place, mine.combine_weights, false), out(place, mine.combined, problem.strided);
   out.spoil();

@@ -152,8 +152,10 @@ void LowLatencyTensors::make_expert_output() {
   for (int x = 0; x < problem_.experts_per_rank; ++x) {
     for (int source = 0; source < problem_.world; ++source) {
       const std::int64_t range = ranges.view().at<std::int64_t>(x, source);
-      for (std::int64_t i = 0; i < (range & 0xffffffff); ++i) {
-        const std::int64_t row = (range >> 32) + i;
+      const std::int64_t begin = range >> 32, count = range & 0xffffffff;
+      // Of a dispatch that has gone wrong, which check_dispatched() tells of.
+      if (begin < 0 || begin + count > made.size(1)) continue;
+      for (std::int64_t row = begin; row < begin + count; ++row) {
         const std::int32_t pair = pairs.view().at<std::int32_t>(x, row);
         for (std::int64_t c = 0; c < problem_.hidden; ++c) {
           made.view().at<BFloat16>(x, row, c) =

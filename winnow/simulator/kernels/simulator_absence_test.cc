@@ -1,14 +1,18 @@
-// Ranks that do not come, come when the others have given up, or have left their world, in the
-// simulator: what the kernels that wait for them do, and what the errors say.
+// Ranks that do not come, come when the others have given up, have left their world, or lack memory
+// for the rest of their call, in the simulator: what the kernels that wait for them do, and what
+// the errors say.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
@@ -41,6 +45,21 @@ struct Seat {
   int nodes;
 };
 
+Config config_of(const Seat& seat) {
+  return {.max_tokens = 4,
+          .hidden = 16,
+          .topk = 2,
+          .experts = 2 * kWorld,
+          .dtype = DType::f32,
+          .local_world_size = kWorld / seat.nodes,
+          .timeout = seat.timeout,
+          .device = kDevice};
+}
+Tensor input_of(const Place& place) { return place.copy(Tensor(DType::f32, {4, 16})); }
+Tensor indices_of(const Place& place) {
+  return place.copy(numbers({4, 2}, [](int i) { return i; }));
+}
+
 // A rank that makes calls.
 class Player {
  public:
@@ -56,7 +75,7 @@ class AllToAllPlayer : public Player {
  public:
   enum class Call { dispatch, worst_case, combine, barrier, node_barrier };
   AllToAllPlayer(const Seat& seat, Call call)
-      : call_(call), layer_(seat.transport, seat.store, config(seat)) {}
+      : call_(call), layer_(seat.transport, seat.store, config_of(seat)) {}
   void prepare() override {
     if (call_ == Call::combine) dispatch();
   }
@@ -79,16 +98,6 @@ class AllToAllPlayer : public Player {
   }
 
  private:
-  static Config config(const Seat& seat) {
-    return {.max_tokens = 4,
-            .hidden = 16,
-            .topk = 2,
-            .experts = 2 * kWorld,
-            .dtype = DType::f32,
-            .local_world_size = kWorld / seat.nodes,
-            .timeout = seat.timeout,
-            .device = kDevice};
-  }
   void dispatch() {
     got_ = layer_.dispatch({.input = input_,
                             .expert_indices = indices_,
@@ -98,8 +107,7 @@ class AllToAllPlayer : public Player {
 
   Call call_;
   Place place_{kDevice};
-  Tensor input_ = place_.copy(Tensor(DType::f32, {4, 16})),
-         indices_ = place_.copy(numbers({4, 2}, [](int i) { return i; }));
+  Tensor input_ = input_of(place_), indices_ = indices_of(place_);
   AllToAll layer_;
   Dispatched got_;
 };
@@ -204,6 +212,26 @@ class Counted {
   int* ranks_;
 };
 
+template <class Calls>
+std::string error_of(const Calls& calls) {
+  try {
+    calls();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void wait_until(const int& ranks, int are) {
+  while (ranks < are) simulator::let_others_run();
+}
+
+void compare(CaseOutcome& outcome, int rank, const std::string& text, const std::string& part) {
+  const bool passed = text.find(part) != std::string::npos;
+  outcome.comparisons.push_back({"rank " + std::to_string(rank), passed ? 0.0 : 1.0, 0, passed,
+                                 "\"" + text + "\" without \"" + part + "\""});
+}
+
 CaseOutcome run_scenario(const Scenario& scenario) {
   set_device(kWorld, 1);
   // Kernels look for ranks that have ended at every 4096th look at a word.
@@ -212,14 +240,11 @@ CaseOutcome run_scenario(const Scenario& scenario) {
   const bool gone = scenario.absent == Absent::gone;
   std::vector<std::string> texts(kWorld), again(kWorld);
   int prepared = 0, given_up = 0;
-  const auto error_of = [](Player& player) -> std::string {
-    try {
+  const auto error_of_player = [](Player& player) {
+    return error_of([&] {
       player.call();
       player.learn();
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
+    });
   };
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
     const auto me = static_cast<std::size_t>(rank);
@@ -228,17 +253,15 @@ CaseOutcome run_scenario(const Scenario& scenario) {
         {transport, team.world().store(), milliseconds(gone ? 600'000 : 300), scenario.nodes});
     player->prepare();
     is_prepared.now();
-    while (prepared < kWorld) simulator::let_others_run();
+    wait_until(prepared, kWorld);
     const bool absent = scenario.is_absent(rank);
     if (absent && gone) throw Left();
-    while (absent && given_up < scenario.waiting()) simulator::let_others_run();
+    if (absent) wait_until(given_up, scenario.waiting());
     // The absent rank, too, tells its peers along the rail.
-    while (scenario.is_elsewhere(rank) && given_up < kWorld / scenario.nodes) {
-      simulator::let_others_run();
-    }
-    texts[me] = error_of(*player);
+    if (scenario.is_elsewhere(rank)) wait_until(given_up, kWorld / scenario.nodes);
+    texts[me] = error_of_player(*player);
     has_given_up.now();
-    again[me] = error_of(*player);
+    again[me] = error_of_player(*player);
   });
   for (const std::exception_ptr& one : thrown) {
     try {
@@ -247,20 +270,89 @@ CaseOutcome run_scenario(const Scenario& scenario) {
     }
   }
   CaseOutcome outcome{Backend::cuda, {}};
-  const auto compare = [&](int rank, const std::string& text, const std::string& part) {
-    const bool passed = text.find(part) != std::string::npos;
-    outcome.comparisons.push_back({"rank " + std::to_string(rank), passed ? 0.0 : 1.0, 0, passed,
-                                   "\"" + text + "\" without \"" + part + "\""});
-  };
   for (int rank = 0; rank < kWorld; ++rank) {
     if (gone && scenario.is_absent(rank)) continue;
     const std::string& text = texts[static_cast<std::size_t>(rank)];
-    compare(rank, text, "expert_parallel::" + scenario.operation + ": rank ");
+    compare(outcome, rank, text, "expert_parallel::" + scenario.operation + ": rank ");
     // Between nodes a rank may name one that has itself waited for the absent one.
     const bool names_one = scenario.nodes == 1 && scenario.absent_ranks == 1;
-    compare(rank, text, names_one ? " of rank 2 (" : " of rank ");
-    compare(rank, text, gone ? ", its transport is closed" : " waited 0.");
-    compare(rank, again[static_cast<std::size_t>(rank)], text);
+    compare(outcome, rank, text, names_one ? " of rank 2 (" : " of rank ");
+    compare(outcome, rank, text, gone ? ", its transport is closed" : " waited 0.");
+    compare(outcome, rank, again[static_cast<std::size_t>(rank)], text);
+  }
+  return outcome;
+}
+
+// A rank has no memory for what its dispatch returns, which only its host knows: the kernel of the
+// fault tells the others. `of_two`: so has rank 3 in its next call, whose kernels have found the
+// first fault by then, which its host has not. Then that kernel does nothing.
+CaseOutcome run_without_memory(int nodes, bool of_two) {
+  constexpr int kSecond = 3;
+  set_device(kWorld, 1);
+  simulator::settings().most_idle_turns = 20'000;
+  RankTeam team(kWorld);
+  std::vector<std::string> texts(kWorld), again(kWorld);
+  int dispatched = 0, given_up = 0;
+  team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
+    const auto me = static_cast<std::size_t>(rank);
+    Counted has_dispatched(dispatched), has_given_up(given_up);
+    const Place place(kDevice);
+    const Tensor input = input_of(place), indices = indices_of(place);
+    Config config = config_of({transport, team.world().store(), milliseconds(300), nodes});
+    config.arena_rows = 1000;  // no call waits for room
+    AllToAll layer(transport, team.world().store(), config);
+    const auto dispatch = [&](const std::function<void()>& fail) {
+      DispatchArgs args{.input = input,
+                        .expert_indices = indices,
+                        .worst_case_rows = of_two ? 30 : 0,  // for which the host does not wait
+                        .copy_out = true,
+                        .stream = place.stream()};
+      if (fail) {
+        args.allocate = [&](DType, std::span<const std::int64_t>) -> Tensor {
+          fail();
+          throw std::bad_alloc();
+        };
+      }
+      layer.dispatch(args);
+    };
+    const auto meet = [&] {
+      for (int i = 0; i < 2; ++i) {
+        layer.barrier(false, place.stream());
+        place.wait();
+      }
+    };
+    if (rank == kAbsent) {
+      texts[me] = error_of([&] {
+        dispatch([&] {
+          if (of_two) wait_until(dispatched, kWorld - 1);
+        });
+      });
+    } else {
+      dispatch(nullptr);
+      if (of_two) {
+        place.wait();
+        has_dispatched.now();
+        wait_until(given_up, rank == kSecond ? 1 : 2);
+      }
+      texts[me] = error_of([&] {
+        if (of_two && rank == kSecond) dispatch([&] { place.wait(); });
+        meet();
+      });
+    }
+    has_given_up.now();
+    again[me] = error_of(meet);
+  });
+  CaseOutcome outcome{Backend::cuda, {}};
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const auto me = static_cast<std::size_t>(rank);
+    // The other node's rank on the rail of the second hears nothing.
+    const bool waits = of_two && rank == kSecond - kWorld / nodes;
+    const int named = of_two && rank == kSecond ? kSecond : kAbsent;
+    compare(outcome, rank, texts[me],
+            waits ? "expert_parallel::barrier: rank 1 waited 0."
+                  : "expert_parallel::dispatch: rank " + std::to_string(named) +
+                        ": out of memory in the call");
+    compare(outcome, rank, again[me], texts[me]);
   }
   return outcome;
 }
@@ -308,6 +400,14 @@ testing::Operation absence_operation() {
     cases.push_back({scenario.name, "",
                      [scenario](const testing::Target&) { return run_scenario(scenario); }, true});
   }
+  const auto add_without_memory = [&](const char* name, int nodes, bool of_two) {
+    cases.push_back({name, "",
+                     [=](const testing::Target&) { return run_without_memory(nodes, of_two); },
+                     true});
+  };
+  add_without_memory("1x4-without-memory", 1, false);
+  add_without_memory("2x2-without-memory", 2, false);
+  add_without_memory("2x2-two-without-memory", 2, true);
   return {"expert_parallel absence", "ranks that do not come", cases, {}};
 }
 
@@ -316,8 +416,8 @@ std::vector<PassingCase> cases(bool quick) {
   std::vector<PassingCase> list;
   int seed = 0;
   for (const auto& one : absence_operation().cases) {
-    const bool cheap = one.name.ends_with("late") || one.name.starts_with("1x4-low-latency") ||
-                       one.name == "2x2-barrier-gone";
+    const bool cheap = one.name.ends_with("late") || one.name.ends_with("memory") ||
+                       one.name.starts_with("1x4-low-latency") || one.name == "2x2-barrier-gone";
     if (cheap == quick) list.push_back({one.name, {"random:" + std::to_string(++seed)}});
   }
   return list;
@@ -331,6 +431,14 @@ const RankBugs block{"wait.cuh", "1x4-dispatch-late"},
 // Of signal_fault_kernel alone, which nothing else tells of in time.
 const RankBugs signals{"fabric_kernels.cuh", "2x2-node-barrier-late"},
     along_rail{"fabric.cuh", "2x2-node-barrier-late"};
+// Of the same kernel, where the host has found the fault.
+const RankBugs of_host{"fabric_kernels.cuh", "2x2-without-memory"},
+    of_second{"fabric_kernels.cuh", "2x2-two-without-memory"},
+    told{"wait.cuh", "1x4-without-memory"}, put_by_host{"fabric.cuh", "2x2-without-memory"};
+constexpr const char* kReport = "if (threadIdx.x == 0) report_fault(view, reporter, found);";
+constexpr const char* kTold =
+    "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
+    "view.control_layout.fault),";
 constexpr const char* kSignal = "signal_fault_kernel(const __grid_constant__ LayerView view";
 constexpr const char* kFlag =
     "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers";
@@ -343,16 +451,16 @@ const std::vector<PlantedBug> kQuickBugs = {
     block("BlockSomeGiveUp",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
     barrier("BarrierArrivalNotTold", "device::st_release_sys(", drop),
-    race(block("FaultWithoutARelease",
-               "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
-               "view.control_layout.fault),",
-               weaken)),
+    race(block("FaultWithoutARelease", kTold, weaken)),
     race(threads("FirstFaultByPlainStores", "if (atomicExch(&view.state->broken, 1u) != 0) return;",
                  weaken)),
     // The notice is read behind the flag, by ranks that still wait.
     eagerly(
         saying("(signal_fault_kernel) (a store", rail("RailFaultWithoutARelease", kFlag, weaken))),
     along_rail("RailFaultNotTold", kFlag, drop),
+    told("FaultOfTheHostNotTold", kTold, drop),
+    race(told("FaultOfTheHostWithoutARelease", kTold, weaken)),
+    race(of_host("FaultOfTheHostPutBeforeItIsThere", kReport, drop, 0, 1)),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     block("BlockNoticeNotStored", "view.fault->notice = notice;", undo),
@@ -360,10 +468,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
           add, 1),
     block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(", add, 1),
-    block("BlockFaultNotTold",
-          "device::st_release_sys(reinterpret_cast<std::uint64_t*>(control + "
-          "view.control_layout.fault),",
-          drop),
+    block("BlockFaultNotTold", kTold, drop),
     thread("ThreadThereTooEarlyForOne", "const std::uint64_t seen = device::ld_acquire_sys(word);",
            add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
@@ -390,6 +495,19 @@ const std::vector<PlantedBug> kThoroughBugs = {
                 offsetof(FaultNotice, phase), sizeof(Phase)),
     signals("SignalThreadsOneFurther", kSignal, shift_thread, 1),
     signals("SignalAside", kSignal, launch_astray),
+    of_host("FaultOfTheHostBrokenBeforeAllLook", "if (broken(view)) return;", drop, 0, 1),
+    of_argument(1, of_host("FaultOfTheHostOfTheNextRank", kSignal, launch_argument, 1)),
+    of_argument(2,
+                of_host("FaultOfTheHostTakenForAKernels", kSignal, launch_argument,
+                        -static_cast<std::int64_t>(Phase::memory)),
+                offsetof(FaultNotice, phase), sizeof(Phase)),
+    of_host("FaultOfTheHostByNoThread", kSignal, shift_thread, 1),
+    told("FaultOfTheHostWithoutANotice", "view.control_layout.notice(reporter)) = notice;", undo),
+    put_by_host("FaultOfTheHostNotPut", kPut, undo),
+    put_by_host("FaultOfTheHostNotSignalled", kFlag, drop),
+    // As if the words behind `broken` said whether a kernel has found one.
+    of_argument(0, of_second("FaultOfTheHostInsteadOfAKernels", kSignal, launch_argument, 4),
+                offsetof(LayerView, state), sizeof(CudaState*)),
     fabric("RailNoticeOfTheNextWord", "word[i] = source[first + i * step];", misread, 16),
     nodes("NodesSomeGiveUpBetweenNodes",
           "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),

@@ -189,6 +189,42 @@ testing::CaseOutcome run_values(const testing::Target& target) {
   });
 }
 
+// A rank's rows all have one value, which a kernel therefore copies to where the others have read
+// that of the call before.
+testing::CaseOutcome run_values_again(const testing::Target& target) {
+  constexpr std::int64_t kTokens = 33, kTopk = 8;  // for two blocks
+  Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = 4, .topk = kTopk, .experts = 8});
+  return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
+    const Tensor input = place.copy(Tensor(DType::f32, {kTokens, 4})),
+                 experts = place.copy(numbers({kTokens, kTopk}, [](int i) { return i % 8; }));
+    const Dispatched got =
+        layer.dispatch({.input = input, .expert_indices = experts, .stream = place.stream()});
+    Comparisons comparisons;
+    comparisons.ran_on(got.backend);
+    std::vector<Tensor> given, outs;
+    const auto value_of = [](int call, int of_rank) { return float(10 * call + of_rank); };
+    for (const int call : {1, 2}) {
+      Tensor value(DType::f32, {1});
+      value.values<float>()[0] = value_of(call, rank);
+      given.push_back(place.copy(value));
+      outs.push_back(place.make(DType::f32, std::array{kTokens, kTopk}));
+    }
+    for (const std::size_t call : {0u, 1u}) {
+      const ConstTensorView all(given[call].data(), DType::f32, {got.output.size(0)}, {0},
+                                place.device());
+      layer.combine({.pair_values = all, .pair_values_out = outs[call], .stream = place.stream()},
+                    *got.descriptor);
+    }
+    for (const int call : {1, 2}) {
+      Tensor values(DType::f32, {kTokens, kTopk});
+      int pair = 0;
+      for (float& value : values.values<float>()) value = value_of(call, pair++ % 8 / 4);
+      comparisons.add(compare_bits("values", place.to_host(outs[std::size_t(call) - 1]), values));
+    }
+    return comparisons;
+  });
+}
+
 // Rank 0 gives two rows of its scatter table anew, and all ranks refuse the first that is wrong.
 testing::CaseOutcome run_wrong_rows(const testing::Target& target,
                                     std::array<std::int32_t, 2> wrong, const std::string& refusal) {
@@ -218,6 +254,7 @@ testing::Operation simulated_operation() {
   operation.cases.push_back({"overwritten-rows", "", run_overwritten, true});
   operation.cases.push_back({"one-row", "", run_one_row, true});
   operation.cases.push_back({"few-values", "", run_values, true});
+  operation.cases.push_back({"values-again", "", run_values_again, true});
   const auto add_wrong_rows = [&](const char* name, std::array<std::int32_t, 2> wrong,
                                   const char* refusal) {
     operation.cases.push_back(
@@ -241,6 +278,7 @@ const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
                                               on_ranks("barrier-of-nodes-2", {"random:6"}),
                                               on_ranks("overwritten-rows", {"random:2"}),
                                               on_ranks("few-values", {"random:6"}),
+                                              on_ranks("values-again", {"random:3"}),
                                               on_ranks("rows-named-twice", {"random:7"}),
                                               on_ranks("rows-outside", {"random:1"})};
 // Of one node of four ranks and of two nodes of two, and some of other worlds.
@@ -262,7 +300,7 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     push{"combine_push_cuda.cu", "2x2-token-major-24-sms"},
     large{"row_pipe.cuh", "1x4-large-rows-left"}, pushes{"row_pipe.cuh", "2x2-token-major-24-sms"},
     values{"combine_values_cuda.cu", "few-values"}, finish{"combine_finish.cuh", "2x2-pair-values"},
-    over{"signal_node.cuh", "overwritten-rows"};
+    over{"signal_node.cuh", "overwritten-rows"}, again{"signal_node.cuh", "values-again"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
     claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
@@ -357,6 +395,8 @@ const std::vector<PlantedBug> kQuickBugs = {
                 "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers", weaken)),
     race(of_threads(0, 1, over("SumsDoneWithoutAFence", "__threadfence_system();", drop))),
     race(of_threads(0, 1, over("SumsOfBlocksDoneWithoutAFence", "__threadfence();", drop))),
+    race(of_threads(0, 1, again("ValuesReadWithoutAFence", "__threadfence_system();", drop))),
+    race(of_threads(0, 1, again("ValuesOfBlocksReadWithoutAFence", "__threadfence();", drop))),
     race(rail_barrier("RailBarrierWithoutARelease",
                       "device::st_release_sys(reinterpret_cast<std::uint64_t*>(memory.peers",
                       weaken)),
@@ -406,6 +446,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
                 offsetof(BarrierParams, view.topology.node), sizeof(int)),
     of_argument(0, barriers("BarrierAlongTheNextRail", kBarrier, launch_argument, 1),
                 offsetof(BarrierParams, view.topology.local), sizeof(int)),
+    meet("ExchangeEpochNotStored", "view.state->epoch = epoch;", undo),
     meet("ExchangeCallNotStored", "view.state->call = params.call;", undo),
     meet("ExchangeClaimsNotCleared", "claim : view.state->claims) claim = 0;", undo),
     race(meet("ExchangeThreadsOneFurther", kExchange, shift_thread, 1)),
@@ -650,7 +691,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
                 offsetof(WeightParams, stride), sizeof(std::int64_t)),
     race(weights("WeightsAside", kWeights, launch_astray)),
     segment("SegmentOfTheRankBefore", "i += blockDim.x) row[i] = pointers.data[i];", move, -8),
-    segment("SegmentOfTheRankBehind", "i += blockDim.x) row[i] = pointers.data[i];", move, 8),
+    of_threads(1, 2,
+               segment("SegmentOfTheSecondRankNotSet",
+                       "i += blockDim.x) row[i] = pointers.data[i];", undo)),
     of_threads(0, 1,
                segment("SegmentOfTheFirstRankNotSet", "i += blockDim.x) row[i] = pointers.data[i];",
                        undo)),
@@ -690,6 +733,9 @@ const std::vector<PlantedBug> kThoroughBugs = {
     one_row("RowsThreadsOneFurther", kRows, shift_thread, 1),
     one_row("RowsBlocksOneFurther", kRows, shift_block, 1),
     words_of_row("RowsFromTheNextWord", "word[i] = source[first + i * step];", misread, 16),
+    of_argument(0, one_row("RowsToTheNextWord", kRows, launch_argument, 16)),
+    of_argument(2, one_row("RowsFromFurther", kRows, launch_argument, 16)),
+    of_argument(4, one_row("RowsOfMoreWords", kRows, launch_argument, 16)),
     of_argument(1, one_row("RowsTooFarApart", kRows, launch_argument, 16)),
     of_argument(3, one_row("RowsOfSeveral", kRows, launch_argument, 16)),
     of_argument(4, one_row("RowsOfFewerWords", kRows, launch_argument, -16)),

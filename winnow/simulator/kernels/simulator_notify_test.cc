@@ -106,6 +106,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     race(exchange("NotifyAside", kNotify, launch_astray)),
     race(exchange("NotifyEpochNotStored", kEpoch, undo)),
     race(exchange("NotifyEpochStoredBehind", kEpoch, move, 8)),
+    exchange("NotifyResultsNotStored", "to[i] = std::int32_t(results[first + i]);", undo),
+    exchange("NotifyResultsInTheNextPlace", "to[i] = std::int32_t(results[first + i]);", move, 4),
     exchange("ExchangeFindingBeforeItIsCleared",
              "take(counts + all + world, params_.per_node, nodes);", drop, 0, 2),
     exchange("ExchangeReportNotComplete", "device::st_release_sys(&to.report->call, params_.call);",

@@ -1,6 +1,8 @@
 // sparse_mla::store of CUDA in the simulator.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "winnow/simulator/testing/simulate.h"
@@ -37,27 +39,27 @@ const std::vector<PassingCase> kQuickCases = {
 const std::vector<PassingCase> kThoroughCases = {
     {"fp8_656-whole-cache", {"random:4"}}, {"fp8_584-whole-cache", {"random:4"}},
     {"fp8_656-wide", {"random:5"}},        {"fp8_584-reversed", {"random:5"}},
-    {"fp8_656-table", {"random:6"}},
+    {"fp8_656-table", {"random:6"}},       {"again1101", {"random:7"}},
 };
 // Of several rows with the same slot the last one stays, whether slots are compared or a table says
 // which it is, whatever that held before.
-testing::CaseOutcome store_again(std::int64_t n) {
+testing::CaseOutcome store_again(std::int64_t n, std::int64_t all_slots) {
   constexpr Device kGpu{DeviceType::cuda, 0};
-  constexpr std::int64_t kSlots = 128, kColumns = 512;
+  constexpr std::int64_t kColumns = 512;
   testing::Random random(7);
   Tensor rows(DType::bf16, {n, kColumns}), slots(DType::i32, {n});
-  Tensor expected(DType::bf16, {2, kSlots / 2, 1, kColumns});
+  Tensor expected(DType::bf16, {2, all_slots / 2, 1, kColumns});
   testing::fill_normal(rows, random);
   const auto row_of = [](Tensor& tensor, std::int64_t row) {
     return static_cast<BFloat16*>(tensor.data()) + row * kColumns;
   };
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t slot = random.below(kSlots);
+    const std::int64_t slot = random.below(all_slots);
     slots.view().at<std::int32_t>(i) = static_cast<std::int32_t>(slot);
     std::copy_n(row_of(rows, i), kColumns, row_of(expected, slot));
   }
   const Tensor rows_there = rows.to(kGpu), slots_there = slots.to(kGpu);
-  Tensor cache(DType::bf16, {2, kSlots / 2, 1, kColumns}, kGpu);
+  Tensor cache(DType::bf16, {2, all_slots / 2, 1, kColumns}, kGpu);
   StoreArgs args{
       .rows = rows_there, .slots = slots_there, .format = CacheFormat::bf16, .cache = cache};
   Tensor unwritten(DType::u8, {store_workspace_bytes(args)});
@@ -72,9 +74,11 @@ testing::CaseOutcome store_again(std::int64_t n) {
 
 testing::Operation store_and_again() {
   testing::Operation operation = store_operation();
-  for (const std::int64_t n : {300, 1100}) {
-    operation.cases.push_back({testing::numbered("again", n), "",
-                               [n](const testing::Target&) { return store_again(n); }, true});
+  // In the last one most slots have one row, and a word of the table that nobody else writes.
+  for (const auto& [n, slots] : {std::pair(300, 128), {1100, 128}, {1101, 2048}}) {
+    operation.cases.push_back(
+        {testing::numbered("again", n), "",
+         [n = n, slots = slots](const testing::Target&) { return store_again(n, slots); }, true});
   }
   return operation;
 }
@@ -83,6 +87,13 @@ const BugsOf kernel{"store_cuda.cu", "fp8_656-rows"}, table{"store_cuda.cu", "ag
     compared{"store_cuda.cu", "again300"};
 const BugsOf wide{"write_row.cuh", "fp8_656-rows"}, narrow{"write_row.cuh", "fp8_584-rows"},
     brain{"write_row.cuh", "bf16_576-skipped"};
+const BugsOf unique{"store_cuda.cu", "again1101"};
+constexpr std::size_t kSlots = 24, kLastRows = 48;  // in the parameters
+// Where blocks run in turn, the last row is named last.
+PlantedBug out_of_order(PlantedBug bug) {
+  bug.schedules = {"random:3", "starved:0"};
+  return bug;
+}
 constexpr const char* kName = "name_rows(const __grid_constant__";
 constexpr const char* kRaise = "raise_rows(const __grid_constant__";
 constexpr const char* kStore = "store_kernel(const __grid_constant__";
@@ -102,6 +113,31 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(table("NamesOfTheNextBlock", kName, shift_block, 1)),
     race(in_one_schedule(table("NamesAside", kName, launch_astray))),
     race(in_one_schedule(table("RowsRaisedAside", kRaise, launch_astray))),
+    in_one_schedule(unique("NamesOfOneBlockLess", kName, launch_blocks, -1)),
+    in_one_schedule(unique("NamesOfOneWarpLess", kName, launch_threads, -32)),
+    in_one_schedule(of_argument(0, unique("NamesOfOneRowLess", kName, launch_argument, -1), 0,
+                                sizeof(std::int64_t))),
+    in_one_schedule(of_argument(0, table("NamesInTheTableOfTheNextSlot", kName, launch_argument, 4),
+                                kLastRows, sizeof(void*))),
+    in_one_schedule(of_argument(0, unique("NamesFromTheNextSlot", kName, launch_argument, 8),
+                                kSlots, sizeof(void*))),
+    of_threads(0, 1, unique.undo("FirstRowsNotNamed", kNamed)),
+    of_threads(224, 256, unique.undo("RowsOfTheLastWarpNotNamed", kNamed)),
+    out_of_order(table("RaisedOfOneBlockLess", kRaise, launch_blocks, -1)),
+    out_of_order(table("RaisedOfOneWarpLess", kRaise, launch_threads, -32)),
+    out_of_order(of_argument(0, table("RaisedOfFewerRows", kRaise, launch_argument, -100), 0,
+                             sizeof(std::int64_t))),
+    in_one_schedule(of_argument(0,
+                                table("RaisedInTheTableOfTheNextSlot", kRaise, launch_argument, 4),
+                                kLastRows, sizeof(void*))),
+    in_one_schedule(of_argument(0, table("RaisedFromTheNextSlot", kRaise, launch_argument, 4),
+                                kSlots, sizeof(void*))),
+    in_one_schedule(of_argument(0, table("RaisedFromTheSlotBefore", kRaise, launch_argument, -4),
+                                kSlots, sizeof(void*))),
+    out_of_order(of_threads(
+        128, 256, table("RowsOfHalfABlockNotRaised", "atomicMax(p.last_rows + slot", drop))),
+    in_one_schedule(
+        of_threads(0, 1, table("FirstRowsRaisedTooFar", "atomicMax(p.last_rows + slot", add, 1))),
     in_one_schedule(table("StoreThreadsOneFurther", kStore, shift_thread, 1)),
     in_one_schedule(table("StoreOfOneBlockLess", kStore, launch_blocks, -1)),
     in_one_schedule(table("StoreOfOneWarpLess", kStore, launch_threads, -32)),
@@ -111,11 +147,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_one_schedule(table("LastRowOfTheNextSlot", "return p.last_rows[slot] == ", misread, 4)),
     in_one_schedule(kernel("PiecesOfTheNextLane",
                            "reinterpret_cast<const Piece*>(from + 16 * piece)", misread, 16)),
-    // Where blocks run in turn, the last row is named last.
-    {"RowsNotRaised",
-     "again1100",
-     {"store_cuda.cu", "atomicMax(p.last_rows + slot", drop},
-     {"random:3", "starved:0"}},
+    out_of_order(table("RowsNotRaised", "atomicMax(p.last_rows + slot", drop)),
     table("RowsRaisedTooFar", "atomicMax(p.last_rows + slot", add, 1),
     wide("LargestOfTheLane", kLargest, drop),
     narrow("LargestOfTheNextLane", kLargest, add, 1),
