@@ -284,6 +284,16 @@ def mistakes(group):
     text = refused(lambda: buffer.low_latency_combine(rows, idx, weights, handle))
     assert "low_latency_combine: rank 1: x: want" in text
     assert buffer.low_latency_combine(got, idx, weights, handle)[0].shape == x.shape
+    got, _, handle, _, hook = buffer.low_latency_dispatch(
+        x, idx, M, E, use_fp8=False, return_recv_hook=True
+    )
+    if rank != 1:
+        hook()
+    text = refused(lambda: buffer.low_latency_combine(got, idx, weights, handle))
+    assert "low_latency_combine: rank 1: handle: want one whose hook was called" in text
+    if rank == 1:
+        hook()
+    assert buffer.low_latency_combine(got, idx, weights, handle)[0].shape == x.shape
 
 
 def strange_defaults(group):

@@ -325,6 +325,24 @@ def call(*args, **kwargs):
     }
 
 
+@pytest.mark.parametrize(
+    "assignments, status",
+    [
+        (["k0 = k0"], "not judged"),
+        (["k0 = k0 if x else {}"], "not judged"),
+        (["k0 = k1", "k1 = k0"], "not judged"),
+        (["k0 = {}", *(f"k{i + 1} = k{i} if x else k{i}" for i in range(60))], "taken"),
+        (["k0 = {}", *(f"k{i + 1} = k{i}" for i in range(3000))], "not judged"),
+    ],
+    ids=["itself", "its-default", "each-other", "twice", "chain"],
+)
+def test_keys_are_read_to_an_end(assignments, status, tmp_path):
+    last = len(assignments) - 1 if "k0 = {}" in assignments else 0
+    call = f"deep_gemm.fp8_mqa_logits(q, kv, w, s, e, **k{last})"
+    text = "\n".join(["import deep_gemm", *assignments, call])
+    assert list(statuses(checked(tmp_path, {"a.py": text})).values()) == [status]
+
+
 def test_imports_that_fail(tmp_path):
     text = """
 from typing import TYPE_CHECKING
@@ -482,6 +500,16 @@ def test_names_that_no_terminal_shows(tmp_path, capsys):
     (tmp_path / name).write_text('import flash_mla\nflash_mla.get_mla_metadata(**{"\\ud800": 1})\n')
     assert main(["check", str(tmp_path)]) == 0
     assert "get_mla_metadata: taken" in capsys.readouterr().out
+
+
+def test_names_that_a_terminal_would_obey(tmp_path, capsys):
+    (tmp_path / "a\n\x1b[2J.py").write_text(
+        "import flash_mla\n"
+        'flash_mla.flash_mla_with_kvcache(q, k, t, l, 512, md, kv_format="\\x1b[2J")\n'
+    )
+    assert main(["check", str(tmp_path)]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(r"a\n\x1b[2J.py:2:") and first.endswith(r"got \x1b[2J")
 
 
 def test_constants_that_dense_decode_refuses(tmp_path):

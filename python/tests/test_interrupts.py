@@ -303,6 +303,21 @@ def test_an_interrupt_ends_a_call(what):
         assert torch.equal(output, was), "written after the error"
 
 
+def test_memory_between_two_loops_of_a_call_is_not_cleared_first():
+    """2 GiB of partial results, in which no worker asks for interrupts, took two seconds."""
+    sequences, tokens = 128, 1 << 18
+    query, bias = _rows(sequences, 64, 128), _rows(64, 128)
+    call = functools.partial(
+        paged_xl.attention, query, _rows(1, 1, 32, 32, 4), _rows(1, 1, 128, 32), bias,
+        _rows(tokens).expand(sequences, 64, tokens), 0.1,
+        _zeros(1, tokens // 32, dtype=torch.int32).expand(sequences, -1),
+        torch.full((sequences,), tokens, dtype=torch.int32), check=False,
+    )  # fmt: skip
+    begin = time.process_time()
+    interrupted(call, 0.02)
+    assert time.process_time() - begin < 1
+
+
 def test_a_handler_that_raises_nothing_changes_nothing():
     call, (out,) = _forward(2, 1 << 16, h_q=64)
     call()

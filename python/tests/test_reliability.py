@@ -20,7 +20,7 @@ from processes import python
 from ranks import Ranks, run_each
 
 import winnow
-from winnow import sparse_mla
+from winnow import indexer, sparse_mla
 
 
 def _hash(results):
@@ -119,6 +119,42 @@ def test_eight_threads(one_thread):
         return all(_hash(_call(cases[which])) == want[which] for _ in range(50))
 
     assert run_each(8, work, seconds=120) == [True] * 8
+
+
+def _topk():
+    q, k, weights = (np.ones(shape, "f4") for shape in ((1, 1, 128), (512, 128), (1, 1)))
+    return indexer.topk(q, k, weights, 9)
+
+
+def _topk_paged():
+    q = torch.ones(1, 1, 64, 128).to(torch.float8_e4m3fn)
+    pages, length = torch.zeros(1, 64 * 132, dtype=torch.uint8), torch.tensor([512])
+    tables = torch.zeros(1, 8, dtype=torch.int32)
+    return indexer.topk_paged(q, pages, torch.ones(1, 1, 64), tables, length.int(), 512)
+
+
+def _indexer_backward():
+    q, k, weights = (np.ones(shape, "f4") for shape in ((64, 1, 128), (9, 128), (64, 1)))
+    indices, d_scores = np.zeros((64, 1024), "i4"), np.ones((64, 1024), "f4")
+    return indexer.backward(q, k, weights, indices, d_scores)
+
+
+def _backward():
+    q, kv, d_out = (np.ones(shape, "f4") for shape in ((64, 1, 576), (9, 1, 576), (64, 1, 512)))
+    indices, lse = np.zeros((64, 1, 1024), "i4"), np.ones((64, 1), "f4")
+    return sparse_mla.backward(q, kv, indices, d_out, lse, d_out)
+
+
+@pytest.mark.parametrize("call", [_topk, _topk_paged, _indexer_backward, _backward])
+def test_threads_that_nothing_is_left_for_cost_nothing(one_thread, call):
+    """40,000 took between 5 and 40 seconds, and gigabytes: a part of the work for each."""
+    expected = call()
+    winnow.set_num_threads(40_000)
+    begin = time.process_time()
+    found = call()
+    assert time.process_time() - begin < 2
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_the_interpreter_runs_while_the_library_works(one_thread):

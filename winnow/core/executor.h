@@ -60,10 +60,14 @@ std::vector<Scratch> scratch_of_workers(const Executor& executor, std::int64_t r
   return scratch;
 }
 
-// The executor for one call of this thread, with num_threads() workers. Where that many threads
-// cannot be created, fewer run the same ranges, so that the result is the same.
+// The executor for one call of this thread, with num_threads() workers or kMostWorkers. Where that
+// many threads cannot be created, fewer run the same ranges, so that the result is the same.
 class WINNOW_EXPORT ThreadExecutor final : public Executor {
  public:
+  // More than the processors of a machine. Operations cut work and take memory by the number of
+  // workers, which without a limit would take seconds and gigabytes for a single query.
+  static constexpr int kMostWorkers = 1024;
+
   ThreadExecutor();
   int workers() const override { return workers_; }
   bool stopped() const override;

@@ -69,7 +69,7 @@ void set_num_threads(int count) {
   g_num_threads = count;
 }
 
-ThreadExecutor::ThreadExecutor() : workers_(num_threads()) {}
+ThreadExecutor::ThreadExecutor() : workers_(std::min(num_threads(), kMostWorkers)) {}
 
 bool ThreadExecutor::stopped() const {
   if (!stopped_.load(std::memory_order_relaxed) && std::this_thread::get_id() == caller_) {

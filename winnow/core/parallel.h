@@ -7,7 +7,7 @@ namespace winnow {
 
 // The number of threads that a call on the CPU backend may use: the value of set_num_threads(),
 // else the environment variable WINNOW_NUM_THREADS, else OMP_NUM_THREADS (its first number), else
-// the number of processors that this thread may run on.
+// the number of processors that this thread may run on. A call uses at most 1,024 of them.
 WINNOW_EXPORT int num_threads();
 
 // Applies to the whole process from the next call on. Errors (winnow::Error): count below 1.

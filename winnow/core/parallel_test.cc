@@ -116,6 +116,12 @@ TEST(Parallel, ScratchIsMadeForWorkersThatRun) {
   EXPECT_EQ(scratch_of_workers<int>(executor, 0).size(), 0);
 }
 
+TEST(Parallel, WorkersAreNoMoreThanAMachineHas) {
+  const testing::Threads number(20000);
+  EXPECT_EQ(ThreadExecutor().workers(), ThreadExecutor::kMostWorkers);
+  EXPECT_EQ(num_threads(), 20000);
+}
+
 TEST(Parallel, EveryIterationRunsOnce) {
   for (const int threads : {1, 2, 5}) {
     const testing::Threads number(threads);

@@ -35,11 +35,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _printable(text: str) -> str:
+    """With escapes for the control characters of names and constants, which a terminal obeys."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _show(findings: Sequence[_check.Finding]) -> None:
     with contextlib.suppress(AttributeError):  # of a stream without an encoding
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     for found in findings:
-        print(found)
+        print(_printable(str(found)))
     statuses = _check.STATUSES
     print(f"\n{'':10}{''.join(f'{status:>17}' for status in statuses)}")
     counts = Counter((found.library, found.status) for found in findings)

@@ -509,19 +509,35 @@ class Keys:
         return cls(certain, frozenset().union(*(keys.possible for keys in known)))
 
 
+_Read = Dict[Tuple[int, str], Optional[Keys]]  # by scope and name; None while a name is read
+
+
 def keys_of(scope: Scope, node: ast.AST) -> Optional[Keys]:
     """The keys of such a dict, if all can be read."""
+    try:
+        return _keys_of(scope, node, {})
+    except RecursionError:  # a long chain of names
+        return None
+
+
+def _keys_of(scope: Scope, node: ast.AST, read: _Read) -> Optional[Keys]:
     if isinstance(node, ast.Dict):
         return Keys.of([k.value if isinstance(k, ast.Constant) else None for k in node.keys])
     if isinstance(node, ast.IfExp):
-        return Keys.either([keys_of(scope, node.body), keys_of(scope, node.orelse)])
+        return Keys.either([_keys_of(scope, one, read) for one in (node.body, node.orelse)])
     if isinstance(node, ast.Call) and dotted(node.func) == "dict" and not node.args:
         return Keys.of([keyword.arg for keyword in node.keywords])
     at: Optional[Scope] = scope if isinstance(node, ast.Name) else None
     while at is not None:
-        keys = _assigned_keys(at, dotted(node))
+        name = id(at), dotted(node)
+        if name in read:
+            return read[name]
+        read[name] = None
+        keys = _assigned_keys(at, dotted(node), read)
         if keys or dotted(node) in _parameters_of(at.node):
-            return Keys.either(keys)
+            read[name] = Keys.either(keys)
+            return read[name]
+        del read[name]
         at = at.outer
     return None
 
@@ -534,7 +550,7 @@ def _parameters_of(node: ast.AST) -> List[str]:
     return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, *several)]
 
 
-def _assigned_keys(scope: Scope, name: str) -> List[Optional[Keys]]:
+def _assigned_keys(scope: Scope, name: str, read: _Read) -> List[Optional[Keys]]:
     """Those of each assignment to the name, and of each to one key of it; None for a change that
     cannot be read."""
     found: List[Optional[Keys]] = []
@@ -542,7 +558,7 @@ def _assigned_keys(scope: Scope, name: str) -> List[Optional[Keys]]:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name) and target.id == name:
-                    found.append(keys_of(scope, node.value))
+                    found.append(_keys_of(scope, node.value, read))
                 elif isinstance(target, ast.Subscript) and dotted(target.value) == name:
                     key = target.slice.value if isinstance(target.slice, ast.Constant) else None
                     found.append(Keys(possible=frozenset({key})) if isinstance(key, str) else None)

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <span>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -283,12 +283,11 @@ class Item {
 // Merges the splits of a sequence for one head by log-sum-exp and stores the result; sum is
 // scratch.
 template <class Real>
-void merge(const AttentionParams& params, std::int64_t s, std::int64_t h, std::span<Real> partials,
+void merge(const AttentionParams& params, std::int64_t s, std::int64_t h, Real* partials,
            std::int64_t splits, Real* sum) {
   const std::int64_t head_size = params.cache.head_size;
   const auto split = [&](std::int64_t i) {
-    return Partial<Real>{&partials[static_cast<std::size_t>((i * params.num_heads + h) *
-                                                            Partial<Real>::size(head_size))]};
+    return Partial<Real>{partials + (i * params.num_heads + h) * Partial<Real>::size(head_size)};
   };
   Real maximum = -kInfinity<Real>;
   for (std::int64_t i = 0; i < splits; ++i) {
@@ -322,7 +321,8 @@ void attention_all(const AttentionParams& params, const Executor& executor) {
   const std::int64_t ranges = (cache.num_kv_heads + kv_per_item - 1) / kv_per_item;
   const std::int64_t partial_size = Partial<Real>::size(cache.head_size);
   const Splits splits(params.context_lens, params.num_seqs, params.max_context);
-  std::vector<Real> partials(
+  // Not cleared: it may be gigabytes, which each worker touches first where it writes.
+  const auto partials = std::make_unique_for_overwrite<Real[]>(
       static_cast<std::size_t>(splits.count() * params.num_heads * partial_size));
   auto scratch = scratch_of_workers<Scratch<Real>>(
       executor, std::max(splits.count() * ranges, params.num_seqs * params.num_heads),
@@ -335,18 +335,15 @@ void attention_all(const AttentionParams& params, const Executor& executor) {
                                  group};
         Item<Real>(params, splits.all[static_cast<std::size_t>(split)], heads,
                    scratch[static_cast<std::size_t>(worker)])
-            .run(partials.data() + (split * params.num_heads + heads.first()) * partial_size);
+            .run(partials.get() + (split * params.num_heads + heads.first()) * partial_size);
       });
   executor.for_each_range(
       params.num_seqs * params.num_heads, 1, [&](std::int64_t item, std::int64_t, int worker) {
         const std::int64_t s = item / params.num_heads, h = item % params.num_heads;
         const std::int64_t first = splits.first[static_cast<std::size_t>(s)];
         const std::int64_t end = splits.first[static_cast<std::size_t>(s) + 1];
-        const auto per_split = static_cast<std::size_t>(params.num_heads * partial_size);
-        merge(params, s, h,
-              std::span(partials).subspan(static_cast<std::size_t>(first) * per_split,
-                                          static_cast<std::size_t>(end - first) * per_split),
-              end - first, scratch[static_cast<std::size_t>(worker)].rows.data());
+        merge(params, s, h, partials.get() + first * params.num_heads * partial_size, end - first,
+              scratch[static_cast<std::size_t>(worker)].rows.data());
       });
 }
 
