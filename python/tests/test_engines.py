@@ -447,8 +447,9 @@ def test_logits_of_any_start(device, width, clean):
     padded = torch.nn.functional.pad(whole.cpu(), (0, 1), value=-torch.inf)
     columns[(columns < 0) | (columns > 300)] = 300
     want = padded.gather(1, columns)
-    got = deep_gemm.fp8_mqa_logits(*given, clean, width).cpu()
-    assert got.shape == want.shape and got.stride(0) % 64 == 0
+    result = deep_gemm.fp8_mqa_logits(*given, clean, width)
+    assert result.shape == want.shape and result.stride(0) % 64 == 0
+    got = result.cpu()
     seen = ~torch.isneginf(want)
     assert torch.equal(got[seen], want[seen])
     assert not clean or torch.isneginf(got[~seen]).all()
