@@ -31,9 +31,12 @@ const BugsOf many{"score_tiles_cuda.cuh", "bf16-zero"};
 const BugsOf rows{"copy_rows_cuda.cuh", "bf16-h128"}, rows_f8{"copy_rows_cuda.cuh", "f8_e4m3-h128"};
 const BugsOf rows_many{"copy_rows_cuda.cuh", "bf16-zero"};
 const BugsOf kernel{"indexer/scores/scores_cuda.cuh", "bf16-h128"};
+const BugsOf scaled{"indexer/scores/scores_cuda.cuh", "f8_e4m3-h128"};
 const BugsOf first_rows{"indexer/seen_rows.cuh", "bf16-stride4-from2"};
 constexpr const char* kFromStart = "scores[column + e] = score[e];";
 constexpr const char* kDense = "dense_kernel(const __grid_constant__";
+constexpr const char* kDenseScores = "*reinterpret_cast<float4*>(place) = make_float4(";
+constexpr const char* kChosen = "__shfl_sync(kFullWarp, chosen_, local % kWarpRows);";
 constexpr const char* kScoreAt = "p_.scores[entries_.query * p_.scores_stride + entry] =";
 constexpr const char* kAt = "scores_at_kernel(const __grid_constant__";
 
@@ -55,7 +58,10 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
     tiles("NoSums", "to[unit * kUnitRows", drop),
     tiles("LateSums", "to[unit * kUnitRows", delay),
-    kernel.undo("DenseScoresNotStored", "*reinterpret_cast<float4*>(place) = make_float4("),
+    kernel.undo("DenseScoresNotStored", kDenseScores),
+    kernel.move("DenseScoresOfTheNextLane", kDenseScores, 16),
+    of_threads(31, 32, kernel.undo("DenseScoresOfALaneNotStored", kDenseScores)),
+    in_one_schedule(scaled("DenseScaleOfTheNextRow", "scale[e] = __ldg(p_.k_scale", add, 4)),
     kernel.undo("ScoresFromStartNotStored", kFromStart),
     kernel.move("ScoresFromStartElsewhere", kFromStart, 4),
     of_threads(32, 64, kernel.undo("ScoresFromStartOfOneWarpNotStored", kFromStart)),
@@ -65,6 +71,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     first_rows.undo("FirstColumnsBehindNotStored", "if (part == 0 && behind + lane < even)"),
     first_rows.move("FirstColumnsBehindElsewhere", "if (part == 0 && behind + lane < even)", 4),
     kernel.undo("ScoresAtNotStored", kScoreAt),
+    kernel.move("ScoresAtTheNextEntry", kScoreAt, 4),
+    kernel.move("ScoresAtTheEntryBefore", kScoreAt, -4),
+    of_threads(0, 1, kernel.undo("ScoresAtOfALaneNotStored", kScoreAt)),
+    in_one_schedule(kernel("ScoresAtRowOfTheLane", kChosen, drop)),
+    in_one_schedule(kernel("ScoresAtRowOfTheNextEntry", kChosen, add, 1)),
     in_one_schedule(kernel("DenseThreadsOneFurther", kDense, shift_thread, 1)),
     in_one_schedule(kernel("DenseBlocksOneFurther", kDense, shift_block, 1)),
     in_one_schedule(kernel("DenseWithoutABlock", kDense, launch_blocks, -1)),

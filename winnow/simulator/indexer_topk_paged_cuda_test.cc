@@ -29,6 +29,7 @@ const BugsOf few{"score_tiles_cuda.cuh", "h64"}, few_rows{"copy_rows_cuda.cuh", 
 const BugsOf rows{"copy_rows_cuda.cuh", "long"};
 const BugsOf tiles{"score_tiles_cuda.cuh", "long"}, choice{"choose.cuh", "batches"};
 const BugsOf kernel{"indexer/topk_paged/topk_paged_cuda.cuh", "h64"};
+constexpr const char* kKeys = "make_uint4(key[0], key[1], key[2], key[3]);";
 constexpr const char* kPaged = "paged_kernel(const __grid_constant__";
 
 const std::vector<PlantedBug> kQuickBugs = {
@@ -47,6 +48,11 @@ const std::vector<PlantedBug> kThoroughBugs = {
     tiles("SumsElsewhere", "to[unit * kUnitRows", add, 4),
     tiles("NoSums", "to[unit * kUnitRows", drop),
     kernel("PageOfTheNextPlace", "const int page = __ldg(table_ + place);", add, 4),
+    in_one_schedule(kernel("PagedScalesOfTheNextRows",
+                           "scale = __ldg(reinterpret_cast<const float4*>(scales)", add, 16)),
+    kernel.undo("PagedKeysNotStored", kKeys),
+    kernel.move("PagedKeysOfTheNextLane", kKeys, 16),
+    of_threads(0, 1, kernel.undo("PagedKeysOfALaneNotStored", kKeys)),
     in_one_schedule(kernel("PagedThreadsOneFurther", kPaged, shift_thread, 1)),
     in_one_schedule(kernel("PagedBlocksOneFurther", kPaged, shift_block, 1)),
     in_one_schedule(kernel("PagedWithoutABlock", kPaged, launch_blocks, -1)),

@@ -81,6 +81,7 @@ struct Plant {
   unsigned first_thread = 0, end_thread = ~0u;
   // Of accesses to blocks of the cluster only those to ranks from this one on.
   unsigned first_rank = 0;
+  std::string kernel = {};  // only in the kernel of this name; empty: in all that share the line
   // Which argument of the launch, or what member of it: so many bytes, so far from its begin.
   struct Argument {
     int number = 0;

@@ -47,7 +47,9 @@ bool is_planted_kernel(const void* kernel) {
 bool is_of_planted_thread() {
   const unsigned thread = thread_number();
   if (thread < planted.first_thread || thread >= planted.end_thread) return false;
-  note_hit(cluster->run->function);
+  const void* const kernel = cluster->run->function;
+  if (!planted.kernel.empty() && name_of_kernel(kernel) != planted.kernel) return false;
+  note_hit(kernel);
   return true;
 }
 

@@ -24,6 +24,7 @@ testing::Operation all_to_all_operation();
 
 namespace {
 
+using simulator::in_kernel;
 using simulator::of_argument;
 using simulator::of_threads;
 using simulator::PlantedBug;
@@ -268,19 +269,16 @@ testing::Operation simulated_operation() {
   return operation;
 }
 
-const std::vector<PassingCase> kQuickCases = {on_ranks("1x1-plain", {"eager"}),
-                                              on_ranks("1x2-cached", {"late"}),
-                                              on_ranks("1x4-copy-out-token-major", {"random:1"}),
-                                              on_ranks("2x2-weights", {"random:2"}),
-                                              on_ranks("2x2-token-major-24-sms", {"random:3"}),
-                                              on_ranks("4x1-pair-values", {"random:4"}),
-                                              on_ranks("2x2-scatter-table-uneven", {"random:5"}),
-                                              on_ranks("barrier-of-nodes-2", {"random:6"}),
-                                              on_ranks("overwritten-rows", {"random:2"}),
-                                              on_ranks("few-values", {"random:6"}),
-                                              on_ranks("values-again", {"random:3"}),
-                                              on_ranks("rows-named-twice", {"random:7"}),
-                                              on_ranks("rows-outside", {"random:1"})};
+const std::vector<PassingCase> kQuickCases = {
+    on_ranks("1x1-plain", {"eager"}), on_ranks("1x2-cached", {"late"}),
+    on_ranks("1x4-copy-out-token-major", {"random:1"}), on_ranks("2x2-weights", {"random:2"}),
+    on_ranks("2x2-token-major-24-sms", {"random:3"}),
+    // Two blocks push.
+    on_ranks("1x2-token-major-24-sms", {"random:2"}), on_ranks("4x1-pair-values", {"random:4"}),
+    on_ranks("2x2-scatter-table-uneven", {"random:5"}),
+    on_ranks("barrier-of-nodes-2", {"random:6"}), on_ranks("overwritten-rows", {"random:2"}),
+    on_ranks("few-values", {"random:6"}), on_ranks("values-again", {"random:3"}),
+    on_ranks("rows-named-twice", {"random:7"}), on_ranks("rows-outside", {"random:1"})};
 // Of one node of four ranks and of two nodes of two, and some of other worlds.
 std::vector<PassingCase> thorough_cases() {
   std::vector<PassingCase> list = all_on_ranks(
@@ -303,8 +301,8 @@ const RankBugs count{"dispatch_count_cuda.cu", "2x2-weights"},
     over{"signal_node.cuh", "overwritten-rows"}, again{"signal_node.cuh", "values-again"};
 const RankBugs words{"wait.cuh", "2x2-weights"}, base{"exchange_base_cuda.cuh", "2x2-weights"},
     blocks{"blocks.cuh", "2x2-weights"}, node{"signal_node.cuh", "2x2-weights"},
-    claims{"claims.cuh", "2x2-cached"}, fabric{"fabric.cuh", "2x2-weights"},
-    barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
+    claims{"claims.cuh", "2x2-cached"}, push_claims{"claims.cuh", "1x2-token-major-24-sms"},
+    fabric{"fabric.cuh", "2x2-weights"}, barrier{"fabric_kernels.cuh", "barrier-of-nodes-1"},
     rail_barrier{"fabric.cuh", "barrier-of-nodes-2"},
     barriers{"fabric_kernels.cuh", "barrier-of-nodes-2"}, meet{"exchange_cuda.cuh", "1x2-cached"},
     marks{"combine_sum_cuda.cuh", "2x2-local-combine"},
@@ -382,6 +380,8 @@ const std::vector<PlantedBug> kQuickBugs = {
     race(outside("RowsOutsideByPlainStores",
                  "atomicMin(&first_bad, static_cast<unsigned long long>(pair));", weaken)),
     race(claims("ClaimsByPlainStores", "ahead_ = atomicInc(counter_", weaken)),
+    race(in_kernel("push_rows",
+                   push_claims("PushClaimsByPlainStores", "ahead_ = atomicInc(counter_", weaken))),
     race(mover("MoveFirstRowsByPlainStores",
                "atomicMax(&p.tables.firsts[source.rank * p.max_tokens + source.token],", weaken)),
     race(pipe("PipeStagesTakenByPlainStores", "number = atomicAdd(&shared_.next, 1u);", weaken)),

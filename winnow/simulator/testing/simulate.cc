@@ -212,7 +212,8 @@ void note_bugs(const std::vector<PlantedBug>& bugs) {
       out << plant.file << ':' << line_of_plant(plant, WINNOW_SOURCE_DIR) << " action "
           << static_cast<int>(plant.action) << " by " << plant.addend << " in threads "
           << plant.first_thread << " to " << plant.end_thread << ", from rank " << plant.first_rank
-          << ", argument " << plant.argument.number << " at " << plant.argument.offset << '\n';
+          << ", argument " << plant.argument.number << " at " << plant.argument.offset
+          << ", in kernel " << plant.kernel << '\n';
     } catch (const std::invalid_argument&) {
     }
   }

@@ -76,6 +76,11 @@ inline PlantedBug of_threads(unsigned first, unsigned end, PlantedBug bug) {
   bug.plant.end_thread = end;
   return bug;
 }
+// In one of the kernels that share the line.
+inline PlantedBug in_kernel(std::string kernel, PlantedBug bug) {
+  bug.plant.kernel = std::move(kernel);
+  return bug;
+}
 // In one argument of the kernel's launch, or in a member of it.
 inline PlantedBug of_argument(int number, PlantedBug bug, std::size_t offset = 0,
                               std::size_t bytes = 0) {
