@@ -22,13 +22,10 @@ def test_the_cost_of_a_call_is_reported(monkeypatch, capsys):
     rows = json.loads(capsys.readouterr().out)
     names = [row["benchmark"] for row in rows]
     first = names.index("flash_mla_sparse_fwd")
-    assert names[first - 1] == "torch operator, recorded" and len(names[first:]) == 15
+    assert names[first - 1] == "torch operator, recorded" and len(names[first:]) == 14
     assert all(row["target_seconds"] in (5e-6, 10e-6, 25e-6) for row in rows)
-    # Ten times the target: finds a copy or a second parse, not a busy machine. Moving the logits of
-    # a query takes several calls of torch.
-    for row in rows:
-        times = 100 if row["shape"].startswith("one query") else 10
-        assert 0 < row["seconds"] < times * row["target_seconds"], rows
+    # Ten times the target: finds a copy or a second parse, not a busy machine.
+    assert all(0 < row["seconds"] < 10 * row["target_seconds"] for row in rows), rows
 
 
 @pytest.mark.parametrize(
