@@ -12,13 +12,17 @@ _CASTS = {"q": None, "k": None}
 # The products with k; the sums over heads are not counted, as torch counts none of its own.
 
 
+def _columns(k, indices, width):
+    """Of scores, by the shapes of k and of indices."""
+    if indices is not None:
+        return indices[1]
+    return k[0] if width is None else width
+
+
 def _flops(products):
     def count(q, k, indices=None, width=None, **options):
         s_q, heads, d = q
-        rows = k[0] if width is None else width
-        if indices is not None:
-            rows = indices[1]
-        return 2 * s_q * heads * d * rows * products
+        return 2 * s_q * heads * d * _columns(k, indices, width) * products
 
     return count
 
@@ -180,10 +184,7 @@ def indexer_scores(q, k, weights, indices=None, *, width=None, **options):
     Entries that are absent or not visible are -inf and pass no gradient on. deterministic is for
     the gradient, as in winnow.indexer.backward().
     """
-    if indices is not None:
-        columns = indices.shape[1]
-    else:
-        columns = k.shape[0] if width is None else width
+    columns = _columns(k.shape, None if indices is None else indices.shape, width)
     return q.new_empty((q.shape[0], columns), dtype=torch.float32)
 
 
