@@ -133,6 +133,23 @@ def test_queries_that_are_not_causal_see_all_rows(format, device):
             call(q, cache, indices, format=format, causal=False)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", ["fp8_584", "bf16"])
+def test_lse_of_flash_mla_is_infinite_where_nothing_is_visible(format, device, batch_invariant):
+    q, cache, indices, _ = problem(format, device=device)
+    indices[1, 0] = -1
+    given = {"format": format, "scale": 0.05, "batch_invariant": batch_invariant}
+    out, want = sparse_mla.decode(q, cache, indices, **given)
+    assert torch.isneginf(want[1, 0]).all()
+    want[1, 0] = torch.inf
+    for call in (sparse_mla.decode, ops.sparse_mla_decode):
+        got, lse = call(q, cache, indices, flash_mla_lse=True, **given)
+        assert torch.equal(got, out) and torch.equal(lse, want)
+    with pytest.raises(TypeError, match="flash_mla_lse: want True or False, got int"):
+        sparse_mla.decode(q, cache, indices, flash_mla_lse=1, **given)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_lengths_have_any_strides(device):
     """One for all queries of a sequence by a stride of 0, and with gaps: as dense copies."""

@@ -51,6 +51,7 @@ def sparse_mla(dtype):
     for rows in (kv, strided(kv), kv[:0]):
         for indices, more in ((ints(3, 1, 5), {}), (ints(3, 5), two), (None, ranges)):
             yield "sparse_mla_forward", (strided(q), rows, indices), more
+            yield "sparse_mla_forward", (q, rows, indices), {**more, "flash_mla_lse": True}
             yield "sparse_mla_distribution", (q, rows, indices, lse), more
             for sink in (None, torch.randn(2, dtype=real)):
                 for dkv_dtype in (None, dtype):
@@ -67,6 +68,7 @@ def decode():
         yield "sparse_mla_decode", (queries, cache, ints(2, steps, 6)), {}
         yield "sparse_mla_decode", (queries, cache), tables
         yield "sparse_mla_decode", (queries, cache), {**tables, "causal": False}
+        yield "sparse_mla_decode", (queries, cache), {**tables, "flash_mla_lse": True}
     yield "sparse_mla_store", (q[0, :, 0], cache, torch.arange(5)), {}
     for format in FORMATS:
         # 72 * 584 is a multiple of 576, so that the cache has no padding, as copies of torch have.

@@ -170,6 +170,25 @@ def test_results_of_a_second_source_go_where_they_are_asked_to():
         sparse_mla.distribution(q, kv, indices, lse, out=(None, sums))
 
 
+@pytest.mark.parametrize("kind", [*CPU, CUDA_BFLOAT16])
+def test_lse_of_flash_mla_is_infinite_where_nothing_is_visible(kind):
+    convert, dtype = kind
+    exact = {"dtype": dtype} if dtype == "float64" else {}
+    q, kv, indices, more = problems.sparse_mla(sink=True, **exact)
+    indices[1] = -1
+    arguments = [convert(a) for a in (q, kv, indices)]
+    given = {name: like(value, arguments[0]) for name, value in more.items()}
+    out, max_logits, lse = sparse_mla.forward(*arguments, **given)
+    results = sparse_mla.forward(*arguments, flash_mla_lse=True, **given)
+    want = numbers(lse)
+    assert np.isneginf(want[1]).all()
+    want[1] = np.inf
+    for got, expected in zip(map(numbers, results), (out, max_logits, want), strict=True):
+        np.testing.assert_array_equal(got, numbers(expected))
+    with pytest.raises(TypeError, match="flash_mla_lse: want True or False, got int"):
+        sparse_mla.forward(*arguments, flash_mla_lse=1, **given)
+
+
 @pytest.mark.parametrize("op", ["forward", "distribution", "backward"])
 def test_supports_is_asked_for_a_second_source_by_its_sizes(op):
     def answer(**shape):

@@ -69,6 +69,7 @@ struct CaseShape {
   double logits = 1;   // standard deviation of the logits
   bool poison = true;  // rows that no query sees are NaN and infinity
   std::optional<ExtraShape> extra{};
+  bool flash_mla_lse = false;  // of forward
   // Backward gets an `out` that is not the one of forward. Where every P is 0 or 1, dP - delta
   // would be nothing but rounding errors.
   bool free_out = false;

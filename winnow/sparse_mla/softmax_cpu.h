@@ -91,8 +91,8 @@ struct RunningSoftmax {
   }
 
   // Divides a head's weighted values by the denominator, the sink included; -inf: no sink. Returns
-  // lse, without the sink.
-  Real finish(Index h, Real sink) {
+  // lse, without the sink, or `of_nothing` where that is -inf.
+  Real finish(Index h, Real sink, Real of_nothing) {
     // An infinite maximum is the sum's logarithm; of a NaN among the logits the maximum is NaN.
     const Real lse = std::isinf(maximum[h]) ? maximum[h] : maximum[h] + std::log(denominator[h]);
     if (lse == -kInfinity || sink == kInfinity) {
@@ -103,7 +103,7 @@ struct RunningSoftmax {
       const Real shrink = std::exp(maximum[h] - shift);
       sum.row(h) *= shrink / (denominator[h] * shrink + std::exp(sink - shift));
     }
-    return lse;
+    return lse == -kInfinity ? of_nothing : lse;
   }
 };
 

@@ -23,6 +23,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_656-odd-scales-h8", {"random:4"}},
     {"fp8_584-extra-sq2-length", {"random:3"}},
     {"fp8_656-some-nothing", {"eager"}},
+    {"fp8_584-flash-mla-lse", {"random:6"}},
+    {"bf16_512-flash-mla-lse-batch", {"late"}, 8},
     {"fp8_584-parts-length-zero", {"late"}},
     {"fp8_656-paged-sq3", {"random:2"}},
     {"bf16_576-paged-scattered", {"late"}},

@@ -16,6 +16,7 @@ const std::vector<PassingCase> kQuickCases = {
     {"f16-d512-h16-k100", {"starved:3"}}, {"bf16-length-ragged", {"random:4"}},
     {"bf16-some-nothing", {"random:5"}},  {"bf16-later-maxima", {"late"}},
     {"bf16-dense-empty", {"random:1"}},   {"f16-extra-list-list", {"late"}},
+    {"f16-flash-mla-lse", {"random:2"}},
 };
 const std::vector<PassingCase> kThoroughCases =
     all_cases(forward_operation(), {"sq4096", "sq300", "skv20000"});

@@ -28,6 +28,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-length-ragged", {"random:4", "starved:2"}},
     {"bf16-all-rules", kFew},
     {"bf16-some-nothing", {"random:5"}},
+    {"bf16-flash-mla-lse", {"late"}},
+    {"bf16-extra-flash-mla-lse", {"random:6"}},
     {"bf16-skv50000", {"late"}},
     {"bf16-skv50000-h128", {"random:8"}},
     {"bf16-dense-ragged", {"late", "random:1"}},

@@ -142,6 +142,7 @@ struct Decode {
     params.format = args.format;
     params.batch_invariant = args.batch_invariant;
     params.in_list_order = args.in_list_order;
+    params.lse_of_nothing = lse_of_nothing(args);
     kDecode.check(args, params);
     params.q = heads_of<const void*>(args.q);
     params.attn_sink = rows_of<const float*>(args.attn_sink, 0);

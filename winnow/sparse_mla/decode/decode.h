@@ -45,6 +45,8 @@ struct DecodeArgs {
   bool in_list_order = false;
   // Of context_lens [b]: whether each query sees the rows up to its own, or otherwise all of them.
   bool causal = true;
+  // Whether the lse of a query with nothing visible is +inf, as in FlashMLA, instead of -inf.
+  bool flash_mla_lse = false;
   TensorView out{};  // [b, s_q, h_q, 512], bf16
   TensorView lse{};  // optional [b, s_q, h_q], f32
   // Optional, u8 on the device of q, aligned to 256 bytes, at least decode_workspace_bytes():
@@ -74,11 +76,12 @@ struct DecodeArgs {
 // A slot is block * block_size + offset. Entry j is visible if j is below the query's topk_length
 // (clamped to [0, topk]; absent: topk) and its slot lies in the cache: 0 <= slot < blocks *
 // block_size. Other entries are ignored and their rows are not read. Several entries with the same
-// slot all count. A query without visible entries gets out = 0 and lse = -inf. A sink of -inf has
-// no effect; a sink of +inf gives out = 0. NaN or infinity in a row affects only the queries that
-// see the row. On the CPU a logit of -inf has weight 0, and a query whose logits are all -inf gets
-// the results of one without visible entries. A logit of +inf gives lse = +inf, a logit of NaN
-// gives NaN, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
+// slot all count. A query without visible entries gets out = 0 and lse = -inf, or with
+// flash_mla_lse +inf. A sink of -inf has no effect; a sink of +inf gives out = 0. NaN or infinity
+// in a row affects only the queries that see the row. On the CPU a logit of -inf has weight 0, and
+// a query whose logits are all -inf gets the results of one without visible entries. A logit of
+// +inf gives lse = +inf, a logit of NaN gives NaN, and out is NaN then. A sink of NaN makes out NaN
+// where any entry has weight.
 //
 // Sizes: any b, s_q, h_q, topk, blocks and block_size, including 0; fewer than 2^31 slots in a
 // cache and n * block_size below 2^31. Sums are in f32. Strides: the innermost dimension is

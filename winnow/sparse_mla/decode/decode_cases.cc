@@ -218,6 +218,23 @@ std::vector<DecodeCase> make_cases() {
             .extra_topk = 900,
             .extra_blocks = 29,
             .sink = Sink::finite});
+  // Queries that see nothing, among others: of one block each, of blocks side by side, and in
+  // parts.
+  add_case({.name = "flash-mla-lse",
+            .b = 3,
+            .s_q = 2,
+            .choice = Choice::some_nothing,
+            .flash_mla_lse = true});
+  for (const bool invariant : {true, false}) {
+    add_case({.name = invariant ? "flash-mla-lse-k2048" : "flash-mla-lse-batch",
+              .b = 1,
+              .s_q = 2,
+              .topk = 2048,
+              .blocks = 33,
+              .choice = Choice::some_nothing,
+              .batch_invariant = invariant,
+              .flash_mla_lse = true});
+  }
   // Sinks.
   add_case({.name = "sink", .h_q = 16, .sink = Sink::finite});
   add_case({.name = "sink-minus-inf", .sink = Sink::minus_inf});
@@ -286,6 +303,11 @@ std::vector<DecodeCase> make_cases() {
              .choice = Choice::scattered,
              .lengths = Lengths::ragged});
   add_paged({.name = "paged-nothing", .choice = Choice::nothing, .sink = Sink::finite});
+  add_paged({.name = "paged-flash-mla-lse",
+             .b = 3,
+             .s_q = 2,
+             .choice = Choice::some_nothing,
+             .flash_mla_lse = true});
   add_paged({.name = "paged-no-table", .table = 0});
   add_paged({.name = "paged-no-block", .blocks = 0, .choice = Choice::scattered});
   add_paged({.name = "paged-empty-blocks", .block_size = 0});

@@ -6,6 +6,7 @@
 #include "winnow/core/contract.h"
 #include "winnow/sparse_mla/decode/decode.h"
 #include "winnow/sparse_mla/decode/decode_impl.h"
+#include "winnow/sparse_mla/lse_contract.h"
 
 namespace winnow::sparse_mla {
 
@@ -86,7 +87,8 @@ struct DecodeTable {
             "every sum of a query is formed in one go in the order of its entries, those of the "
             "second cache behind the others, as in forward() with the same argument, which gives "
             "the same bits of the same rows in bf16"),
-        rule<check_decode_scale>, output<&Args::out>("[b, s_q, h_q, d_v:512]", any_of(bf16)),
+        flash_mla_lse<Args>(), rule<check_decode_scale>,
+        output<&Args::out>("[b, s_q, h_q, d_v:512]", any_of(bf16)),
         optional_output<&Args::lse>("[b, s_q, h_q]", any_of(f32)), scratch<&Args::workspace>());
   }
 };

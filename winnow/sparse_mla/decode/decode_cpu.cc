@@ -115,7 +115,7 @@ void decode_query(const DecodeParams& params, const Scales& scales, std::int64_t
   }
   for (Index h = 0; h < heads; ++h) {
     const float sink = params.attn_sink.present() ? params.attn_sink.data[first + h] : -kInfinity;
-    const float lse = softmax.finish(h, sink);
+    const float lse = softmax.finish(h, sink, params.lse_of_nothing);
     if (scales.values != 1.0f) softmax.sum.row(h) *= scales.values;
     store_f32(DType::bf16, softmax.sum.row(h).data(), kValueColumns, params.out.data,
               params.out.offset(i, s, first + h));

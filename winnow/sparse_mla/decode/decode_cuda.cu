@@ -124,6 +124,7 @@ void decode_cuda(const DecodeParams& params, void* workspace, void* stream) {
   kernel.attn_sink = params.attn_sink.data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   kernel.scale = params.scale * device::kLog2e;
+  kernel.lse_of_nothing = params.lse_of_nothing;
   kernel.h_q = static_cast<int>(params.h_q);
   kernel.s_q = count(params.s_q);
   kernel.head_blocks = count(head_blocks_of(params, blocks));

@@ -17,6 +17,7 @@
 #include "winnow/sparse_mla/attend_cuda.cuh"
 #include "winnow/sparse_mla/decode/decode_values.cuh"
 #include "winnow/sparse_mla/decode/decode_view.cuh"
+#include "winnow/sparse_mla/lse.cuh"
 
 namespace winnow::sparse_mla::decode_cuda_detail {
 
@@ -34,7 +35,8 @@ struct KernelParams {
   HeadsView lse;           // data may be null
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
-  float scale;  // of logits in base 2
+  float scale;           // of logits in base 2
+  float lse_of_nothing;  // in the place of -inf
   int h_q;
   std::uint32_t s_q, head_blocks, segments, segment_tiles;
   // Paged: the entries of the first list are positions of the sequence, `indices` are the block
@@ -426,8 +428,8 @@ __device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
 __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint32_t i,
                                           std::uint32_t s, int head, float reference, float sum) {
   if (!params.lse.present()) return;
-  // log2(0) is -inf.
-  *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
+  *reinterpret_cast<float*>(params.lse.at(i, s, head)) =
+      lse_of(reference, sum, params.lse_of_nothing);
 }
 
 // Writes the output of the first `count` heads as it is to `rows`, [P::kHeads, 512].

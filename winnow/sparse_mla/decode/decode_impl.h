@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "winnow/cache/cache.h"
 #include "winnow/core/executor.h"
@@ -60,6 +61,8 @@ struct DecodeParams {
   CacheFormat format = CacheFormat::fp8_656;
   float scale = 0;
   bool batch_invariant = true, in_list_order = false;
+  // In the place of -inf.
+  float lse_of_nothing = -std::numeric_limits<float>::infinity();
   Heads<const void*> q;  // [b, s_q, h_q, d_qk], bf16
   ChosenRows chosen, extra;
   Rows<const float*> attn_sink;                         // [h_q]; may be null

@@ -96,6 +96,7 @@ inline Decode decode(const DecodeArgs& args) {
                               {static_cast<std::int64_t>(rows.size()) / d_qk, 1, d_qk});
       in.attn_sink = args.attn_sink;
       in.scale = args.scale.value_or(1 / std::sqrt(double(d_qk))) * logits;
+      in.flash_mla_lse = args.flash_mla_lse;
       const std::int64_t only[] = {0};
       Forward one = forward(in, only);
       for (double& value : one.out) value *= values;

@@ -46,6 +46,7 @@ struct KernelParams {
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
   LogitScale scale;
+  float lse_of_nothing;  // in the place of -inf
   int h_q;
   std::uint32_t s_q, head_blocks;
   std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles

@@ -16,6 +16,7 @@ constexpr Declaration<sparse_mla::kDecode> kDecode(
     "in_list_order: bool = False, "
     "block_tables: T | None = None, context_lens: T | None = None, "
     "q_scale: T | None = None, kv_scale: T | None = None, causal: bool = True, "
+    "flash_mla_lse: bool = False, "
     "out: T | tuple[T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T]");
 
@@ -44,7 +45,7 @@ context_lens[i] - s_q + s + 1, with causal=False those below context_lens[i], or
 context_lens[i,s]. On a GPU rows have 576 columns with block_tables. Of "fp8_576", which a GPU takes
 with block_tables alone, logits are multiplied by q_scale * kv_scale and out by kv_scale.
 sink = attn_sink[h], or -inf without one. A query without visible entries gets out = 0 and
-lse = -inf.
+lse = -inf, or with flash_mla_lse +inf.
 
 Args:
     out: [b, s_q, h_q, 512], bfloat16, to write into, or a tuple (out, lse), each a tensor or

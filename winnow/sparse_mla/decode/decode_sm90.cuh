@@ -14,6 +14,7 @@
 #include "winnow/sparse_mla/decode/decode_logits_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_rows_sm90.cuh"
 #include "winnow/sparse_mla/decode/decode_turn_sm90.cuh"
+#include "winnow/sparse_mla/lse.cuh"
 
 namespace winnow::sparse_mla::decode_sm90_detail {
 
@@ -39,8 +40,8 @@ __device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
 __device__ __forceinline__ void store_lse(const KernelParams& params, std::uint32_t i,
                                           std::uint32_t s, int head, float reference, float sum) {
   if (!params.lse.present()) return;
-  // log2(0) is -inf.
-  *reinterpret_cast<float*>(params.lse.at(i, s, head)) = (reference + log2f(sum)) * kLn2;
+  *reinterpret_cast<float*>(params.lse.at(i, s, head)) =
+      lse_of(reference, sum, params.lse_of_nothing);
 }
 
 // The largest magnitude in a thread's row r of the consumer's half; kFinite: of finite values.

@@ -291,6 +291,7 @@ DecodeArgs DecodeStep::args() const {
           .scale = shape.scale,
           .batch_invariant = shape.batch_invariant,
           .causal = shape.causal,
+          .flash_mla_lse = shape.flash_mla_lse,
           .out = out.view,
           .lse = lse.view};
 }

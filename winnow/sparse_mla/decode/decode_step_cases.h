@@ -36,6 +36,7 @@ struct DecodeCase {
   double q_scale = 0, kv_scale = 0;  // of fp8_576; 0: absent
   bool poison = true;                // rows that no query chose are NaN
   bool batch_invariant = true;
+  bool flash_mla_lse = false;
 };
 
 std::string describe(const DecodeCase& shape);

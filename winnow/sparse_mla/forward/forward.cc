@@ -18,6 +18,7 @@ struct Forward {
     kForward.check(args);
     return {.problem = problem_of(args),
             .in_list_order = args.in_list_order,
+            .lse_of_nothing = lse_of_nothing(args),
             .out = rows_of<void*>(args.out, 0, 1),
             .attn_sink = rows_of<const void*>(args.attn_sink, 0),
             .max_logits = rows_of<void*>(args.max_logits, 0, 1),

@@ -37,6 +37,8 @@ struct ForwardArgs {
   // after the other, as decode() does with the same argument: both give the same bits of the same
   // rows in bf16. Without it a GPU may be faster.
   bool in_list_order = false;
+  // Whether the lse of a query with nothing visible is +inf, as in FlashMLA, instead of -inf.
+  bool flash_mla_lse = false;
   TensorView out{};         // [s_q, h_q, 512], as q
   TensorView max_logits{};  // optional [s_q, h_q], f32
   TensorView lse{};         // optional [s_q, h_q], f32
@@ -57,11 +59,11 @@ struct ForwardArgs {
 // and, with q_start, t <= floor((q_start + i + 1 - k_stride) / k_stride), that is, if all k_stride
 // tokens of the row are at or before the query. Other entries are ignored and their rows are not
 // read. Each of several entries with the same row counts. A query without visible entries gets out
-// = 0 and lse = max_logits = -inf. A sink of -inf has no effect; a sink of +inf gives out = 0. NaN
-// or infinity in a row affects only the queries that see the row. On the CPU
-// a logit of -inf has weight 0, and a query whose logits are all -inf gets the results of one
-// without visible entries. A logit of +inf gives lse = max_logits = +inf, a logit of NaN gives NaN
-// for both, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
+// = 0, max_logits = -inf and lse = -inf, or with flash_mla_lse +inf. A sink of -inf has no effect;
+// a sink of +inf gives out = 0. NaN or infinity in a row affects only the queries that see the row.
+// On the CPU a logit of -inf has weight 0, and a query whose logits are all -inf gets the results
+// of one without visible entries. A logit of +inf gives lse = max_logits = +inf, a logit of NaN
+// gives NaN for both, and out is NaN then. A sink of NaN makes out NaN where any entry has weight.
 //
 // Without `indices`, but with key_start and key_end, the attention is dense: the entries of query i
 // are the rows t with max(0, key_start[i]) <= t < min(s_kv, key_end[i]), in order, and the causal
@@ -89,8 +91,8 @@ struct ForwardArgs {
 // Error (invalid_argument) naming the argument, before anything is written; Error (unsupported) if
 // no backend, or not the forced one, can run it.
 //
-// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA,
-// except that the lse of a query without visible entries is -inf here.
+// Defined by DeepSeek-V3.2 (DeepSeek Sparse Attention). The conventions are those of FlashMLA, with
+// flash_mla_lse all of them.
 WINNOW_EXPORT Backend forward(const ForwardArgs& args, const RunOptions& options = {});
 
 // The bytes of `workspace` that forward() can use with the same arguments; 0 where it would not

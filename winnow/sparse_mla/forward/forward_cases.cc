@@ -23,8 +23,10 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const StridedTensor max_logits_there =
       output(accumulator_of(shape.dtype), {shape.s_q, shape.h_q});
   const StridedTensor lse_there = output(accumulator_of(shape.dtype), {shape.s_q, shape.h_q});
-  ForwardArgs args{
-      .out = out_there.view, .max_logits = max_logits_there.view, .lse = lse_there.view};
+  ForwardArgs args{.flash_mla_lse = shape.flash_mla_lse,
+                   .out = out_there.view,
+                   .max_logits = max_logits_there.view,
+                   .lse = lse_there.view};
   there.pass_to(args);
   Tensor workspace;
   workspace = Tensor(DType::u8, {forward_workspace_bytes(args, target.options)}, device);
@@ -37,7 +39,9 @@ testing::CaseOutcome run(const CaseShape& shape, const testing::Target& target) 
   const StridedTensor lse = testing::on({}, lse_there);
 
   const std::vector<std::int64_t> queries = checked_queries(shape);
-  const oracle::Forward expected = oracle::forward(inputs.for_oracle(), queries);
+  oracle::Inputs for_oracle = inputs.for_oracle();
+  for_oracle.flash_mla_lse = shape.flash_mla_lse;
+  const oracle::Forward expected = oracle::forward(for_oracle, queries);
   const auto compare = [&](std::string_view what, const StridedTensor& actual,
                            std::span<const double> values, Quantity quantity) {
     testing::compare_output(outcome, what, actual, values,
@@ -59,6 +63,16 @@ std::vector<CaseShape> with_own_shapes(std::vector<CaseShape> shapes) {
       shapes, {DType::bf16},
       CaseShape{
           .name = "later-maxima", .s_q = 2, .h_q = 64, .s_kv = 600, .topk = 512, .logits = 20});
+  const CaseShape of_flash_mla{.name = "flash-mla-lse",
+                               .h_q = 70,
+                               .choice = Choice::some_nothing,
+                               .sink = Sink::mixed,
+                               .flash_mla_lse = true};
+  testing::add(shapes, {DType::f32, DType::f16, DType::bf16, DType::f64}, of_flash_mla);
+  CaseShape of_two = of_flash_mla;
+  of_two.name = "extra-flash-mla-lse";
+  of_two.extra = ExtraShape{.ranges = Ranges::empty};
+  testing::add(shapes, {DType::f32, DType::bf16}, of_two);
   // On a GPU of two multiprocessors, as the simulated one, parts of the last item are handed on.
   const CaseShape whole{.name = "parts", .s_q = 5, .h_q = 64, .s_kv = 1100, .topk = 1024};
   testing::add(shapes, {DType::bf16}, whole);

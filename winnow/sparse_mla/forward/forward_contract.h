@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "winnow/sparse_mla/forward/forward.h"
+#include "winnow/sparse_mla/lse_contract.h"
 #include "winnow/sparse_mla/problem_contract.h"
 
 namespace winnow::sparse_mla {
@@ -20,6 +21,7 @@ struct ForwardTable {
                                         "source's behind the first's, as in decode() with the same "
                                         "argument, which gives the same bits of the same rows in "
                                         "bf16. Without it a GPU may be faster"),
+            flash_mla_lse<Args>(),
             optional_input<&Args::attn_sink>("[h_q]", sums_of("q"),
                                              "a logit per head without a value"),
             output<&Args::out>("[s_q, h_q, d_v:512]", as("q")),

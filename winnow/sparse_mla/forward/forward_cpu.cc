@@ -25,7 +25,8 @@ void store_head(const ForwardParams& params, std::int64_t i, std::int64_t head, 
   const auto attn_sink = params.attn_sink.as<const Real>();
   const auto lse_out = params.lse.as<Real>(), max_logits = params.max_logits.as<Real>();
   const Real lse =
-      s.finish(h, attn_sink.present() ? attn_sink.data[attn_sink.offset(head)] : -s.kInfinity);
+      s.finish(h, attn_sink.present() ? attn_sink.data[attn_sink.offset(head)] : -s.kInfinity,
+               params.lse_of_nothing);
   store_real(params.problem.dtype, s.sum.row(h).data(), kValueColumns, params.out.data,
              params.out.offset(i, head));
   if (lse_out.present()) lse_out.data[lse_out.offset(i) + head] = lse;

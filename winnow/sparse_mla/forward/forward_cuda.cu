@@ -29,6 +29,7 @@ void launch(const ForwardParams& params, cudaStream_t stream) {
   kernel.lse = params.lse.as<float>();
   kernel.attn_sink = params.attn_sink.as<const float>();
   kernel.scale = static_cast<float>(problem.scale) * device::kLog2e;
+  kernel.lse_of_nothing = params.lse_of_nothing;
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(
       device::ceil_div<std::int64_t>(problem.h_q, attention_cuda::kHeads));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "winnow/sparse_mla/lse.cuh"
 #include "winnow/sparse_mla/two_sources_cuda.cuh"
 
 namespace winnow::sparse_mla::forward_cuda_detail {
@@ -19,6 +20,7 @@ struct KernelParams {
   Rows<float*> max_logits, lse;           // may be absent
   Rows<const float*> attn_sink;           // may be absent
   float scale;                            // of logits in base 2
+  float lse_of_nothing;                   // in the place of -inf
   int h_q;
   std::uint32_t head_blocks;
 };
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
     if (row < heads && params.lse.present()) {
       params.lse.data[params.lse.offset(query, head)] =
-          (state.reference + log2f(state.sum)) * kLn2;  // log2(0) is -inf
+          lse_of(state.reference, state.sum, params.lse_of_nothing);
     }
     if (row < heads && params.max_logits.present()) {
       params.max_logits.data[params.max_logits.offset(query, head)] = state.top * kLn2;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "winnow/core/executor.h"
 #include "winnow/sparse_mla/problem.h"
@@ -11,6 +12,8 @@ namespace winnow::sparse_mla {
 struct ForwardParams {
   Problem problem;
   bool in_list_order = false;
+  // In the place of -inf.
+  float lse_of_nothing = -std::numeric_limits<float>::infinity();
   Rows<void*> out;  // [s_q, h_q, 512], dtype of the problem
   // Of accumulator_of() that dtype, may be null.
   Rows<const void*> attn_sink;  // [h_q]

@@ -42,6 +42,7 @@ struct Inputs : Source {
   std::optional<double> scale{};
   std::optional<std::int64_t> q_start{};
   Source extra{};  // may be absent
+  bool flash_mla_lse = false;
 
   std::int64_t s_q() const { return q.size(0); }
   std::int64_t h_q() const { return q.size(1); }
@@ -152,7 +153,7 @@ inline Forward forward(const Inputs& in, std::span<const std::int64_t> queries) 
       }
       result.out.insert(result.out.end(), out.begin(), out.end());
       result.max_logits.push_back(max_logit);
-      result.lse.push_back(lse);
+      result.lse.push_back(in.flash_mla_lse && lse == -kInfinity ? kInfinity : lse);
     }
   }
   return result;

@@ -15,8 +15,8 @@ constexpr Declaration<sparse_mla::kForward> kForward(
     "extra_kv: T | None = None, extra_indices: T | None = None, "
     "extra_topk_length: T | None = None, extra_key_start: T | None = None, "
     "extra_key_end: T | None = None, extra_k_stride: int = 1, "
-    "in_list_order: bool = False, out: T | tuple[T | None, T | None, T | None] | None = None, "
-    "workspace: T | None = None, "
+    "in_list_order: bool = False, flash_mla_lse: bool = False, "
+    "out: T | tuple[T | None, T | None, T | None] | None = None, workspace: T | None = None, "
     "stream: Stream = None, backend: str | None = None) -> tuple[T, T, T]");
 
 nb::object forward(const Arguments<kForward>& given) {
@@ -37,9 +37,9 @@ constexpr const char* kDoc = R"(Attention of every query over the cache rows cho
     out = sum_j exp(x - lse') * kv[indices[i,j], :512]       lse' = log(exp(lse) + exp(sink))
 
 An entry is visible if j < topk_length[i], 0 <= t = indices[i,j] < s_kv and, with q_start,
-(t + 1) * k_stride <= q_start + i + 1. A query with nothing visible gets out = 0 and
-lse = max_logits = -inf. With extra_kv the sums run over its visible entries, too, which follow the
-same rules.
+(t + 1) * k_stride <= q_start + i + 1. A query with nothing visible gets out = 0,
+max_logits = -inf and lse = -inf, or with flash_mla_lse +inf. With extra_kv the sums run over its
+visible entries, too, which follow the same rules.
 
 Args:
     out: [s_q, h_q, 512] as q to write into, or a tuple (out, max_logits, lse) of which any may

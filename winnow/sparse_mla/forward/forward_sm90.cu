@@ -85,6 +85,7 @@ void fill(KernelParams& kernel, const ForwardParams& params, void* workspace) {
   kernel.attn_sink = params.attn_sink.as<const float>().data;
   kernel.attn_sink_stride = params.attn_sink.stride0;
   kernel.scale = attention_sm90::logit_scale(problem.scale);
+  kernel.lse_of_nothing = params.lse_of_nothing;
   kernel.h_q = static_cast<int>(problem.h_q);
   kernel.head_blocks = static_cast<std::uint32_t>(head_blocks);
   kernel.rounds = rounds_of(params, workspace != nullptr);

@@ -8,6 +8,7 @@
 #include "winnow/sparse_mla/attention_sm90.cuh"
 #include "winnow/sparse_mla/entry_order_sm90.cuh"
 #include "winnow/sparse_mla/forward/forward_turns_sm90.cuh"
+#include "winnow/sparse_mla/lse.cuh"
 #include "winnow/sparse_mla/two_sources_sm90.cuh"
 
 namespace winnow::sparse_mla::forward_sm90_detail {
@@ -28,6 +29,7 @@ struct KernelParams {
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
   LogitScale scale;
+  float lse_of_nothing;  // in the place of -inf
   int h_q;
   std::uint32_t head_blocks;  // s_q * head_blocks items, at most 2^30
   Rounds rounds;
@@ -257,7 +259,7 @@ __device__ __forceinline__ void store_item(const KernelParams& params, std::uint
     if (exists && (lane & 3) == 0) {
       if (kConsumer == 0 && params.lse != nullptr) {
         params.lse[query * params.lse_stride0 + head * params.lse_stride1] =
-            (state.reference[r] + log2f(state.sum[r])) * kLn2;  // log2(0) is -inf
+            lse_of(state.reference[r], state.sum[r], params.lse_of_nothing);
       }
       if (kConsumer == 1 && params.max_logits != nullptr) {
         params.max_logits[query * params.max_logits_stride0 + head * params.max_logits_stride1] =
