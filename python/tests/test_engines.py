@@ -129,6 +129,33 @@ def test_dense_decode_as_vllm_and_megatron_call_it(device, format, causal):
     close(out, lse_of_flash_mla(lse), want)
 
 
+class Called(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        self.names.add(function.name())
+        return function(*given, **(named or {}))
+
+
+def test_functions_run_no_kernel_but_those_of_winnow(device):
+    """Results are new memory, of which decode returns a view."""
+    q, cache, indices, _ = problem("fp8_656", device=device)
+    plain = torch.zeros(4, 64, 1, 576, dtype=torch.bfloat16, device=device)
+    table, lengths = indices[:, 0, :3].clamp(0, 3).contiguous(), indices[:, 0, 0].contiguous()
+    prefill = prefill_problem(device)
+    with Called() as called:
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, None, is_fp8_kvcache=True, indices=indices
+        )
+        flash_mla.flash_mla_with_kvcache(q, plain, table, lengths, 512, None)
+        flash_mla.flash_mla_sparse_fwd(*prefill, SCALE)
+    assert called.names <= {"aten::empty.memory_format", "aten::transpose.int"}
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_dense_decode_costs_no_view_of_the_lengths(device, causal, monkeypatch):
     """A view made here costs 2 us a call; decode() has an argument instead."""
@@ -326,7 +353,7 @@ def test_prefill_of_base_2_in_compiled_code():
         )
 
     torch._dynamo.reset()
-    flash_mla._means.clear()
+    flash_mla._log2_e_of.clear()
     torch.testing.assert_close(torch.compile(lse, backend="eager")(q), lse(q))
     torch.testing.assert_close(lse(q), lse(q.clone()))
 

@@ -57,8 +57,6 @@ _NAMES_OF_DECODE = {
 }
 _NAMES_OF_FORWARD = {"scale": "sm_scale"}
 
-_INFINITY, _NAN, _LOG2_E = math.inf, math.nan, math.log2(math.e)
-
 # Bytes of a cached row: what holds such rows here, SGLang's name for them, and what else there is.
 _FORMATS = {656: "fp8_656", 584: "fp8_584"}
 _KV_FORMATS = {"V32": 656, "V4": 584}
@@ -103,36 +101,24 @@ def get_mla_decoding_metadata(
     return plan, plan.new_zeros(shape[0] + 1)
 
 
-def _replace(array: Any, nan: float, plus: float, minus: float) -> None:
-    """nan_to_num_() for the arrays that have none, of which minus infinity alone is replaced."""
-    array[array == -_INFINITY] = minus
+_log2_e_of: Dict[Any, Any] = {}  # by dtype
 
 
-def _multiply(array: Any, factor: float, out: Any) -> None:
-    """torch.mul() for other arrays, of which `out` is the array itself."""
-    array *= factor
-
-
-_means: Dict[Any, Tuple[Any, Any, Any]] = {}
-
-
-def _means_of(lse: Any) -> Tuple[Any, Any, Any]:
-    """(nan_to_num_(), mul() for tensors like lse, log2(e) as their factor). For torch that is a
-    tensor, since a product with a number takes 4 us longer."""
-    dtype = lse.dtype
+def _to_base_2(array: Any) -> None:
+    """From natural logarithms, in place."""
+    dtype = array.dtype
     try:
-        return _means[dtype]
+        log2_e = _log2_e_of[dtype]
     except KeyError:
-        if not hasattr(lse, "nan_to_num_"):
-            return _means.setdefault(dtype, (_replace, _multiply, _LOG2_E))
-        torch = sys.modules["torch"]  # whose own functions are faster than methods and operators
-        factor = torch.tensor(_LOG2_E, dtype=dtype, device="cpu")
-        return _means.setdefault(dtype, (torch.nan_to_num_, torch.mul, factor))
+        log2_e = math.log2(math.e)
+        if str(dtype).startswith("torch."):  # a product with a number would take 4 us longer
+            log2_e = sys.modules["torch"].tensor(log2_e, dtype=dtype, device="cpu")
+        _log2_e_of[dtype] = log2_e
+    array *= log2_e
 
 
 def _lse(lse: Any) -> Any:
-    """That of decode as FlashMLA has it: [b, h_q, s_q], +inf for a query with nothing visible."""
-    _means_of(lse)[0](lse, _NAN, _INFINITY, _INFINITY)  # one kernel
+    """That of decode as FlashMLA has it: [b, h_q, s_q]."""
     try:
         return lse.mT
     except AttributeError:
@@ -293,6 +279,7 @@ def flash_mla_with_kvcache(
                 q_scale=descale_q,
                 kv_scale=descale_k,
                 causal=causal,
+                flash_mla_lse=True,
             )
         except REFUSALS as error:
             raise renamed(name, _NAMES_OF_DECODE, error) from None
@@ -321,6 +308,7 @@ def flash_mla_with_kvcache(
             extra_indices=extra_indices_in_kvcache,
             extra_topk_length=extra_topk_length,
             batch_invariant=enable_batch_invariant,
+            flash_mla_lse=True,
             out=out,
         )
     except REFUSALS as error:
@@ -382,16 +370,14 @@ def flash_mla_sparse_fwd(
         log2 = flag(name, "return_log2_lse", log2)
     try:
         results = sparse_mla.forward(
-            q, kv, indices, scale=sm_scale, topk_length=topk_length, attn_sink=attn_sink, out=out
-        )
+            q, kv, indices, scale=sm_scale, topk_length=topk_length, attn_sink=attn_sink,
+            flash_mla_lse=True, out=out,
+        )  # fmt: skip
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_FORWARD, error) from None
-    _, max_logits, lse = results
-    nan_to_num_, mul, log2_e = _means_of(lse)
-    nan_to_num_(lse, _NAN, _INFINITY, _INFINITY)
     if log2:
-        mul(max_logits, log2_e, out=max_logits)
-        mul(lse, log2_e, out=lse)
+        _to_base_2(results[1])
+        _to_base_2(results[2])
     if not first:
         return results
     entries = indices[..., :first]
