@@ -104,9 +104,9 @@ def get_mla_decoding_metadata(
 _log2_e_of: Dict[Any, Any] = {}  # by dtype
 
 
-def _to_base_2(array: Any) -> None:
+def _to_base_2(max_logits: Any, lse: Any) -> None:
     """From natural logarithms, in place."""
-    dtype = array.dtype
+    dtype = lse.dtype
     try:
         log2_e = _log2_e_of[dtype]
     except KeyError:
@@ -114,7 +114,8 @@ def _to_base_2(array: Any) -> None:
         if str(dtype).startswith("torch."):  # a product with a number would take 4 us longer
             log2_e = sys.modules["torch"].tensor(log2_e, dtype=dtype, device="cpu")
         _log2_e_of[dtype] = log2_e
-    array *= log2_e
+    max_logits *= log2_e
+    lse *= log2_e
 
 
 def _lse(lse: Any) -> Any:
@@ -376,8 +377,7 @@ def flash_mla_sparse_fwd(
     except REFUSALS as error:
         raise renamed(name, _NAMES_OF_FORWARD, error) from None
     if log2:
-        _to_base_2(results[1])
-        _to_base_2(results[2])
+        _to_base_2(results[1], results[2])
     if not first:
         return results
     entries = indices[..., :first]
