@@ -46,7 +46,6 @@ struct KernelParams {
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
   LogitScale scale;
-  float lse_of_nothing;  // in the place of -inf
   int h_q;
   std::uint32_t s_q, head_blocks;
   std::uint32_t segments, segment_tiles, query_tiles;  // query_tiles = segments * segment_tiles
@@ -56,6 +55,7 @@ struct KernelParams {
   char* partial_out;          // [partials, 64, 512], f16
   PartialSums* partial_sums;  // [partials, 64]
   bool partials_in_pairs;     // how the columns of partial_out stand (store_output_row())
+  float lse_of_nothing;       // in the place of -inf
 };
 
 // Of calls with block tables. The entries of the first list are positions of the sequence: its

@@ -29,14 +29,14 @@ struct KernelParams {
   const float* attn_sink;  // may be null
   std::int64_t attn_sink_stride;
   LogitScale scale;
-  float lse_of_nothing;  // in the place of -inf
   int h_q;
   std::uint32_t head_blocks;  // s_q * head_blocks items, at most 2^30
   Rounds rounds;
-  char* handed;      // handed_bytes() where parts of items are handed on
-  RangeView ranges;  // of a dense problem
-  int order_shift;   // of ordered entries: their ranges have 2^order_shift rows
-  bool prefetch;     // rows of the next tile are asked for
+  char* handed;          // handed_bytes() where parts of items are handed on
+  RangeView ranges;      // of a dense problem
+  int order_shift;       // of ordered entries: their ranges have 2^order_shift rows
+  bool prefetch;         // rows of the next tile are asked for
+  float lse_of_nothing;  // in the place of -inf
 };
 
 // The entries of a query: those of its list, as they are listed or put in order by ranges of rows,
