@@ -72,6 +72,7 @@ FLASH_MISTAKES = [
     ("sm_scale", float("nan"), "a finite"),
     ("sm_scale", None, "a number, got None"),
     ("indices", np.zeros((3, 2), np.int32), r"3 dimensions .*, got shape \[3, 2\]"),
+    ("indices", torch.Tensor, "a tensor, got _TensorMeta"),
     ("kv", np.zeros((1, 576), np.float32), "3 dimensions"),
     *((argument, wrong, "") for argument in ("d_v", "indexer_topk") for wrong in NO_NUMBERS),
 ]

@@ -576,6 +576,11 @@ def test_paged_logits_as_engines_call_them(device):
     near(logits[visible.to(device)], want[visible])
 
 
+def quantized(arguments):
+    cache = arguments["kv_cache"]
+    return torch._empty_affine_quantized(cache.shape, scale=1.0, zero_point=0, dtype=torch.quint8)
+
+
 LOGITS_REFUSALS = [
     ("fp8_mqa_logits", "q", lambda a: (a["q"], a["weights"]), "values, or a pair .* got scales"),
     ("fp8_mqa_logits", "q", lambda a: None, "a tensor, got NoneType"),
@@ -605,6 +610,11 @@ LOGITS_REFUSALS = [
     ("fp8_paged_mqa_logits", "max_context_len", lambda a: 2**62, "0 or a number of columns, got 4"),
     ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].cpu().numpy(), "a tensor of to"),
     ("fp8_paged_mqa_logits", "weights", lambda a: a["weights"].cpu().numpy(), "a tensor of torch"),
+    ("fp8_paged_mqa_logits", "kv_cache", lambda a: a["kv_cache"].float(), "dtype torch.uint8, got"),
+    # Torch ends the process where a quantized tensor is viewed as bytes.
+    ("fp8_paged_mqa_logits", "kv_cache", quantized, "dtype torch.uint8, got torch.quint8"),
+    ("fp8_paged_mqa_logits", "weights", lambda a: a["weights"].to_sparse(), "a dense tensor"),
+    ("fp8_paged_mqa_logits", "q", lambda a: memoryview(bytes(4)), "dtype .*, got memoryview"),
     ("fp8_mqa_logits", "max_seqlen_k", lambda a: 2**62, "0 or a number of columns, got 46"),
     ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: (), r"0 or a number of columns, got \(\)"),
     ("fp8_fp4_mqa_logits", "max_seqlen_k", lambda a: {}, "0 or a number of columns, got {}"),

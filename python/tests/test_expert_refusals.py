@@ -194,6 +194,32 @@ def test_a_low_latency_call_that_only_receives_can_be_made_again():
     assert torch.equal(out, x)
 
 
+def test_a_combine_of_what_is_only_sent_is_refused_on_all():
+    """Its rows are not there; a whole dispatch into the same tensors is another call."""
+    world = ep.InProcessWorld(2)
+    sizes = {"max_tokens": 4, "hidden": 128, "topk": 1, "experts": 2, "timeout": 20}
+    layers = run_all(2, lambda r: ep.LowLatency(world.transport(r), world.store(), **sizes))
+    x, i, w = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0], [1]]), torch.ones(2, 1)
+    out = [torch.full((2, 128), 7, dtype=torch.bfloat16) for _ in layers]
+    whole = run_all(2, lambda r: layers[r].dispatch(x, i, format="bfloat16"))
+    sent = run_all(2, lambda r: layers[r].dispatch(x, i, part="send", out=whole[r]))
+
+    def combine(rank, of, part="both"):
+        return layers[rank].combine(of[rank].output, of[rank], i, w, part=part, out=out[rank])
+
+    for part in ("both", "send"):
+        outcomes = run_each(2, lambda r, part=part: combine(r, *((sent, part) if r else (whole,))))
+        for outcome in outcomes:
+            assert isinstance(outcome, winnow.InvalidArgument), outcome
+            assert outcome.argument == "dispatched"
+            assert "want a dispatch that was received, got one that was only sent" in str(outcome)
+            assert all((one == 7).all() for one in out)
+    run_all(2, lambda r: combine(r, whole))
+    run_all(2, lambda r: layers[r].dispatch(part="receive", out=sent[r]))
+    for sums in run_all(2, lambda r: combine(r, sent)):
+        assert torch.equal(sums, x)
+
+
 def test_a_barrier_of_which_an_option_is_wrong_lets_the_others_pass():
     with Ranks(2, **SMALL) as ranks:
         for options in ({"stream": "x"}, {"intra_node_only": 1}):

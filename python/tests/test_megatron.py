@@ -1,5 +1,6 @@
 """winnow.megatron beside Megatron-core's own functions for sparse attention, on CPU tensors."""
 
+import re
 from types import SimpleNamespace
 
 import beside
@@ -110,19 +111,23 @@ def test_a_declined_call_says_why(run):
 OF_THE_WHOLE = {"q": "q_indexer", "k": "k_indexer", "weights": "indexer_weights"}
 
 
-def given(batch, **other):
-    """Arguments of the hooks: 4 queries of so many sequences, and what has another batch."""
+def given(batch, counts=(), **other):
+    """Arguments of the hooks: 4 queries of so many sequences; some have another batch or count."""
     made = {"q": (4, 8, 64), "k": (9, 64), "weights": (4, 8), "query": (4, 2, 576)}
     made |= {"key": (9, 1, 576)}
+    counts = dict(counts)
     return {
-        name: torch.randn(rows, other.get(name, batch), *sizes, requires_grad=True)
+        name: torch.randn(
+            counts.get(name, rows), other.get(name, batch), *sizes, requires_grad=True
+        )
         for name, (rows, *sizes) in made.items()
     } | {"starts": torch.zeros(4), "ends": torch.full((4,), 9)}
 
 
-def call(name, batch, valid=None, **other):
+def call(name, batch, valid=None, limits=(None, None, None), counts=(), **other):
     """A hook on such tensors: (tensors, its result)."""
-    t = given(batch, **other)
+    t = given(batch, counts, **other)
+    starts, ends, positions = limits
     named = {OF_THE_WHOLE.get(n, n): t[n] for n in ("q", "k", "weights", "query", "key")}
     indexer = t["q"], t["k"], t["weights"], 3, t["starts"], t["ends"], 8192
     indices = torch.zeros(other.get("topk_indices", batch), 4, 2)
@@ -131,8 +136,9 @@ def call(name, batch, valid=None, **other):
         "config": SimpleNamespace(kv_lora_rank=512), "value": None, "indexer_topk": 3,
         "up_v_weight": torch.randn(2, 16, 512), "softmax_scale": 0.1, "loss_coeff": 1.0,
         "sparse_loss": True, "absorbed_mla": True, "calculate_per_token_loss": False,
-        "attn_mask_type": SimpleNamespace(name="causal"), "varlen_starts": None,
-        "varlen_ends": None, "key_positions": None, "query_valid_rows": valid, "use_relu": True,
+        "attn_mask_type": SimpleNamespace(name="causal"), "varlen_starts": starts,
+        "varlen_ends": ends, "key_positions": positions, "query_valid_rows": valid,
+        "use_relu": True,
     }  # fmt: skip
     return t, {
         "topk": lambda: megatron.run_fused_qk_topk(*indexer)[0],
@@ -177,6 +183,50 @@ def test_hooks_refuse_another_batch(name, argument, other):
     text = f"megatron: {names.get(argument, argument)}: want a batch of 2, as .*, got {other}$"
     with pytest.raises(ValueError, match=text):
         call(name, 2, **{argument: other})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("topk", "weights"), ("loss", "query"), ("loss", "key"), ("attention", "query"),
+        ("whole", "k"), ("whole", "key"), ("whole", "query"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("change", [-2, 2])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_hooks_refuse_other_queries_or_keys(name, argument, change, permuted):
+    """Fewer keys than the indexer's would be rows that it chooses and nobody attends to."""
+    count = (9 if argument[0] == "k" else 4) + change
+    limits = (torch.zeros(4), torch.full((4,), 9), torch.arange(9).flip(0))
+    limits = limits if permuted else (None, None, None)
+    with pytest.raises(ValueError, match=r"want \d+ (queries|keys)|want shape \["):
+        call(name, 2, counts={argument: count}, limits=limits)
+
+
+@pytest.mark.parametrize("shape", [(8,), (10,), (0,), (1, 9), (9, 1), ()])
+def test_key_positions_are_those_of_all_keys(shape):
+    limits = torch.zeros(4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
+    text = re.escape(f"megatron: key_positions: want shape [9], got {list(shape)}")
+    with pytest.raises(ValueError, match=text):
+        call("whole", 2, limits=(*limits, torch.zeros(shape, dtype=torch.int64)))
+    call("whole", 2, limits=(*limits, torch.zeros(9, dtype=torch.int64)))
+
+
+def test_ranges_have_both_limits():
+    text = "megatron: varlen_ends: want where the rows end, as with varlen_starts, got None"
+    with pytest.raises(ValueError, match=text):
+        call("whole", 2, limits=(torch.zeros(4), None, None))
+
+
+@pytest.mark.parametrize("name", ["loss", "whole"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (3, 4), (4, 2), (1, 2, 4), ()])
+def test_valid_queries_are_those_that_there_are(name, shape):
+    shapes = r"\[4\] or \[1, 4\] or \[2, 4\]"
+    text = f"megatron: query_valid_rows: want shape {shapes}, got {re.escape(str(list(shape)))}"
+    with pytest.raises(ValueError, match=text):
+        call(name, 2, torch.ones(shape))
+    for valid in (torch.ones(4), torch.ones(1, 4), torch.ones(2, 4)):
+        call(name, 2, valid)
 
 
 def test_what_is_registered_and_refused(run):

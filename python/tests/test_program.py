@@ -120,6 +120,12 @@ def test_a_mistyped_command_is_answered_with_the_nearest(arguments, meant):
     assert result.stderr.endswith(f'"{arguments.split()[-1]}"; did you mean {meant}?\n')
 
 
+def test_what_compat_path_does_not_take_is_refused():
+    result = python("-m", "winnow", "compat-path", "deep_gemm")
+    assert result.returncode == 2 and not result.stdout
+    assert result.stderr == 'winnow: compat-path: want no argument, got "deep_gemm"\n'
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_has_what_python_adds(arguments):
     result = python("-m", "winnow", *arguments)

@@ -9,6 +9,7 @@ import torch
 import winnow.__main__
 from processes import ONE_THREAD, forked, run_here
 from winnow.transformers import bench as module
+from winnow.transformers import bench_ranks
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "finetune_dsa" / "finetune.py"
 
@@ -57,6 +58,22 @@ def _rows(monkeypatch, capsys, *more):
         winnow.__main__.main()
     assert end.value.code == 0
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--tokens", "-1"), "argument --tokens: want 1 or more, got -1"),
+        (("--tokens", "160", "0"), "argument --tokens: want 1 or more, got 0"),
+        (("--device", "tpu"), "argument --device: invalid choice: 'tpu'"),
+        (("--device", "meta"), "argument --device: invalid choice: 'meta'"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(options, text, capsys):
+    for main in (module.main, bench_ranks.main):
+        with pytest.raises(SystemExit) as end:
+            main(list(options))
+        assert end.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_bench_shows_time_and_memory_of_both(monkeypatch, capsys):

@@ -70,6 +70,12 @@ def _help(arguments: List[str]) -> int:
     return code
 
 
+def _refused(text: str) -> int:
+    """The exit code of bad usage, which the text describes."""
+    print(text, file=sys.stderr)
+    return 2
+
+
 def _refuse_if_nearest(given: str, known: List[str], argument: str) -> None:
     """Ends the process where a word that Python does not know is like one that it does."""
     # No less like it: expert_parallel, which the program knows, is a little like context_parallel.
@@ -77,8 +83,7 @@ def _refuse_if_nearest(given: str, known: List[str], argument: str) -> None:
         text = (
             f'winnow: {argument}: want {" or ".join(known)}, got "{given}"; did you mean {near[0]}?'
         )
-        print(text, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(_refused(text))
 
 
 def _printing(command: Callable[[List[str]], int], arguments: List[str]) -> int:
@@ -115,6 +120,8 @@ def main() -> None:
     if sys.argv[1:2] == ["compat-path"]:
         from winnow import compat
 
+        if sys.argv[2:]:
+            sys.exit(_refused(f'winnow: compat-path: want no argument, got "{sys.argv[2]}"'))
         sys.exit(_printing(lambda arguments: print(compat.path()) or 0, sys.argv[2:]))
     if sys.argv[1:2]:
         _refuse_if_nearest(sys.argv[1], ["compat-path"], "command")

@@ -13,6 +13,7 @@ code, and logs why: the logger "winnow.megatron" warns once for each reason.
 """
 
 import functools
+import itertools
 import logging
 from typing import (
     Any,
@@ -193,18 +194,31 @@ def _check_batch(batch: int, name: str, got: int) -> None:
         refuse("winnow.megatron", name, f"a batch of {batch}, as the first argument has", got)
 
 
-def _sequences(**tensors: Tensor) -> Iterator[Tuple[Tensor, ...]]:
-    """Those of each sequence of a batch, from [rows, batch, ...]: views."""
+def _check_shape(name: str, got: Tensor, *wanted: Sequence[int]) -> None:
+    if got.shape not in wanted:
+        shapes = " or ".join(str(list(shape)) for shape in wanted)
+        refuse("winnow.megatron", name, f"shape {shapes}", list(got.shape))
+
+
+def _sequences(order: Optional[Tensor] = None, **tensors: Tensor) -> Iterator[Tuple[Tensor, ...]]:
+    """Those of each sequence of a batch, from [rows, batch, ...]: views. The names of keys begin
+    with k; they are put into `order`."""
     batch = next(iter(tensors.values())).shape[1]
+    counts: Dict[str, int] = {}
     for name, tensor in tensors.items():
         _check_batch(batch, name, tensor.shape[1])
+        of, got = "keys" if name[0] == "k" else "queries", len(tensor)
+        if got != counts.setdefault(of, got):
+            refuse("winnow.megatron", name, f"{counts[of]} {of}, as the tensors before have", got)
 
-    def parts(tensor: Tensor) -> Sequence[Tensor]:
+    def parts(name: str, tensor: Tensor) -> Sequence[Tensor]:
+        if order is not None and name[0] == "k":
+            tensor = tensor.index_select(0, order)
         tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
         # The backward pass of unbind() copies.
         return (tensor.squeeze(1),) if tensor.shape[1] == 1 else tensor.unbind(1)
 
-    return zip(*map(parts, tensors.values()), strict=True)
+    return zip(*itertools.starmap(parts, tensors.items()), strict=True)
 
 
 # Without sequences results have no elements, but the shapes and the graph of some input.
@@ -294,6 +308,8 @@ def _loss(
     every = torch.stack(losses) if losses else weights.sum(-1).mT
     count: Union[int, Tensor] = max(1, every.numel())
     if valid is not None:
+        batch, queries = every.shape
+        _check_shape("query_valid_rows", valid, (queries,), (1, queries), (batch, queries))
         valid = torch.atleast_2d(valid.bool()).expand_as(every)
         every, count = torch.where(valid, every, 0), valid.sum().clamp(min=1)
     total = every.sum()
@@ -311,10 +327,13 @@ def _ranges(
     sees begin and end in it)."""
     queries, rows = query.shape[0], key.shape[0]
     order = None
-    if starts is None or ends is None:  # causal
+    if starts is None:  # causal
         ends = torch.arange(1, queries + 1, device=query.device)
         starts = torch.zeros_like(ends)
+    elif ends is None:
+        refuse("winnow.megatron", "varlen_ends", "where the rows end, as with varlen_starts", None)
     elif key_positions is not None:
+        _check_shape("key_positions", key_positions, (rows,))
         positions, order = key_positions.long().sort(stable=True)
         starts, ends = (torch.searchsorted(positions, limit.long()) for limit in (starts, ends))
     return order, starts.clamp(0, rows).int(), ends.clamp(0, rows).int()
@@ -446,11 +465,9 @@ def run_fused_dsa_attention(
     _check_values(config.kv_lora_rank)
     _check_attention(query, key, with_loss, backward=True)
     order, *limits = _ranges(varlen_starts, varlen_ends, key_positions, query, key)
-    if order is not None:
-        key, k_indexer = key.index_select(0, order), k_indexer.index_select(0, order)
     outs, losses = [], []
     tensors = {"q_indexer": q, "k_indexer": k_indexer, "indexer_weights": weights}
-    for *indexer, of_heads, rows in _sequences(**tensors, query=query, key=key):
+    for *indexer, of_heads, rows in _sequences(order, **tensors, query=query, key=key):
         scored, attending = _Scored(*indexer, *limits), _Attending(of_heads, rows, softmax_scale)
         indices = scored.choose(indexer_topk)
         out, lse = attending.attend(indices)

@@ -31,6 +31,7 @@ __version__ = "2.8.1"
 
 Tensor = torch.Tensor
 _F8 = torch.float8_e4m3fn
+_BYTES = {torch.int8, _F8}  # which may be viewed as uint8
 _ALIGNMENT = 64  # columns between the rows of a result, for kernels that read it in vectors
 
 # The arguments of winnow.indexer whose names here are others.
@@ -126,7 +127,7 @@ def _values(name: str, q: Any) -> Any:
         q = q[0]
     if getattr(q, "dtype", None) is not _F8:
         shape_of(name, "q", q)
-        refuse(name, "q", f"dtype {_F8}", q.dtype)
+        refuse(name, "q", f"dtype {_F8}", getattr(q, "dtype", type(q).__name__))
     return q
 
 
@@ -296,16 +297,22 @@ def _paged(
         fits = False
     if not fits:
         _refuse_shapes(name, q, kv_cache, weights)
-    try:
-        bytes_ = kv_cache if kv_cache.dtype is torch.uint8 else kv_cache.view(torch.uint8)
-        pages = bytes_.view(blocks, 64 * row)
-        weights = weights.view(b, next_n, h)
-    except TypeError:
+    if getattr(kv_cache, "dtype", None) is not torch.uint8:
         _check_tensor(name, "kv_cache", kv_cache)
-        _check_tensor(name, "weights", weights)
-        raise
+        if (
+            kv_cache.dtype not in _BYTES
+        ):  # torch crashes where a quantized tensor is viewed as bytes
+            refuse(name, "kv_cache", "dtype torch.uint8", kv_cache.dtype)
+        kv_cache = kv_cache.view(torch.uint8)
+    try:
+        pages = kv_cache.view(blocks, 64 * row)
     except RuntimeError:  # their rows are not adjacent
         refuse(name, "kv_cache", "blocks that are contiguous", f"strides {kv_cache.stride()}")
+    try:
+        weights = weights.view(b, next_n, h)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        _check_tensor(name, "weights", weights)
+        refuse(name, "weights", "a dense tensor in memory", weights.layout)
     logits = _rows(queries, columns, q)
     try:
         indexer.scores_paged(

@@ -359,7 +359,8 @@ def flash_mla_sparse_fwd(
     if sm_scale is None:
         refuse(name, "sm_scale", "a number", sm_scale)
     if getattr(indices, "ndim", 3) != 3:
-        refuse(name, "indices", "3 dimensions [s_q, 1, topk]", f"shape {list(indices.shape)}")
+        shape = list(shape_of(name, "indices", indices))
+        refuse(name, "indices", "3 dimensions [s_q, 1, topk]", f"shape {shape}")
     try:
         first = operator.index(indexer_topk)
     except TypeError:

@@ -244,16 +244,31 @@ def _line(row: Dict[str, Any]) -> str:
     return text + ("" if "reached" not in row else "  reached" if row["reached"] else "  MISSED")
 
 
+def _tokens(text: str) -> int:
+    tokens = int(text)
+    if tokens < 1:
+        raise argparse.ArgumentTypeError(f"want 1 or more, got {tokens}")
+    return tokens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of both benchmarks of layers."""
+    known = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    default = known[-1]
+    parser.add_argument(
+        "--device", choices=known, default=default, help=f"cpu or cuda; here {default}"
+    )
+    parser.add_argument("--tokens", type=_tokens, nargs="+", help="lengths of the sequence")
+
+
 def main(arguments: List[str]) -> int:
     """Prints the table; 1 if --check is given and a target is missed."""
     description = str(__doc__).replace("``", "")
     parser = argparse.ArgumentParser(prog="winnow bench transformers", description=description)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, help=f"cpu or cuda; here {default}")
+    add_arguments(parser)
     parser.add_argument(
         "--family", choices=_FAMILIES, default=_FAMILIES[0], help=f"default: {_FAMILIES[0]}"
     )
-    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of the sequence")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     options = parser.parse_args(arguments)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from winnow.context_parallel.group import KEYS, ContextParallel
-from winnow.transformers.bench import _Layer
+from winnow.transformers.bench import _Layer, add_arguments
 from winnow.transformers.memory import peak
 from winnow.transformers.placed import Placed
 from winnow.transformers.registry import prepare
@@ -155,9 +155,7 @@ def main(arguments: List[str]) -> int:
     """Prints the table on rank 0; 1 if --check is given and a limit is missed."""
     description = str(__doc__).replace("``", "")
     parser = argparse.ArgumentParser(prog="winnow bench context_parallel", description=description)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, help=f"cpu or cuda; here {default}")
-    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of the sequence")
+    add_arguments(parser)
     parser.add_argument("--keys", choices=KEYS, nargs="+", default=KEYS[:1],
                         help=f"one or both; default: {KEYS[0]}")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON list")

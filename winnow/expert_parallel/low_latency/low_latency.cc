@@ -56,6 +56,17 @@ void PendingCalls::end(const PendingCall& call) {
   std::erase_if(pending_, [&](const PendingCall& one) { return one.epoch == call.epoch; });
 }
 
+void PendingCalls::drop(const PendingCall& call) {
+  end(call);
+  dropped_.insert(call.sent);
+}
+
+void PendingCalls::check_received(const Check& check, LowLatencySent sent) const {
+  const bool pending = std::ranges::find(pending_, sent, &PendingCall::sent) != pending_.end();
+  check.that(!pending && !dropped_.contains(sent), "dispatched", "a dispatch that was received",
+             pending ? "one that was only sent" : "one that failed");
+}
+
 // ---- What ranks say.
 
 LowLatencyNote note_of(const Error* refusal, int format, std::int64_t tokens) {
@@ -214,11 +225,12 @@ void check_dispatch(const Check& check, const LowLatencyConfig& config, int worl
 }
 
 void check_combine(const Check& check, const LowLatencyConfig& config, int world,
-                   const LowLatencyCombineArgs& args) {
+                   const PendingCalls& dispatches, const LowLatencyCombineArgs& args) {
   if (args.refusal != nullptr) throw *args.refusal;
   const Dim experts{"E / W", config.experts / world}, rows{"W * M", world * config.max_tokens};
   const Dim hidden{"hidden", config.hidden};
   if (sends(args.part)) {
+    dispatches.check_received(check, args.dispatched);
     check.input("expert_output", args.expert_output, {experts, rows, hidden}, {DType::bf16},
                 config.device);
     check.input("pair_rows", args.pair_rows,
@@ -299,8 +311,9 @@ LowLatencySent LowLatency::combine(const LowLatencyCombineArgs& args) {
   const char* operation = kLowLatencyNames[kLowLatencyCombine];
   LowLatencyBackend& backend = open(operation);
   using A = LowLatencyCombineArgs;
-  constexpr Members<&A::expert_output, &A::pair_rows, &A::expert_indices, &A::weights, &A::out,
-                    &A::wait_statistics, &A::part, &A::sent, &A::stream, &A::refusal>
+  constexpr Members<&A::expert_output, &A::pair_rows, &A::dispatched, &A::expert_indices,
+                    &A::weights, &A::out, &A::wait_statistics, &A::part, &A::sent, &A::stream,
+                    &A::refusal>
       members;
   return logged(members, operation, rank_, args, which_, [&] { return backend.combine(args); });
 }

@@ -78,8 +78,10 @@ struct LowLatencyDispatchArgs {
 // `send` the others. If `send` has expert_indices and weights, too, the ranks of a GPU may add the
 // rows of a token before they send them, which is less data.
 struct LowLatencyCombineArgs {
-  ConstTensorView expert_output{};   // [e, W * M, H] bf16
-  ConstTensorView pair_rows{};       // of the dispatch
+  ConstTensorView expert_output{};  // [e, W * M, H] bf16
+  ConstTensorView pair_rows{};      // of the dispatch
+  // The dispatch, if it was sent alone: refused until it is received, which writes pair_rows.
+  LowLatencySent dispatched = LowLatencySent::none;
   ConstTensorView expert_indices{};  // [n, k] i32 or i64, as in the dispatch
   ConstTensorView weights{};         // [n, k] f32
   TensorView out{};                  // [n, H] bf16
@@ -102,7 +104,9 @@ struct LowLatencyCombineArgs {
 //
 // `pair_rows` [s, t, k] is x * W * M + i where output[x, i] is the row of pair (t, k) of rank s,
 // and -1 where that pair's expert is not on this rank. It is all that combine() reads of a
-// dispatch: callers may keep several, and pass them in any order.
+// dispatch: callers may keep several, and pass them in any order. A dispatch that was sent alone is
+// named by `dispatched`, so that a combine before it is received is refused; on the CPU also one
+// after a receive that has thrown what another rank refused.
 //
 // combine(): out[t] = sum over k of weights[t, k] * row(t, k), accumulated in f32 from +0: of the
 // experts of each rank in ascending order of k, then of the ranks in ascending order. Each product

@@ -179,7 +179,7 @@ class CpuLowLatency : public LowLatencyBackend {
           peer == rank() ? call.message
                          : note(rank(), call.epoch, peer).read(by(peer), config_.max_tokens);
       if (message.refusal != 0) {
-        end(call);
+        drop(call);
         throw error_from_message(
             code_of(message.refusal), name_,
             "rank " + std::to_string(peer) + ": " + untrusted_text(message.text));
@@ -190,7 +190,7 @@ class CpuLowLatency : public LowLatencyBackend {
                 ", " + name_of_format(message.format) + " on rank " + std::to_string(peer);
     }
     if (differs) {
-      end(call);
+      drop(call);
       throw Error(ErrorCode::invalid_argument, name_, *differs,
                   {.differing = "format", .reason = ErrorReason::arguments_differ});
     }
@@ -205,6 +205,14 @@ class CpuLowLatency : public LowLatencyBackend {
   // This rank has received the call, or will not.
   void end(const PendingCall& call) {
     pending().end(call);
+    free_places();
+  }
+  // Its results are not written.
+  void drop(const PendingCall& call) {
+    pending().drop(call);
+    free_places();
+  }
+  void free_places() {
     const std::uint64_t epoch = pending().consumed();
     for_each_peer([&](int peer) {
       store_release(word(peers_[size(peer)], layout_.consumed_word(call_, rank())), epoch);
@@ -406,7 +414,7 @@ LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
     });
   };
   const auto check_args = [&] {
-    check_combine(Check(name_), config_, world_, args);
+    check_combine(Check(name_), config_, world_, pending_[kLowLatencyDispatch], args);
     if (args.expert_indices.present()) read_experts(Check(name_), config_, args.expert_indices);
     pair_rows = read_pair_rows(Check(name_), args);
   };
@@ -416,7 +424,7 @@ LowLatencySent CpuLowLatency::send(const LowLatencyCombineArgs& args) {
 void CpuLowLatency::receive(const LowLatencyCombineArgs& args, const PendingCall& call) {
   const auto read = [&] { return read_experts(Check(name_), config_, args.expert_indices); };
   if (args.part == CallPart::receive) {
-    check_combine(Check(name_), config_, world_, args);
+    check_combine(Check(name_), config_, world_, pending_[kLowLatencyDispatch], args);
     read();  // what is refused here can be received once more
   }
   const Received received = receive(call, 0);

@@ -214,7 +214,7 @@ LowLatencySent CudaLowLatency::dispatch(const LowLatencyDispatchArgs& args) {
 
 LowLatencySent CudaLowLatency::combine(const LowLatencyCombineArgs& args) {
   return run(kLowLatencyCombine, args, [&](const Check& check) {
-    check_combine(check, config_, world_, args);
+    check_combine(check, config_, world_, pending_[kLowLatencyDispatch], args);
     if (sends(args.part)) check_vectors(check, "expert_output", args.expert_output);
   });
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "winnow/core/check.h"
@@ -52,12 +53,17 @@ class PendingCalls {
   PendingCall find(const Check& check, LowLatencySent sent) const;
   // Removes a call that has been received, or never will be.
   void end(const PendingCall& call);
+  // The same for one that failed when it was to be received: its results are not written.
+  void drop(const PendingCall& call);
+  // Throws Error (invalid_argument), naming `dispatched`, if its results are not written.
+  void check_received(const Check& check, LowLatencySent sent) const;
   // All up to this epoch are over.
   std::uint64_t consumed() const { return pending_.empty() ? last_ : pending_.front().epoch - 1; }
 
  private:
   std::uint64_t last_ = 0;
   std::vector<PendingCall> pending_;
+  std::set<LowLatencySent> dropped_;
 };
 
 // What a rank says of a call: the refusal, if it is not null, or the rest.
@@ -74,7 +80,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world);
 void check_dispatch(const Check& check, const LowLatencyConfig& config, int world,
                     const LowLatencyDispatchArgs& args);
 void check_combine(const Check& check, const LowLatencyConfig& config, int world,
-                   const LowLatencyCombineArgs& args);
+                   const PendingCalls& dispatches, const LowLatencyCombineArgs& args);
 
 std::unique_ptr<LowLatencyBackend> make_low_latency_cpu(std::shared_ptr<Transport> transport,
                                                         const LowLatencyConfig& config);

@@ -213,6 +213,7 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, nb::handle d
     call.use_stream(stream);
     args.expert_output = call.input("expert_output", expert_output);
     args.pair_rows = call.input("pair_rows", arrived->pair_rows);
+    args.dispatched = arrived->sent;
     args.expert_indices = call.input("expert_indices", expert_indices);
     args.weights = call.input("weights", weights);
     args.out = call.output("out", out, DType::bf16,
@@ -300,7 +301,8 @@ constexpr const char* kCombineDoc =
 
 Args:
     expert_output: [E / W, W * M, H], bfloat16, in the order of the rows that dispatch() returned.
-    dispatched: the result of dispatch(), of which its pair_rows are read.
+    dispatched: the result of dispatch(), of which its pair_rows are read. One with part "send" is
+        refused until it is received.
     expert_indices: as passed to dispatch(); weights: [n, k], float32.
     part, wait_statistics, stream: as in dispatch().
     out: [n, H], bfloat16, to write into; new if None. With part "receive" the result of the call

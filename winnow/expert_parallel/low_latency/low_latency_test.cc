@@ -2,6 +2,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 
 #include <algorithm>
+#include <cstring>
 #include <latch>
 #include <memory>
 #include <optional>
@@ -321,6 +322,90 @@ TEST_P(ThreeRanks, RefuseToReceiveWhatIsNotInFlight) {
     EXPECT_EQ(receive(mine, mine.dispatch(send)), "");
     place(rank).wait();
   });
+  expect_working();
+}
+
+// What a rank combines before it has received it is refused on all ranks, and nothing is written.
+// Afterwards it is a dispatch like any other.
+TEST_P(ThreeRanks, RefuseToCombineWhatIsOnlySent) {
+  make(false);
+  LowLatencySent sent[kWorld];
+  std::vector<Tensor> before(kWorld);
+  const auto combine = [&](int rank, CallPart part) {
+    LowLatencyCombineArgs args = tensors(rank).combine_args(part);
+    args.dispatched = sent[rank];
+    layer(rank).combine(args);
+  };
+  const auto receive = [&](int rank) {
+    LowLatencyDispatchArgs args = tensors(rank).dispatch_args(CallPart::receive);
+    args.sent = sent[rank];
+    layer(rank).dispatch(args);
+  };
+  const std::string operation = "expert_parallel::low_latency_combine: ",
+                    text =
+                        "dispatched: want a dispatch that was received, got one that was only "
+                        "sent";
+  for (const CallPart part : {CallPart::both, CallPart::send}) {
+    if (part == CallPart::send && on_gpu()) continue;  // it is the same check there
+    const auto outcomes = run([&](int rank) {
+      LowLatencyTensors& mine = tensors(rank);
+      layer(rank).dispatch(mine.dispatch_args(CallPart::both));
+      mine.make_expert_output();
+      sent[rank] = layer(rank).dispatch(mine.dispatch_args(CallPart::send));
+      if (rank != 1) receive(rank);
+      before[std::size_t(rank)] = place(rank).to_host(mine.combine_args(part).out);
+      combine(rank, rank == 1 ? part : CallPart::both);
+      settle(rank);
+    });
+    for (int rank = 0; rank < kWorld; ++rank) {
+      const bool own = rank == 1 && (on_gpu() || part == CallPart::send);
+      EXPECT_EQ(outcomes[std::size_t(rank)].text, operation + (own ? "" : "rank 1: ") + text);
+      EXPECT_EQ(outcomes[std::size_t(rank)].code, ErrorCode::invalid_argument);
+      if (on_gpu() && rank != 1) continue;  // its results are unspecified
+      const Tensor after = place(rank).to_host(tensors(rank).combine_args(part).out);
+      const auto bytes = std::size_t(after.view().numel()) * 2;
+      EXPECT_EQ(std::memcmp(after.view().data(), before[std::size_t(rank)].view().data(), bytes),
+                0);
+    }
+    run([&](int rank) {
+      if (rank == 1 && on_gpu()) settle(rank);
+    });
+    expect_all_return(run([&](int rank) {
+      if (rank == 1) receive(rank);
+      combine(rank, CallPart::both);
+      Comparisons comparisons;
+      tensors(rank).check_combined(comparisons);
+      expect_passed(comparisons);
+    }));
+  }
+}
+
+// A dispatch of which rank 1 has refused its arguments has no rows on any rank.
+TEST_P(ThreeRanks, RefuseToCombineADispatchThatFailed) {
+  if (on_gpu()) GTEST_SKIP() << "the other ranks hear of it in a later call";
+  make(false);
+  expect_working();
+  LowLatencySent sent[kWorld] = {};
+  run([&](int rank) {
+    LowLatencyTensors& mine = tensors(rank);
+    layer(rank).dispatch(mine.dispatch_args(CallPart::both));
+    mine.make_expert_output();
+    LowLatencyDispatchArgs args = mine.dispatch_args(CallPart::send);
+    if (rank == 1) args.input = {};
+    sent[rank] = layer(rank).dispatch(args);
+    args = mine.dispatch_args(CallPart::receive);
+    args.sent = sent[rank];
+    layer(rank).dispatch(args);
+  });
+  for (const Outcome& outcome : run([&](int rank) {
+         LowLatencyCombineArgs args = tensors(rank).combine_args(CallPart::both);
+         args.dispatched = rank == 0 ? sent[rank] : LowLatencySent::none;
+         layer(rank).combine(args);
+       })) {
+    EXPECT_EQ(outcome.text,
+              "expert_parallel::low_latency_combine: rank 0: dispatched: want a dispatch that was "
+              "received, got one that failed");
+  }
   expect_working();
 }
 

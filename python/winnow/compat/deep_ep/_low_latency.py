@@ -43,25 +43,13 @@ class Handle(tuple):
     key: Key
     layer: LowLatency
     dispatched: LowLatencyDispatched
-    hook: "Optional[_Hook]"
 
     @classmethod
-    def of(
-        cls,
-        key: Key,
-        layer: LowLatency,
-        dispatched: LowLatencyDispatched,
-        hook: "Optional[_Hook]",
-    ) -> "Handle":
+    def of(cls, key: Key, layer: LowLatency, dispatched: LowLatencyDispatched) -> "Handle":
         sizes = (key.max_tokens, key.hidden, key.experts)
         handle = cls((dispatched.source_tokens, dispatched.ranges, *sizes))
-        handle.key, handle.layer, handle.dispatched, handle.hook = key, layer, dispatched, hook
+        handle.key, handle.layer, handle.dispatched = key, layer, dispatched
         return handle
-
-    @property
-    def received(self) -> bool:
-        """Whether the rows are there: its memory is not written before."""
-        return self.hook is None or self.hook.received
 
 
 class LowLatencyBuffer:
@@ -171,10 +159,10 @@ class LowLatencyBuffer:
             with torch.no_grad():
                 return self._layers.call_low_latency(key, layer, dispatch)
 
-        hook: Optional[_Hook] = None
+        hook: Optional[Callable[[], None]] = None
         if return_recv_hook:
             arrived, event = call("send"), EventOverlap()
-            hook = _Hook(lambda: call("receive", arrived), "dispatch")
+            hook = _hook(lambda: call("receive", arrived), "dispatch")
         else:
             (arrived, *_), event = self._stream.run(
                 key.device,
@@ -184,10 +172,11 @@ class LowLatencyBuffer:
                 async_finish,
             )
         rows = arrived.output if arrived.scales is None else (arrived.output, arrived.scales)
-        return rows, arrived.counts, Handle.of(key, layer, arrived, hook), event, hook
+        return rows, arrived.counts, Handle.of(key, layer, arrived), event, hook
 
     @entry(
         lambda layers, why: layers.refuse_low_latency(LowLatency._refuse_combine, why),
+        dispatched="handle",
         wait_statistics="combine_wait_recv_cost_stats",
         part="return_recv_hook",
     )
@@ -239,8 +228,6 @@ class LowLatencyBuffer:
             why = ("use_logfmt", "False: rows travel as bfloat16 only", use_logfmt)
         if not why and not isinstance(handle, Handle):
             why = ("handle", "one of low_latency_dispatch()", type(handle).__name__)
-        if not why and not handle.received:
-            why = ("handle", "one whose hook was called", "one that waits for its hook")
         if not why and not usable(x):
             why = ("x", "a tensor [e, W * M, H]", described(x))
         why = why or wrong_indices(topk_idx)
@@ -277,10 +264,10 @@ class LowLatencyBuffer:
             if out is None:
                 sizes = (len(indices), handle.key.hidden)
                 out = torch.empty(sizes, dtype=torch.bfloat16, device=x.device)
-            return out, EventOverlap(), _Hook(lambda: call("both", out), "combine")
+            return out, EventOverlap(), _hook(lambda: call("both", out), "combine")
         if return_recv_hook:
             sent = call("send", out)
-            return sent.out, EventOverlap(), _Hook(lambda: call("receive", sent), "combine")
+            return sent.out, EventOverlap(), _hook(lambda: call("receive", sent), "combine")
         given = (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats)
         (combined,), event = self._stream.run(
             indices.device, lambda: (call("both", out),), given, None, async_finish
@@ -365,17 +352,18 @@ def _wrong_overlapped(
     return None
 
 
-class _Hook:
+def _hook(receive: Callable[[], Any], name: str) -> Callable[[], None]:
     """The hook of a call, which receives the results of that call, once."""
+    receive, received = later(receive), False
 
-    def __init__(self, receive: Callable[[], Any], name: str) -> None:
-        self._receive, self._name, self.received = later(receive), name, False
+    def hook() -> None:
+        nonlocal received
+        if received:
+            refuse_call(f"deep_ep.Buffer.low_latency_{name}", "its hook was called before")
+        receive()
+        received = True
 
-    def __call__(self) -> None:
-        if self.received:
-            refuse_call(f"deep_ep.Buffer.low_latency_{self._name}", "its hook was called before")
-        self._receive()
-        self.received = True
+    return hook
 
 
 def _with_tensors(arrived: LowLatencyDispatched) -> Tuple:
