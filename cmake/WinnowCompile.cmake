@@ -107,6 +107,22 @@ function(winnow_precompile_as target other)
   endif()
 endfunction()
 
+# Compiles the files of a target by groups, in builds from scratch: what they have in common costs once, which is half of
+# the time. No group has two files of a family, as those may give the same name to things of their own.
+function(winnow_compile_together target)
+  if(NOT WINNOW_PRECOMPILE)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "^${PROJECT_SOURCE_DIR}/winnow/")
+  foreach(source IN LISTS sources)
+    string(REGEX REPLACE "^${PROJECT_SOURCE_DIR}/winnow/([^/]*)/.*" "\\1" family ${source})
+    math(EXPR of_${family} "0${of_${family}} + 1")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${of_${family}})
+  endforeach()
+endfunction()
+
 # Code that judges the library: AddressSanitizer watches what it hands over, while UBSan, a quarter of the
 # compiler's time, is for the library.
 function(winnow_judges target)
@@ -172,7 +188,8 @@ function(winnow_gtest target)
       file(WRITE ${PROJECT_BINARY_DIR}/gtest_headers.cc "")
       add_executable(gtest_headers ${PROJECT_BINARY_DIR}/gtest_headers.cc)
       winnow_gtest_program(gtest_headers)
-      target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+      target_precompile_headers(gtest_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>
+        ${PROJECT_SOURCE_DIR}/winnow/testing/expect.h)
     endif()
     target_precompile_headers(${target} REUSE_FROM gtest_headers)
   endif()

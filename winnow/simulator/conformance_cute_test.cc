@@ -205,7 +205,7 @@ const UsedProduct kUsedProducts[] = {
     {"Dkv", 256, 256, Operand::k, Operand::mn},
     {"DkvNarrow", 256, 64, Operand::k, Operand::mn64},
 };
-class CuteProducts : public Conformance, public testing::WithParamInterface<UsedProduct> {
+class CuteProducts : public Conformance, public ::testing::WithParamInterface<UsedProduct> {
  protected:
   void SetUp() override {}  // of sm90; this runs in the simulator alone
 };
@@ -254,7 +254,7 @@ TEST_P(CuteProducts, OneHotRowsShowEachElement) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, CuteProducts, testing::ValuesIn(kUsedProducts),
+INSTANTIATE_TEST_SUITE_P(All, CuteProducts, ::testing::ValuesIn(kUsedProducts),
                          [](const auto& tested) { return std::string(tested.param.by); });
 
 class CuteMoves : public CuteProducts {};

@@ -65,7 +65,7 @@ struct Shape {
   int blocks, m, n;
 };
 using Case = std::tuple<Shape, Operand, Operand, bool>;  // bool: one-hot rows of A
-class Products : public ConformanceSm100, public testing::WithParamInterface<Case> {};
+class Products : public ConformanceSm100, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(Products, StandWhereTheDocumentSays) {
   const auto [shape, layout_a, layout_b, one_hot] = GetParam();
@@ -116,7 +116,7 @@ TEST_P(Products, StandWhereTheDocumentSays) {
   }
 }
 
-std::string name_of(const testing::TestParamInfo<Case>& tested) {
+std::string name_of(const ::testing::TestParamInfo<Case>& tested) {
   const auto& [shape, a, b, one_hot] = tested.param;
   return "Blocks" + std::to_string(shape.blocks) + "M" + std::to_string(shape.m) + "N" +
          std::to_string(shape.n) + name(a) + "by" + name(b) + (one_hot ? "OneHot" : "Random");
@@ -124,12 +124,12 @@ std::string name_of(const testing::TestParamInfo<Case>& tested) {
 
 const Shape kShapes[] = {{1, 128, 64},  {1, 128, 128}, {1, 128, 256}, {2, 128, 64}, {2, 128, 128},
                          {2, 128, 256}, {2, 256, 64},  {2, 256, 128}, {2, 256, 256}};
-INSTANTIATE_TEST_SUITE_P(All, Products,
-                         testing::Combine(testing::ValuesIn(kShapes),
-                                          testing::Values(Operand::k, Operand::mn),
-                                          testing::Values(Operand::k, Operand::mn, Operand::mn64),
-                                          testing::Bool()),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    All, Products,
+    ::testing::Combine(::testing::ValuesIn(kShapes), ::testing::Values(Operand::k, Operand::mn),
+                       ::testing::Values(Operand::k, Operand::mn, Operand::mn64),
+                       ::testing::Bool()),
+    name_of);
 
 TEST_F(ConformanceSm100, TensorMemoryMoves) {
   const Words in = random_words(4096, 31), out = run(launch_tensor_moves, in, 8192);

@@ -19,7 +19,7 @@ namespace winnow::conformance {
 
 using Words = std::vector<std::uint32_t>;
 
-class Conformance : public testing::Test {
+class Conformance : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const BackendStatus& status : backends()) {

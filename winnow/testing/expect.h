@@ -1,10 +1,11 @@
 // Expectations that the tests of several rooms share. Only for tests: needs GoogleTest.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <ostream>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,8 +22,8 @@
 namespace winnow::testing {
 
 // `call` throws an Error of this code whose what() is exactly `text`.
-template <class Call>
-void expect_error(const Call& call, ErrorCode code, const std::string& text) {
+inline void expect_error(const std::function<void()>& call, ErrorCode code,
+                         const std::string& text) {
   try {
     call();
     ADD_FAILURE() << "no error; wanted: " << text;
@@ -101,18 +102,6 @@ inline void expect_case_passes(std::string_view operation, const Case& test) {
                                 << " --case " << test.name;
 }
 
-// How GoogleTest shows a case.
-inline void PrintTo(const Case& test, std::ostream* stream) { *stream << test.shape; }
-
-// A name that GoogleTest accepts.
-inline std::string test_name(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = info.param.name;
-  for (char& letter : name) {
-    if (letter == '-') letter = '_';
-  }
-  return name;
-}
-
 inline const Operation& operation_named(std::string_view name) {
   for (const Operation& operation : operations()) {
     if (operation.name == name) return operation;
@@ -120,15 +109,33 @@ inline const Operation& operation_named(std::string_view name) {
   throw Error(ErrorCode::internal, "testing", "no operation " + std::string(name));
 }
 
-// Defines the tests Table/Suite.MatchesTheOracle/CASE of an operation's case table.
-#define WINNOW_CASE_TABLE(Suite, operation)                                                   \
-  class Suite : public ::testing::TestWithParam<::winnow::testing::Case> {};                  \
-  TEST_P(Suite, MatchesTheOracle) {                                                           \
-    ::winnow::testing::expect_case_passes(operation, GetParam());                             \
-  }                                                                                           \
-  INSTANTIATE_TEST_SUITE_P(                                                                   \
-      Table, Suite, ::testing::ValuesIn(::winnow::testing::operation_named(operation).cases), \
-      ::winnow::testing::test_name)
+class CaseTest : public ::testing::Test {
+ public:
+  CaseTest(const std::string& operation, const Case& test) : operation_(operation), test_(test) {}
+  void TestBody() override { expect_case_passes(operation_, test_); }
+
+ private:
+  const std::string operation_;
+  const Case& test_;
+};
+
+inline bool register_case_table(const std::string& suite, const std::string& operation,
+                                const char* file, int line) {
+  for (const Case& test : operation_named(operation).cases) {
+    std::string name = test.name;
+    std::replace(name.begin(), name.end(), '-', '_');  // GoogleTest accepts no '-'
+    ::testing::RegisterTest(("Table/" + suite).c_str(), ("MatchesTheOracle/" + name).c_str(),
+                            nullptr, test.shape.c_str(), file, line,
+                            [operation, &test] { return new CaseTest(operation, test); });
+  }
+  return true;
+}
+
+// Defines the tests Table/Suite.MatchesTheOracle/CASE of an operation's case table. (What TEST_P
+// makes of a suite takes the compiler longer than most tests.)
+#define WINNOW_CASE_TABLE(Suite, operation)        \
+  [[maybe_unused]] const bool registered_##Suite = \
+      ::winnow::testing::register_case_table(#Suite, operation, __FILE__, __LINE__)
 
 // The same bytes, padding included. Both are dense and of the same size.
 inline bool same_bytes(const Tensor& a, const Tensor& b) {

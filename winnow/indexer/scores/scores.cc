@@ -1,7 +1,5 @@
 #include "winnow/indexer/scores/scores.h"
 
-#include <cstdint>
-#include <limits>
 #include <string>
 
 #include "winnow/cpu/entry.h"
@@ -12,10 +10,8 @@ namespace winnow::indexer {
 
 void check_width(const Check& check, const ScoresArgs& args) {
   if (!args.width.has_value()) return;
-  const std::string width = std::to_string(*args.width);
-  check.that(*args.width >= 0 && *args.width <= std::numeric_limits<std::int32_t>::max(), "width",
-             "0 to 2^31 - 1", width);
-  check.that(!args.indices.present(), "width", "none beside indices", width);
+  check_range_of_width(check, args.width);
+  check.that(!args.indices.present(), "width", "none beside indices", std::to_string(*args.width));
   check.that(args.key_start.present(), "key_start", "a tensor [s_q], which width needs", "none");
 }
 

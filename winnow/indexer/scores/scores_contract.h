@@ -1,6 +1,10 @@
 // What scores() takes. Internal.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
 #include <tuple>
 
 #include "winnow/indexer/problem_contract.h"
@@ -9,6 +13,12 @@
 namespace winnow::indexer {
 
 void check_width(const Check& check, const ScoresArgs& args);
+// The part of it that a binding asks before it makes a result of that width.
+inline void check_range_of_width(const Check& check, const std::optional<std::int64_t>& width) {
+  const std::int64_t columns = width.value_or(0);
+  check.that(columns >= 0 && columns <= std::numeric_limits<std::int32_t>::max(), "width",
+             "0 to 2^31 - 1", std::to_string(columns));
+}
 
 struct ScoresTable {
   using Args = ScoresArgs;

@@ -1,9 +1,5 @@
 // Python binding of indexer::scores.
 
-#include <cstdint>
-#include <limits>
-#include <string>
-
 #include "winnow/indexer/scale_py.h"
 #include "winnow/indexer/scores/scores.h"
 #include "winnow/indexer/scores/scores_contract.h"
@@ -21,12 +17,7 @@ constexpr Declaration<indexer::kScores> kScores(
 nb::object scores(const Arguments<kScores>& given) {
   Call call = given.call();
   indexer::ScoresArgs args = given.read(call);
-  // Before anything is allocated.
-  const std::int64_t width = args.width.value_or(0);
-  if (width < 0 || width > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(ErrorCode::invalid_argument, kScores.operation, "width", "0 to 2^31 - 1",
-                std::to_string(width));
-  }
+  indexer::check_range_of_width(Check(kScores.operation), args.width);
   nb::object out = given.get<"out">();
   given.output<&indexer::ScoresArgs::scores>(call, args, out);
   given.run(call, args, indexer::scores);

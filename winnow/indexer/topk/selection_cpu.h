@@ -89,4 +89,10 @@ class Selection {
   std::vector<Candidate> candidates_;
 };
 
+// Into how many parts the rows are cut where there are at least twice as many workers as groups of
+// queries: parts of a group have selections of their own, merged in the order of the rows.
+inline std::int64_t parts_of_rows(std::int64_t workers, std::int64_t groups, std::int64_t blocks) {
+  return std::max<std::int64_t>(1, std::min(workers / groups, blocks));
+}
+
 }  // namespace winnow::indexer

@@ -76,10 +76,7 @@ void choose_buffered(const TopkParams& params, const Executor& executor) {
   const std::int64_t together = std::clamp<std::int64_t>(
       std::min(kBufferBytes / bytes, (problem.s_q + workers - 1) / workers), 1, 8);
   const std::int64_t groups = (problem.s_q + together - 1) / together;
-  // With fewer groups than workers the rows are cut into parts, whose choices are merged.
-  const std::int64_t blocks = (problem.s_k + kBlock - 1) / kBlock;
-  const std::int64_t parts =
-      std::max<std::int64_t>(1, std::min<std::int64_t>(workers / groups, blocks));
+  const std::int64_t parts = parts_of_rows(workers, groups, (problem.s_k + kBlock - 1) / kBlock);
   const std::int64_t buffers = parts > 1 ? groups * parts : std::min(groups, workers);
   std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
   for (std::vector<Selection>& group : selections) {

@@ -87,12 +87,8 @@ void topk_paged_cpu(const TopkPagedParams& params, const Executor& executor) {
   const std::int64_t together =
       std::min(params.s_q, std::clamp<std::int64_t>(kBufferBytes / bytes, 1, kMostTogether));
   const std::int64_t groups = (params.s_q + together - 1) / together;
-  // With at least twice as many workers as groups the rows are cut into parts, whose choices are
-  // merged in ascending order.
   const std::int64_t all = params.b * groups;
-  const std::int64_t blocks = (params.table + kPages - 1) / kPages;
-  const std::int64_t parts =
-      std::max<std::int64_t>(1, std::min<std::int64_t>(workers / all, blocks));
+  const std::int64_t parts = parts_of_rows(workers, all, (params.table + kPages - 1) / kPages);
   const std::int64_t buffers = parts > 1 ? all * parts : std::min(all, workers);
   std::vector<std::vector<Selection>> selections(static_cast<std::size_t>(buffers));
   for (std::vector<Selection>& group : selections) {

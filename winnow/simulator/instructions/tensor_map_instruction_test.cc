@@ -106,7 +106,7 @@ TEST(TensorMap, BoxesAreCopiedInEverySwizzle) {
     given.box[0] = swizzle == 0 ? 24 : 8u << swizzle;
     for (const std::int32_t x : {0, 8, -8, 72, 96, 104, -64}) {
       for (const std::int32_t y : {0, -3, 25, 40}) {
-        SCOPED_TRACE(testing::Message() << "swizzle " << swizzle << " at " << x << ", " << y);
+        SCOPED_TRACE(::testing::Message() << "swizzle " << swizzle << " at " << x << ", " << y);
         expect_box(given, {x, y, 3}, 2);
       }
     }

@@ -18,7 +18,7 @@ void expect_misuse(const Call& call, const char* check, const char* text) {
     ADD_FAILURE() << "nothing was reported: expected " << check << ": " << text;
   } catch (const Misuse& misuse) {
     EXPECT_STREQ(misuse.check(), check);
-    EXPECT_THAT(misuse.what(), testing::HasSubstr(text));
+    EXPECT_THAT(misuse.what(), ::testing::HasSubstr(text));
   }
 }
 

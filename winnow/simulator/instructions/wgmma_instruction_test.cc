@@ -130,7 +130,7 @@ TEST(MatrixDescriptor, KMajorOperandsAreReadInEveryLayoutAndType) {
       for (const int rows : {8, 64, 200}) {
         // Steps along K begin inside of a swizzled row.
         for (int start = 1024; start < 1024 + layout.width; start += 32) {
-          SCOPED_TRACE(testing::Message()
+          SCOPED_TRACE(::testing::Message()
                        << "width " << layout.width << ", element " << static_cast<int>(element)
                        << ", rows " << rows << ", start " << start);
           const int k = 32 / bytes_of(element);
@@ -151,7 +151,7 @@ TEST(MatrixDescriptor, MnMajorOperandsAreReadInEveryLayout) {
   for (const Layout& layout : kLayouts) {
     for (const MatrixElement element : {MatrixElement::bf16, MatrixElement::f16}) {
       for (const int rows : {8, 64, 256}) {
-        SCOPED_TRACE(testing::Message() << "width " << layout.width << ", rows " << rows);
+        SCOPED_TRACE(::testing::Message() << "width " << layout.width << ", rows " << rows);
         const std::vector<int> values = integers(rows, 16, 2);
         Shared shared(160 * 1024, std::byte{0xff});
         store(shared, layout, 3072, element, rows, 16, values, mn_major_offset);
