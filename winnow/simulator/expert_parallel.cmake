@@ -62,7 +62,7 @@ set(expert_parallel
   expert_parallel/testing/comparisons.cc
   expert_parallel/testing/low_latency_problem.cc
   expert_parallel/testing/notify_problem.cc
-  expert_parallel/testing/place.cc
+  expert_parallel/testing/rank_device.cc
   expert_parallel/testing/ranks.cc
   expert_parallel/transport/call_order.cc
   expert_parallel/transport/communicator.cc

@@ -57,7 +57,7 @@ class GpuMemory : public GpuTest {
     config.local_world_size = 2 / nodes;
     return config;
   }
-  static DispatchArgs args_of(const Place& place, const ConstTensorView& input,
+  static DispatchArgs args_of(const RankDevice& place, const ConstTensorView& input,
                               const ConstTensorView& indices) {
     return {.input = input, .expert_indices = indices, .stream = place.stream()};
   }
@@ -191,7 +191,7 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
     const auto outcomes = world_.run([&](int rank) {
       const auto at = std::size_t(rank);
       AllToAll& layer = world_.layer(rank);
-      const Place& place = world_.place(rank);
+      const RankDevice& place = world_.place(rank);
       held[at] =
           dispatch_and_check(layer, place, problem, rounds[0], rank, nullptr, comparisons[at]);
       given[at] = std::make_unique<UnwaitedDispatch>(place, rounds[1], rank);
@@ -215,7 +215,7 @@ TEST_F(GpuAbsence, OfKernelsThatRunWhenTheirLayerIsGone) {
     expect_working(world_.ranks(), anew);
     for (int rank = 0; rank < 4; ++rank) {
       const auto at = std::size_t(rank);
-      const Place place(kGpu);
+      const RankDevice place(kGpu);
       check_dispatched(place, problem, rounds[0], rank, held[at], comparisons[at]);
       expect_passed(comparisons[at]);
     }
@@ -239,7 +239,7 @@ TEST_F(GpuAbsence, OfARankWhoseTransportIsGone) {
         ranks.emplace_back([&, rank] {
           const DeviceGuard guard(kGpu);
           auto layer = std::make_unique<AllToAll>(world.transport(rank), world.store(), config);
-          const Place place(kGpu);
+          const RankDevice place(kGpu);
           Given given(place, 3, 0, 1);
           given.args.worst_case_rows = worst_case_rows;
           made.arrive_and_wait();
@@ -314,7 +314,7 @@ TEST_F(GpuFaults, NameTheRankWhoseRowsOrSumsDoNotCome) {
       std::shared_ptr<Transport> transport = ranks.transport(rank);
       if (rank == 2) transport = std::make_shared<LateTransport>(transport);
       AllToAll layer(transport, ranks.store(), on(kGpu, config));
-      const Place place(kGpu);
+      const RankDevice place(kGpu);
       Given given(place, 4, 0, 1);  // a token for each rank
       given.args.order = order;
       const Dispatched got = layer.dispatch(given.args);
@@ -347,7 +347,7 @@ TEST_F(GpuFaults, NameTheKernelWhoseBlocksFindNoRoom) {
   waiting.sm_count = 1000;
   Layers waiters = alone.layers(on(kGpu, waiting));
   std::vector<std::unique_ptr<AllToAll>> holders(2);
-  const Place places[2] = {Place(kGpu), Place(kGpu)};
+  const RankDevice places[2] = {RankDevice(kGpu), RankDevice(kGpu)};
   std::vector<std::unique_ptr<Given>> inputs(2);  // to give memory back waits for the GPU
   std::vector<Tensor> sums(2);
   expect_all_return(ranks.run([&](int rank) {
@@ -356,7 +356,7 @@ TEST_F(GpuFaults, NameTheKernelWhoseBlocksFindNoRoom) {
     if (rank == 1) transport = std::make_shared<LateTransport>(transport);
     auto& layer = holders[std::size_t(rank)];
     layer = std::make_unique<AllToAll>(transport, ranks.store(), on(kGpu, holding));
-    const Place& place = places[rank];
+    const RankDevice& place = places[rank];
     inputs[std::size_t(rank)] = std::make_unique<Given>(place, 2, 0, 1);  // a token for each rank
     const Dispatched got = layer->dispatch(inputs[std::size_t(rank)]->args);
     CombineArgs args;
@@ -366,14 +366,14 @@ TEST_F(GpuFaults, NameTheKernelWhoseBlocksFindNoRoom) {
   }));
   std::this_thread::sleep_for(milliseconds(100));
   const auto outcomes = alone.run([&](int) {
-    const Place place(kGpu);
+    const RankDevice place(kGpu);
     const Given given(place);
     waiters[0]->dispatch(given.args);
   });
   expect_timeout(outcomes[0], "expert_parallel::dispatch: rank 0 waited 0.3 s for the blocks of",
                  5);
   EXPECT_THAT(outcomes[0].text, HasSubstr(" run: other work holds its SMs"));
-  for (const Place& place : places) place.wait();
+  for (const RankDevice& place : places) place.wait();
   waiters = alone.layers(on(kGpu, waiting));
   expect_working(alone, waiters);
 }

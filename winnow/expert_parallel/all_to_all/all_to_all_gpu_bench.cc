@@ -11,7 +11,7 @@
 #include "winnow/expert_parallel/rendezvous/launch_environment.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/expert_parallel/testing/gpu_bench.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/table.h"
 
@@ -139,7 +139,7 @@ class Rank {
   }
 
   Shape shape_;
-  Place place_;
+  RankDevice place_;
   Stream stream_;
   AllToAll layer_;
   Tensor input_, indices_, sums_;

@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-cudaStream_t stream_of(const Place& place) {
+cudaStream_t stream_of(const RankDevice& place) {
   return static_cast<cudaStream_t>(place.stream().handle);
 }
 
@@ -29,7 +29,7 @@ constexpr cudaStreamCaptureMode kOfThisThread = cudaStreamCaptureModeThreadLocal
 // graph whose tensors are written between launches.
 class Recorded {
  public:
-  Recorded(AllToAll& layer, const Place& place, const Problem& problem, const Round& first,
+  Recorded(AllToAll& layer, const RankDevice& place, const Problem& problem, const Round& first,
            std::int64_t rows)
       : place_(place), rank_(layer.rank()) {
     const Round::Rank& mine = first.ranks[std::size_t(rank_)];
@@ -92,7 +92,7 @@ class Recorded {
   }
 
  private:
-  const Place& place_;
+  const RankDevice& place_;
   int rank_;
   Tensor input_, indices_, weights_, sums_;
   Dispatched dispatched_;

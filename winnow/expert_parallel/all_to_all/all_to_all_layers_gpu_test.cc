@@ -82,7 +82,7 @@ TEST_F(GpuLayers, AHundredTimesLeaveNothing) {
   for (int i = 0; i < 100; ++i) {
     const Layers layers = ranks.layers(on(kGpu, small_config(2)));
     expect_all_return(ranks.run([&](int rank) {
-      const Place place(kGpu);
+      const RankDevice place(kGpu);
       AllToAll& layer = *layers[std::size_t(rank)];
       const Given given(place);
       const Dispatched got = layer.dispatch(given.args);
@@ -105,7 +105,7 @@ TEST_F(GpuLayers, TwoAtOnceEvenIfOneEnds) {
     auto first = ranks.layer(rank, on(kGpu, problem.config()));
     const auto second = ranks.layer(rank, on(kGpu, problem.config()));
     expect_passed(run_rank(*first, problem, rounds));
-    const Place place(kGpu);
+    const RankDevice place(kGpu);
     for (int i = 0; i < 20; ++i) {
       // One closes while the other's kernels wait for the rank that is still in close().
       if (i == 10 && rank == 0) first.reset();
@@ -120,7 +120,7 @@ TEST_F(GpuLayers, TwoAtOnceEvenIfOneEnds) {
 TEST_F(GpuLayers, OutputsOutliveThem) {
   const Ranks ranks(2);
   expect_all_return(ranks.run([&](int rank) {
-    const Place place(kGpu);
+    const RankDevice place(kGpu);
     Dispatched got;
     {
       const auto layer = ranks.layer(rank, on(kGpu, small_config(2)));

@@ -143,7 +143,7 @@ std::vector<Step> random_steps(const Problem& layer, std::size_t count, Random& 
 }
 
 // Ranks that have not waited for the others learn of it in the next call.
-void expect_refusal(AllToAll& layer, const Place& place, const Step& step) {
+void expect_refusal(AllToAll& layer, const RankDevice& place, const Step& step) {
   const Config& config = layer.config();
   const bool wrong = layer.rank() == step.refused_by;
   Tensor input(config.dtype, {1, config.hidden}), indices(DType::i32, {1, config.topk});
@@ -179,7 +179,7 @@ void dawdle(Random& random) {
 }
 
 void run_steps(AllToAll& layer, const std::vector<Step>& steps, Random random) {
-  const Place place(layer.config().device);
+  const RankDevice place(layer.config().device);
   std::map<std::size_t, Dispatched> alive;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];

@@ -195,7 +195,7 @@ TEST_F(CombineGpu, ZerosArePositive) {
   for (const auto& [local, order] : {std::pair{false, RowOrder::expert_major},
                                      {true, RowOrder::expert_major},
                                      {false, RowOrder::token_major}}) {
-    expect_two_ranks_return(local, [order](int, const Place& place, AllToAll& layer) {
+    expect_two_ranks_return(local, [order](int, const RankDevice& place, AllToAll& layer) {
       Given given(place, 4, 1);  // every pair to rank 0, two of each token
       for (const int token : {0, 1}) given.choose(token, 0, 4);  // one is dropped
       given.args.order = order;
@@ -220,7 +220,7 @@ TEST_F(CombineGpu, ZerosArePositive) {
 // One row stands for all: its stride is 0.
 TEST_F(CombineGpu, OneRowForAll) {
   for (const bool local : {false, true}) {
-    expect_two_ranks_return(local, [](int rank, const Place& place, AllToAll& layer) {
+    expect_two_ranks_return(local, [](int rank, const RankDevice& place, AllToAll& layer) {
       const Given given(place, 4, 2 * (1 - rank));  // every pair to the other rank
       const Dispatched dispatched = layer.dispatch(given.args);
       Tensor row(DType::f32, {1, 16});

@@ -95,7 +95,7 @@ TEST_F(DispatchGpu, WeightsOfAnyStrideInARepeatedRouting) {
   World world(kGpu, config, 2);
   for (const std::int64_t n : {1, 4}) {
     expect_all_return(world.run([&](int rank) {
-      const Place& place = world.place(rank);
+      const RankDevice& place = world.place(rank);
       AllToAll& layer = world.layer(rank);
       Given given(place, n, 2 * (1 - rank));  // every pair to the other rank
       const float number = 1.0f + float(rank);
@@ -122,7 +122,7 @@ TEST_F(DispatchGpu, TheLaterOfTwoPairsOfARow) {
   World world(kGpu, small_config(2), 2);
   for (int attempt = 0; attempt < 5; ++attempt) {
     const auto outcomes = world.run([&](int rank) {
-      const Place& place = world.place(rank);
+      const RankDevice& place = world.place(rank);
       Given given(place, 4, 1);  // every pair to rank 0
       Tensor rows(DType::i32, {4, 2});
       for (int i = 0; i < 8; ++i) rows.values<std::int32_t>()[std::size_t(i)] = 8 * rank + i;

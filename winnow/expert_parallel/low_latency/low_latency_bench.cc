@@ -10,7 +10,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
 #include "winnow/expert_parallel/testing/gpu_bench.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/table.h"
 
@@ -110,7 +110,7 @@ class Rank {
   }
 
   Shape shape_;
-  Place place_;
+  RankDevice place_;
   Stream stream_;
   LowLatency layer_;
   Tensor input_, indices_, weights_, output_, scales_, counts_, tokens_, pairs_, pair_rows_,

@@ -26,7 +26,7 @@ struct Player {
   LowLatencyProblem problem{.name = "faults", .world = kRanks, .rounds = 2};
   std::vector<LowLatencyRound> rounds = make_rounds(problem);
   std::shared_ptr<Transport> transport;
-  Place place{me.gpu};
+  RankDevice place{me.gpu};
 
   explicit Player(const Rank& rank) : me(rank), transport(rank.join()) {}
 

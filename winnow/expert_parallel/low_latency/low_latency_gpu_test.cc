@@ -19,7 +19,7 @@ namespace {
 // written between launches.
 class Recorded {
  public:
-  Recorded(LowLatency& layer, const Place& place, const LowLatencyProblem& problem,
+  Recorded(LowLatency& layer, const RankDevice& place, const LowLatencyProblem& problem,
            const LowLatencyRound& first)
       : layer_(layer), place_(place), tensors_(place, problem, first, layer.rank()) {
     graph_ = std::make_unique<testing::Graph>(
@@ -59,7 +59,7 @@ class Recorded {
   cudaStream_t stream() const { return static_cast<cudaStream_t>(place_.stream().handle); }
 
   LowLatency& layer_;
-  const Place& place_;
+  const RankDevice& place_;
   LowLatencyTensors tensors_;
   std::unique_ptr<testing::Graph> graph_;
 };
@@ -78,7 +78,7 @@ TEST_F(LowLatencyGraphs, AreReplayedWithOtherTokensAndExperts) {
     const std::vector<LowLatencyRound> rounds = make_rounds(problem);
     const Ranks ranks(world);
     std::vector<std::unique_ptr<LowLatency>> layers(static_cast<std::size_t>(world));
-    std::vector<std::unique_ptr<Place>> places(static_cast<std::size_t>(world));
+    std::vector<std::unique_ptr<RankDevice>> places(static_cast<std::size_t>(world));
     std::vector<std::unique_ptr<Recorded>> recorded(static_cast<std::size_t>(world));
     const auto each = [&](const auto& body) {
       expect_all_return(ranks.run([&](int rank) {
@@ -91,7 +91,7 @@ TEST_F(LowLatencyGraphs, AreReplayedWithOtherTokensAndExperts) {
       config.device = kGpu;
       config.timeout = std::chrono::seconds(10);
       layers[me] = std::make_unique<LowLatency>(ranks.transport(rank), ranks.store(), config);
-      places[me] = std::make_unique<Place>(kGpu);
+      places[me] = std::make_unique<RankDevice>(kGpu);
       recorded[me] = std::make_unique<Recorded>(*layers[me], *places[me], problem, rounds[0]);
     });
     each([&](std::size_t me, int) {

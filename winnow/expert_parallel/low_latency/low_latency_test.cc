@@ -50,12 +50,12 @@ class ThreeRanks : public OnEachDevice {
   void renew(int rank) {
     const auto me = std::size_t(rank);
     tensors_[me].reset();
-    places_[me] = std::make_unique<Place>(device());
+    places_[me] = std::make_unique<RankDevice>(device());
     tensors_[me] = std::make_unique<LowLatencyTensors>(*places_[me], problem_, rounds_[0], rank);
   }
   LowLatency& layer(int rank) { return *layers_[std::size_t(rank)]; }
   LowLatencyTensors& tensors(int rank) { return *tensors_[std::size_t(rank)]; }
-  const Place& place(int rank) { return *places_[std::size_t(rank)]; }
+  const RankDevice& place(int rank) { return *places_[std::size_t(rank)]; }
   template <class Body>
   std::vector<Outcome> run(const Body& body) {
     return ranks_.run([&](int rank) {
@@ -78,7 +78,7 @@ class ThreeRanks : public OnEachDevice {
   std::vector<LowLatencyRound> rounds_;
   Ranks ranks_{kWorld};
   std::vector<std::unique_ptr<LowLatency>> layers_;
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<RankDevice>> places_;
   std::vector<std::unique_ptr<LowLatencyTensors>> tensors_;
 };
 

@@ -75,7 +75,7 @@ CaseOutcome run_case(const NotifyShape& shape, const Target& target) {
   std::vector<Backend> ran(found.size());
   RankTeam team(shape.ranks());
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    const Place place(device);
+    const RankDevice place(device);
     Notifier notifier(transport, team.world().store(), config);
     for (int call = 0; call < kCalls; ++call) {
       const std::vector<Tensor>& table = indices[static_cast<std::size_t>(call)];

@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, NotifyGpu, ::testing::Values(kGpu));
 
 // One rank's tensors on the GPU, which keep their addresses.
 struct RankOnGpu {
-  Place place{kGpu};
+  RankDevice place{kGpu};
   NotifyInputs inputs;
   NotifyOutputs outputs{kShape};
   NotifyCopies copies{place, inputs, outputs};

@@ -40,7 +40,7 @@ class NotifyRefusal : public OnEachDevice {
     OnEachDevice::SetUp();
     if (IsSkipped()) return;
     team_.run([&](int rank, const TransportPointer& transport) {
-      places_[at(rank)] = std::make_unique<Place>(device());
+      places_[at(rank)] = std::make_unique<RankDevice>(device());
       notifiers_[at(rank)] = std::make_unique<Notifier>(transport, team_.world().store(),
                                                         on(device(), kShape.config()));
     });
@@ -85,7 +85,7 @@ class NotifyRefusal : public OnEachDevice {
   }
 
   RankTeam team_;
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<RankDevice>> places_;
   std::vector<std::unique_ptr<Notifier>> notifiers_;
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, NotifyRefusal, ::testing::Values(Device{}));
@@ -294,7 +294,7 @@ TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
   constexpr std::chrono::seconds kTimeout(2);
   const NotifyShape shape{.nodes = 2, .local_world_size = 2, .even = true};
   RankTeam team(4);
-  std::vector<std::unique_ptr<Place>> places(4);
+  std::vector<std::unique_ptr<RankDevice>> places(4);
   std::vector<std::unique_ptr<Notifier>> notifiers(4);
   testing::Random random(1);
   const std::vector<Tensor> indices = make_indices(shape, random);
@@ -308,7 +308,7 @@ TEST_P(NotifierFaultsOn, ARankThatDoesNotCallEndsTheWaitsOfAll) {
     NotifierConfig config = on(device(), shape.config());
     config.timeout = kTimeout;
     const auto i = static_cast<std::size_t>(rank);
-    places[i] = std::make_unique<Place>(device());
+    places[i] = std::make_unique<RankDevice>(device());
     notifiers[i] = std::make_unique<Notifier>(transport, team.world().store(), config);
     call(rank);
   });

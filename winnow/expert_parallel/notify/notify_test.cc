@@ -78,7 +78,7 @@ void run_repeats(Device device, NotifyShape shape, int calls) {
   RankTeam team(shape.ranks());
   team.run([&](int rank, const TransportPointer& transport) {
     NotifyShape now = shape;
-    const Place place(device);
+    const RankDevice place(device);
     Notifier notifier(transport, team.world().store(), on(device, now.config()));
     for (int call = 0; call < calls; ++call) {
       testing::Random random(static_cast<std::uint64_t>(call));
@@ -131,7 +131,7 @@ TEST_P(NotifyOn, NotifiersAreIndependent) {
   const NotifyShape second{.nodes = 4, .local_world_size = 1, .experts_per_rank = 3, .channels = 7};
   RankTeam team(4);
   team.run([&](int rank, const TransportPointer& transport) {
-    const Place place(device());
+    const RankDevice place(device());
     Notifier one(transport, team.world().store(), on(device(), first.config())),
         two(transport, team.world().store(), on(device(), second.config()));
     for (int call = 0; call < 20; ++call) {
@@ -156,7 +156,7 @@ TEST_P(NotifyOn, EveryOutputMayBeAbsent) {
     testing::Random random(1);
     const std::vector<Tensor> indices = make_indices(shape, random);
     NotifyInputs inputs(shape, indices[static_cast<std::size_t>(rank)]);
-    const Place place(device());
+    const RankDevice place(device());
     Notifier notifier(transport, team.world().store(), on(device(), shape.config()));
     NotifyOutputs all(shape);
     notify_at(place, notifier, make_args(shape, inputs, all), inputs, all);
@@ -178,7 +178,7 @@ TEST_P(NotifyOn, RefusesMoreThan31BitsOfPairs) {
   constexpr std::int32_t kTokens = (1 << 26) - 1;
   RankTeam team(1);
   team.run([&](int, const TransportPointer& transport) {
-    const Place place(device());
+    const RankDevice place(device());
     Notifier notifier(transport, team.world().store(), on(device(), {.experts = 1}));
     Tensor tokens(DType::i32, {1}), pairs(DType::i32, {1}), one(DType::u8, {1});
     tokens.view().at<std::int32_t>(0) = kTokens;

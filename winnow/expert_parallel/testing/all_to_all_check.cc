@@ -17,7 +17,7 @@ namespace {
 // A caller's tensor: a copy of `from`, with rows further apart if asked for.
 class Copy {
  public:
-  Copy(const Place& place, const ConstTensorView& from, bool strided) : place_(place) {
+  Copy(const RankDevice& place, const ConstTensorView& from, bool strided) : place_(place) {
     if (!from.present()) return;
     const std::int64_t gap = strided ? 3 : 0;
     storage_ = place.make(from.dtype(), {{from.size(0), from.size(1) + gap}});
@@ -30,7 +30,7 @@ class Copy {
   }
 
  private:
-  const Place& place_;
+  const RankDevice& place_;
   Tensor storage_;
   TensorView view_;
 };
@@ -38,7 +38,7 @@ class Copy {
 // A tensor that dispatch writes to, with more rows than it needs; every bit is 1 before.
 class Out {
  public:
-  Out(const Place& place, DType dtype, std::int64_t rows, std::int64_t hidden, bool strided)
+  Out(const RankDevice& place, DType dtype, std::int64_t rows, std::int64_t hidden, bool strided)
       : place_(place), rows_(rows) {
     storage_ = place.make(dtype, {{rows + kMore, hidden + (strided ? kMore : 0)}});
     view_ = storage_.view().slice(1, 0, hidden);
@@ -62,7 +62,7 @@ class Out {
     return size - std::count(bytes, bytes + size, 0xff);
   }
 
-  const Place& place_;
+  const RankDevice& place_;
   std::int64_t rows_;
   Tensor storage_;
   TensorView view_;
@@ -81,7 +81,8 @@ Tensor padded(const Tensor& from, DType dtype, std::int64_t rows, std::int64_t c
 // The values that a rank's experts give to combine, and the memory for those of its tokens.
 class PairValues {
  public:
-  PairValues(const Place& place, const Problem& problem, const Round::Rank& mine, std::int64_t rows)
+  PairValues(const RankDevice& place, const Problem& problem, const Round::Rank& mine,
+             std::int64_t rows)
       : place_(place), problem_(problem), mine_(mine) {
     if (!problem.pair_values) return;
     given_.emplace(
@@ -109,7 +110,7 @@ class PairValues {
   }
 
  private:
-  const Place& place_;
+  const RankDevice& place_;
   const Problem& problem_;
   const Round::Rank& mine_;
   std::optional<Copy> given_, out_;
@@ -118,7 +119,7 @@ class PairValues {
 // The scales of a caller column by column.
 class ColumnMajor {
  public:
-  ColumnMajor(const Place& place, const Tensor& from, bool wanted) {
+  ColumnMajor(const RankDevice& place, const Tensor& from, bool wanted) {
     if (!wanted || !from.view().present()) return;
     const std::int64_t rows = from.size(0), columns = from.size(1), size = size_of(from.dtype());
     Tensor turned(from.dtype(), {columns, rows});
@@ -139,7 +140,7 @@ class ColumnMajor {
 
 }  // namespace
 
-Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+Dispatched dispatch_and_check(AllToAll& layer, const RankDevice& place, const Problem& problem,
                               const Round& round, int rank,
                               std::shared_ptr<const Descriptor> cached, Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
@@ -185,7 +186,7 @@ Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem
   return result;
 }
 
-void check_dispatched(const Place& place, const Problem& problem, const Round& round, int rank,
+void check_dispatched(const RankDevice& place, const Problem& problem, const Round& round, int rank,
                       const Dispatched& got, Comparisons& comparisons) {
   const oracle::World& world = round.world;
   const auto& rows = round.rows[std::size_t(rank)];
@@ -283,13 +284,13 @@ void check_dispatched(const Place& place, const Problem& problem, const Round& r
                         host_offsets = descriptor.host_expert_offsets();
   comparisons.add(compare_number("host_expert_counts", host_counts.present(), !counts_wait));
   if (counts_wait) return;
-  comparisons.add(compare_integers("host_expert_counts", Place().to_host(host_counts), DType::i32,
-                                   {experts}, counts));
-  comparisons.add(compare_integers("host_expert_offsets", Place().to_host(host_offsets), DType::i32,
-                                   {experts + 1}, offsets));
+  comparisons.add(compare_integers("host_expert_counts", RankDevice().to_host(host_counts),
+                                   DType::i32, {experts}, counts));
+  comparisons.add(compare_integers("host_expert_offsets", RankDevice().to_host(host_offsets),
+                                   DType::i32, {experts + 1}, offsets));
 }
 
-void combine_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+void combine_and_check(AllToAll& layer, const RankDevice& place, const Problem& problem,
                        const Round& round, int rank, const Dispatched& got,
                        Comparisons& comparisons) {
   const Round::Rank& mine = round.ranks[std::size_t(rank)];
@@ -354,7 +355,7 @@ void combine_and_check(AllToAll& layer, const Place& place, const Problem& probl
 
 Comparisons run_rank(AllToAll& layer, const Problem& problem, const std::vector<Round>& rounds) {
   Comparisons comparisons;
-  const Place place(layer.config().device);
+  const RankDevice place(layer.config().device);
   const int rank = layer.rank();
   std::vector<Dispatched> dispatched(rounds.size());
   for (std::size_t i = 0; i < rounds.size(); ++i) {

@@ -11,19 +11,19 @@
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 
 namespace winnow::expert_parallel {
 
 // One call of one rank, checked against the oracle: every output and every field of the descriptor,
 // bit for bit. The call gets copies of the round's tensors at `place`, the layer's device, which
 // are overwritten after it.
-Dispatched dispatch_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+Dispatched dispatch_and_check(AllToAll& layer, const RankDevice& place, const Problem& problem,
                               const Round& round, int rank,
                               std::shared_ptr<const Descriptor> cached, Comparisons& comparisons);
-void check_dispatched(const Place& place, const Problem& problem, const Round& round, int rank,
+void check_dispatched(const RankDevice& place, const Problem& problem, const Round& round, int rank,
                       const Dispatched& got, Comparisons& comparisons);
-void combine_and_check(AllToAll& layer, const Place& place, const Problem& problem,
+void combine_and_check(AllToAll& layer, const RankDevice& place, const Problem& problem,
                        const Round& round, int rank, const Dispatched& got,
                        Comparisons& comparisons);
 

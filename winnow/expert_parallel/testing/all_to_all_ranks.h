@@ -17,7 +17,7 @@
 #include "winnow/core/error.h"
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_check.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/testing/expect.h"
 
@@ -27,7 +27,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-inline const Place kHere;  // the CPU
+inline const RankDevice kHere;  // the CPU
 
 using Layers = std::vector<std::unique_ptr<AllToAll>>;  // of every rank
 
@@ -148,7 +148,7 @@ struct Given {
   Tensor input, indices, weights;
   DispatchArgs args;
 
-  explicit Given(const Place& place, std::int64_t n = 3, std::int32_t expert = 0,
+  explicit Given(const RankDevice& place, std::int64_t n = 3, std::int32_t expert = 0,
                  std::int32_t step = 0)
       : input(place.copy(Tensor(DType::f32, {n, 16}))),
         weights(place.copy(Tensor(DType::f32, {n, 2}))),
@@ -172,7 +172,7 @@ struct Given {
   }
 
  private:
-  const Place* place_;
+  const RankDevice* place_;
 };
 
 // The layers of such a configuration do what the oracle says.
@@ -201,7 +201,7 @@ class World {
   void make(const Config& config) {
     places_.clear();
     for (int rank = 0; rank < ranks_.size(); ++rank) {
-      places_.push_back(std::make_unique<Place>(device_));
+      places_.push_back(std::make_unique<RankDevice>(device_));
     }
     layers_ = ranks_.layers(on(device_, config));
   }
@@ -209,7 +209,7 @@ class World {
   const Ranks& ranks() const { return ranks_; }
   const Layers& layers() const { return layers_; }
   AllToAll& layer(int rank) const { return *layers_[std::size_t(rank)]; }
-  const Place& place(int rank) const { return *places_[std::size_t(rank)]; }
+  const RankDevice& place(int rank) const { return *places_[std::size_t(rank)]; }
   // Given(place, what...), which is kept until the rank gives something else.
   template <class... What>
   Given& give(int rank, const What&... what) {
@@ -258,7 +258,7 @@ class World {
  private:
   Device device_;
   Ranks ranks_;
-  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<std::unique_ptr<RankDevice>> places_;
   std::vector<std::optional<Given>> given_;
   Layers layers_;
 };

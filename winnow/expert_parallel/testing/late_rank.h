@@ -11,7 +11,7 @@
 
 #include "winnow/expert_parallel/all_to_all/all_to_all.h"
 #include "winnow/expert_parallel/testing/all_to_all_problem.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 
 namespace winnow::expert_parallel {
 
@@ -27,7 +27,7 @@ inline void hold_up(void* stream, std::chrono::milliseconds time) {
     throw std::runtime_error("the stream cannot be held up");
   }
 }
-inline void hold_up(const Place& place, std::chrono::milliseconds time) {
+inline void hold_up(const RankDevice& place, std::chrono::milliseconds time) {
   hold_up(place.stream().handle, time);
 }
 
@@ -37,7 +37,7 @@ struct UnwaitedDispatch {
   Tensor input, indices;
   DispatchArgs args;
 
-  UnwaitedDispatch(const Place& place, const Round& round, int rank)
+  UnwaitedDispatch(const RankDevice& place, const Round& round, int rank)
       : input(place.copy(round.ranks[std::size_t(rank)].input)),
         indices(place.copy(round.ranks[std::size_t(rank)].expert_indices)) {
     args.input = input;

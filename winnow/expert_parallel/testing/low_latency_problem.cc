@@ -75,7 +75,7 @@ std::vector<LowLatencyRound> make_rounds(const LowLatencyProblem& problem) {
   return rounds;
 }
 
-LowLatencyTensors::LowLatencyTensors(const Place& place, const LowLatencyProblem& problem,
+LowLatencyTensors::LowLatencyTensors(const RankDevice& place, const LowLatencyProblem& problem,
                                      const LowLatencyRound& round, int rank)
     : place_(place), problem_(problem), round_(round), rank_(rank) {
   const std::size_t me = std::size_t(rank);
@@ -282,7 +282,7 @@ void LowLatencyTensors::check_combined(Comparisons& comparisons, int gone) const
 Comparisons run_rank(LowLatency& layer, const LowLatencyProblem& problem,
                      const std::vector<LowLatencyRound>& rounds) {
   Comparisons comparisons;
-  const Place place(layer.config().device);
+  const RankDevice place(layer.config().device);
   std::vector<std::unique_ptr<LowLatencyTensors>> all;
   for (const LowLatencyRound& round : rounds) {
     all.push_back(std::make_unique<LowLatencyTensors>(place, problem, round, layer.rank()));

@@ -10,7 +10,7 @@
 #include "winnow/expert_parallel/low_latency/low_latency_oracle.h"
 #include "winnow/expert_parallel/testing/all_to_all_check.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 
 namespace winnow::expert_parallel {
 
@@ -45,7 +45,7 @@ std::vector<LowLatencyRound> make_rounds(const LowLatencyProblem& problem);
 // What one rank gives to the calls of a round and gets from them, at `place`.
 class LowLatencyTensors {
  public:
-  LowLatencyTensors(const Place& place, const LowLatencyProblem& problem,
+  LowLatencyTensors(const RankDevice& place, const LowLatencyProblem& problem,
                     const LowLatencyRound& round, int rank);
   // The tokens of another round, as many as those of the first, in the same tensors.
   void give(const LowLatencyRound& round);
@@ -64,7 +64,7 @@ class LowLatencyTensors {
  private:
   float expert_row(int expert, int source, std::int32_t pair, std::int64_t column) const;
 
-  const Place& place_;
+  const RankDevice& place_;
   const LowLatencyProblem& problem_;
   const LowLatencyRound& round_;
   int rank_;

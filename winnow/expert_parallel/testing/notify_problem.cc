@@ -103,7 +103,7 @@ NotifyTotals totals_of(const NotifyOutputs& outputs) {
           {pairs.begin(), pairs.end()}};
 }
 
-NotifyCopies::NotifyCopies(const Place& place, NotifyInputs& inputs, NotifyOutputs& outputs)
+NotifyCopies::NotifyCopies(const RankDevice& place, NotifyInputs& inputs, NotifyOutputs& outputs)
     : place_(place) {
   for (Tensor* tensor : {&inputs.is_token_in_rank.storage, &inputs.tokens_per_rank,
                          &inputs.tokens_per_node, &inputs.tokens_per_expert}) {
@@ -165,8 +165,8 @@ void NotifyCopies::come_back() {
   }
 }
 
-Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
-                  NotifyOutputs& outputs) {
+Backend notify_at(const RankDevice& place, Notifier& notifier, NotifyArgs args,
+                  NotifyInputs& inputs, NotifyOutputs& outputs) {
   NotifyCopies copies(place, inputs, outputs);
   args = copies.args(args);
   Backend ran;

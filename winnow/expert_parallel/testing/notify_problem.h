@@ -9,7 +9,7 @@
 #include "winnow/expert_parallel/notify/notify.h"
 #include "winnow/expert_parallel/notify/notify_oracle.h"
 #include "winnow/expert_parallel/testing/expert_choice.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 #include "winnow/testing/generate.h"
 #include "winnow/testing/operation.h"
 #include "winnow/testing/strided.h"
@@ -62,7 +62,7 @@ NotifyTotals totals_of(const NotifyOutputs& outputs);
 // Copies at a place of what one rank gives and gets, whose addresses stay.
 class NotifyCopies {
  public:
-  NotifyCopies(const Place& place, NotifyInputs& inputs, NotifyOutputs& outputs);
+  NotifyCopies(const RankDevice& place, NotifyInputs& inputs, NotifyOutputs& outputs);
   // With views of the copies for those of the host's tensors, any other as it is; and the stream.
   NotifyArgs args(NotifyArgs args);
   void send_inputs();  // once more
@@ -76,14 +76,14 @@ class NotifyCopies {
   template <class View>
   View there(const View& host);
 
-  const Place& place_;
+  const RankDevice& place_;
   std::vector<Pair> inputs_, outputs_;
 };
 
 // notify() with copies at the place of the tensors that `args` shows, which are parts of `inputs`
 // and `outputs`; what was written there comes back, also where it throws.
-Backend notify_at(const Place& place, Notifier& notifier, NotifyArgs args, NotifyInputs& inputs,
-                  NotifyOutputs& outputs);
+Backend notify_at(const RankDevice& place, Notifier& notifier, NotifyArgs args,
+                  NotifyInputs& inputs, NotifyOutputs& outputs);
 
 // The outputs and the host's totals of one rank against the oracle.
 testing::CaseOutcome compare(const NotifyShape& shape, const std::vector<Tensor>& indices, int rank,

@@ -13,7 +13,7 @@
 #include "winnow/expert_parallel/exchange/rail_cuda.h"
 #include "winnow/expert_parallel/layout/layout.h"
 #include "winnow/expert_parallel/testing/comparisons.h"
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 #include "winnow/expert_parallel/testing/ranks.h"
 #include "winnow/simulator/kernels/expert_parallel_simulation.h"
 #include "winnow/testing/table.h"

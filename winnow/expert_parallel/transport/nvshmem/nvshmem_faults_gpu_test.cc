@@ -29,7 +29,7 @@ struct Player {
   Problem problem;
   std::vector<Round> rounds = make_rounds(problem);
   std::shared_ptr<Transport> transport;
-  Place place{me.gpu};
+  RankDevice place{me.gpu};
 
   // With `pushes` on one node combine pushes rows, otherwise it reads them.
   Player(const Rank& rank, std::shared_ptr<Transport> its_transport, int nodes, bool pushes = false)
@@ -303,7 +303,7 @@ void hold_up_and_close(const Player& player) {
   auto layer = player.make_layer(kTimeout);
   const Dispatched held = player.play(*layer, player.rounds[0]);
   const bool survives = player.me.rank != kVictim;
-  const Place late(player.me.gpu);
+  const RankDevice late(player.me.gpu);
   const UnwaitedDispatch given(late, player.rounds[1], player.me.rank);
   if (!survives) hold_up(late, 2 * kTimeout);
   const auto begin = Deadline::Clock::now();

@@ -121,7 +121,7 @@ std::string notify(const Rank& me) {
     NotifyShape shape{.nodes = nodes, .local_world_size = kRanks / nodes, .experts_per_rank = 5};
     NotifierConfig config = shape.config();
     config.device = me.gpu;
-    const Place place(me.gpu);
+    const RankDevice place(me.gpu);
     Notifier notifier(transport, me.store, config);
     for (std::uint64_t call = 0; call < 60; ++call) {
       testing::Random random(call);

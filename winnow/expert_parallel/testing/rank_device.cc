@@ -1,4 +1,4 @@
-#include "winnow/expert_parallel/testing/place.h"
+#include "winnow/expert_parallel/testing/rank_device.h"
 
 #include <cstring>
 
@@ -32,7 +32,7 @@ void copy_on_host(const TensorView& to, const ConstTensorView& from) {
 
 }  // namespace
 
-struct Place::Queue {
+struct RankDevice::Queue {
   CudaStream stream;
 
   void copy(const TensorView& to, const ConstTensorView& from) {
@@ -42,19 +42,19 @@ struct Place::Queue {
   }
 };
 
-Place::Place(Device device) : device_(device) {
+RankDevice::RankDevice(Device device) : device_(device) {
   if (on_gpu()) queue_ = std::make_unique<Queue>(Queue{CudaStream(device)});
 }
 
-Place::~Place() = default;
+RankDevice::~RankDevice() = default;
 
-Stream Place::stream() const { return queue_ ? queue_->stream.stream() : Stream{}; }
+Stream RankDevice::stream() const { return queue_ ? queue_->stream.stream() : Stream{}; }
 
-void Place::wait() const {
+void RankDevice::wait() const {
   if (queue_) queue_->stream.wait();
 }
 
-Tensor Place::make(DType dtype, std::span<const std::int64_t> shape) const {
+Tensor RankDevice::make(DType dtype, std::span<const std::int64_t> shape) const {
   Tensor tensor;
   if (!on_gpu()) {
     tensor = Tensor(dtype, shape);
@@ -68,14 +68,14 @@ Tensor Place::make(DType dtype, std::span<const std::int64_t> shape) const {
   return tensor;
 }
 
-Tensor Place::copy(const ConstTensorView& from_host) const {
+Tensor RankDevice::copy(const ConstTensorView& from_host) const {
   Tensor tensor = make(from_host.dtype(), from_host.shape());
   write(tensor, from_host);
   wait();
   return tensor;
 }
 
-Tensor Place::to_host(const ConstTensorView& from) const {
+Tensor RankDevice::to_host(const ConstTensorView& from) const {
   Tensor tensor(from.dtype(), from.shape());
   wait();
   on_gpu() ? queue_->copy(tensor.view(), from) : copy_on_host(tensor.view(), from);
@@ -83,11 +83,11 @@ Tensor Place::to_host(const ConstTensorView& from) const {
   return tensor;
 }
 
-void Place::write(const TensorView& to, const ConstTensorView& from) const {
+void RankDevice::write(const TensorView& to, const ConstTensorView& from) const {
   on_gpu() ? queue_->copy(to, from) : copy_on_host(to, from);
 }
 
-void Place::spoil(const TensorView& rows) const {
+void RankDevice::spoil(const TensorView& rows) const {
   if (rows.numel() == 0) return;
   if (!on_gpu()) return testing::fill_unwritten(rows);
   queue_->stream.fill_rows(rows.data(), std::size_t(pitch(rows)), 0xff,

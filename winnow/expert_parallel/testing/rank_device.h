@@ -11,12 +11,12 @@
 namespace winnow::expert_parallel {
 
 // Where the tensors of one rank live; on a GPU it has a stream of its own.
-class Place {
+class RankDevice {
  public:
-  explicit Place(Device device = {});
-  ~Place();
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  explicit RankDevice(Device device = {});
+  ~RankDevice();
+  RankDevice(const RankDevice&) = delete;
+  RankDevice& operator=(const RankDevice&) = delete;
 
   Device device() const { return device_; }
   bool on_gpu() const { return device_.type == DeviceType::cuda; }
