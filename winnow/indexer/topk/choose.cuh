@@ -46,6 +46,7 @@ struct ChooseParams {
   float* scores;               // [s_q, topk], or null
   std::int64_t indices_stride, length_stride, scores_stride;
   int topk, later_ties;
+  int blocks = 1;
 
   __device__ RowRange rows_of(int query) const { return visible_rows(seen, query); }
   __device__ const float* stored_of(int query) const { return stored + query * stored_stride; }

@@ -48,4 +48,22 @@ void launch_choice(const device::Runtime& runtime, const Params& params, std::in
   }
 }
 
+// The same for any number of rows, with a cluster of blocks for each query.
+template <class Params>
+void launch_spread_choice(const device::Runtime& runtime, Params params, std::int64_t queries,
+                          cudaStream_t stream) {
+  // Two blocks at least; more while two thirds of the multiprocessors are enough, as clusters fit
+  // only within groups of multiprocessors.
+  params.blocks = 2;
+  while (params.blocks < kChooseBlocks &&
+         2 * params.blocks * queries <= runtime.multiprocessors() * 2 / 3) {
+    params.blocks *= 2;
+  }
+  runtime.check(
+      device::launch_clusters_early(choose_kernel<Params, kChooseMostWarps, ClusterOfBlocks>,
+                                    params.blocks, static_cast<int>(queries * params.blocks),
+                                    32 * kChooseMostWarps, 0, stream, params),
+      "launch");
+}
+
 }  // namespace winnow::indexer::sm90_detail

@@ -18,12 +18,14 @@ using namespace sm90_detail;
 
 constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
 
-// ---- Few rows: their scores are stored, and a second kernel chooses ----
+// ---- Few rows or queries: their scores are stored, and a second kernel chooses ----
 
 // Products hide a choice that is made beside them better the more rows there are and the longer
 // their products take, and worst where few queries leave multiprocessors idle
 // (docs/notes/indexer.md).
 bool stores_scores(const Problem& problem) {
+  // With few queries, clusters of blocks choose from any number of rows.
+  if (problem.s_q <= kRuntime.multiprocessors() / 4) return true;
   const bool hidden = problem.dtype == DType::bf16 && problem.s_q > kRuntime.multiprocessors();
   return problem.s_k <= (hidden ? kMostStoredRows / 2 : kMostStoredRows);
 }
@@ -34,7 +36,11 @@ void choose_from_stored(const TopkParams& params, float* stored, cudaStream_t st
       dense_scores_sm90(problem, {.data = stored, .stride0 = choose.stored_stride}, DenseRows::seen,
                         stream);
     }
-    launch_choice(kRuntime, choose, problem.s_q, warps_for(problem.s_k), stream);
+    if (problem.s_k > kMostStoredRows) {
+      launch_spread_choice(kRuntime, choose, problem.s_q, stream);
+    } else {
+      launch_choice(kRuntime, choose, problem.s_q, warps_for(problem.s_k), stream);
+    }
   });
 }
 
