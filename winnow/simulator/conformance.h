@@ -68,5 +68,6 @@ struct MmaSquares {
 };
 void launch_mma_f16(const std::uint32_t* in, std::uint32_t* out);
 void launch_mma_bf16(const std::uint32_t* in, std::uint32_t* out);
+void launch_transpose(const std::uint32_t* in, std::uint32_t* out);
 
 }  // namespace winnow::conformance

@@ -87,6 +87,12 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<uint4*>(out + 8 * kThreads)[thread] = rounded;
 }
 
+// in: a word of each thread. out: those of the warp's transposed matrix of 8 x 8.
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const std::uint32_t* in, std::uint32_t* out) {
+  out[threadIdx.x] = movmatrix_trans(in[threadIdx.x]);
+}
+
 template <DType kType>
 void launch_mma(const std::uint32_t* in, std::uint32_t* out) {
   kRuntime.launch(mma_kernel<kType>, 1, kThreads, sizeof(MmaMemory), nullptr, in, out);
@@ -99,6 +105,9 @@ void launch_mma_f16(const std::uint32_t* in, std::uint32_t* out) {
 }
 void launch_mma_bf16(const std::uint32_t* in, std::uint32_t* out) {
   launch_mma<DType::bf16>(in, out);
+}
+void launch_transpose(const std::uint32_t* in, std::uint32_t* out) {
+  kRuntime.launch(transpose_kernel, 1, kThreads, 0, nullptr, in, out);
 }
 
 }  // namespace winnow::conformance

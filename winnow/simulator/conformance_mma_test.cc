@@ -76,5 +76,23 @@ TEST_F(Conformance, WarpProductsOfBf16) {
   expect_all_products<BFloat16>([](const Words& in) { return run(launch_mma_bf16, in, 2048); });
 }
 
+TEST_F(Conformance, TransposedMatrix) {
+  Words in(128);
+  for (std::uint32_t i = 0; i < 128; ++i) in[i] = 2 * i << 16 | (2 * i + 1);
+  const Words out = run(launch_transpose, in, 128);
+  const auto element = [](const Words& words, std::size_t warp, std::size_t row,
+                          std::size_t column) {
+    return words[32 * warp + 4 * row + column / 2] >> 16 * (column % 2) & 0xffff;
+  };
+  for (std::size_t warp = 0; warp < 4; ++warp) {
+    for (std::size_t row = 0; row < 8; ++row) {
+      for (std::size_t column = 0; column < 8; ++column) {
+        EXPECT_EQ(element(out, warp, row, column), element(in, warp, column, row))
+            << warp << ", " << row << ", " << column;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace winnow::conformance

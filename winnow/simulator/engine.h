@@ -189,6 +189,8 @@ void tensor_commit(int blocks, std::uint32_t barrier, unsigned ranks, const Wher
 void stmatrix_x4(std::uint32_t address, const std::uint32_t (&registers)[4], const Where& where);
 void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], bool transposed,
                  const Where& where);
+// movmatrix.trans of a whole warp: the lane's register.
+std::uint32_t movmatrix_trans(std::uint32_t of_row, const Where& where);
 // mma.sync of a whole warp: the lane's registers. `type` is f16 or bf16.
 void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],
                   std::array<std::uint32_t, 2> b, const Where& where);

@@ -414,6 +414,14 @@ std::vector<Fault> warp_product_faults() {
                 mma_m16n8k16<DType::bf16>(d, a, 0, 0);
               }
             }),
+      fault("TransposedByAllLanesButOne", "warp", "while other lanes are at",
+            [](Address, Words) {
+              if (thread() == 5) {
+                __syncwarp();
+              } else {
+                movmatrix_trans(0);
+              }
+            }),
   };
 }
 

@@ -16,7 +16,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-d64-h16", {"late"}},
     {"bf16-all-rules", {"random:3"}},
     {"f8_e4m3-sk127", {"random:4"}},
-    {"f8_e4m3-sq1-sk33000-k1100", {"eager"}, 8},  // ranges of rows; eight blocks merge
+    {"f8_e4m3-sq1-sk33000-k1100", {"late"}, 8},   // a cluster of blocks chooses
+    {"f8_e4m3-sq2-sk33000-k1100", {"eager"}, 8},  // ranges of rows; four blocks merge
     {"bf16-equal-larger", {"late"}},              // equal scores, of which the last ones are chosen
     {"f8_e4m3-sk16385-k1000", {"late"}},          // the largest blocks of the choice
     {"bf16-h64-sk33000-equal-from3000", {"late"}},  // more candidates than the buffer holds
@@ -58,6 +59,7 @@ const std::vector<PassingCase> kThoroughCases = {
     {"f8_e4m3-h128-huge-weights", kFew},
     {"f8_e4m3-h64-zero", kFew},
     {"f8_e4m3-sq1-sk20000-k2048", kFew},
+    {"f8_e4m3-sq2-sk33000-k1100", {"late", "random:2", "starved:9"}, 8},
     {"f8_e4m3-sq1-sk40000-k2048", {"eager", "late", "random:2", "starved:9"}, 8},
     {"bf16-sq1-sk40000-k2048", {"late", "random:3"}},
     {"f8_e4m3-sk4096-k1000", kFew},
@@ -84,7 +86,7 @@ const BugsOf tiles{"score_tiles_sm90.cuh", "bf16-h128"}, f8{"score_tiles_sm90.cu
 const BugsOf long_tiles{"score_tiles_sm90.cuh", "bf16-zero"};
 // 258 tiles, of which candidates are kept.
 const BugsOf sink{"topk_sm90.cuh", "bf16-h16-sk33000-zero"};
-const BugsOf candidates{"select_sm90.cuh", "f8_e4m3-sq1-sk33000-k1100", 8};
+const BugsOf candidates{"select_sm90.cuh", "f8_e4m3-sq2-sk33000-k1100", 8};
 // Two digits of histograms, then a third one, and equal keys.
 const BugsOf choice{"choose.cuh", "bf16-duplicates"};
 
@@ -92,8 +94,8 @@ const BugsOf linear{"linear_part_sm90.cuh", "f8_e4m3-h128"};
 const BugsOf zeros{"linear_part_sm90.cuh", "f8_e4m3-h64-plateau"};
 const BugsOf scales{"score_tiles_sm90.cuh", "f8_e4m3-h16-sk33000-zero"};
 
-// A cluster of eight blocks merges.
-const BugsOf merge{"merge_sm90.cuh", "f8_e4m3-sq1-sk33000-k1100", 8};
+// Clusters of four blocks merge.
+const BugsOf merge{"merge_sm90.cuh", "f8_e4m3-sq2-sk33000-k1100", 8};
 
 const BugsOf many_items{"score_tiles_sm90.cuh", kManyItems};
 

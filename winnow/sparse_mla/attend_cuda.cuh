@@ -26,9 +26,9 @@
 // and 512, P 288, V 256, copies 288.
 //
 // Heads beyond h_q are zeros: fewer cost as much as all that a block has. Blocks of four warps,
-// with 32 or 16 heads, are not pipelined: a multiprocessor has two or three of them instead, which
-// do not wait for each other. Their warps have 128 columns of the output. Plans with as many parts
-// form all sums of a head in the same order: rows in 16 bits give the same bits in all of them.
+// with 32 heads, are not pipelined: a multiprocessor has two of them instead, which do not wait for
+// each other. Their warps have 128 columns of the output. Plans with as many parts form all sums of
+// a head in the same order: rows in 16 bits give the same bits in all of them.
 //
 // The softmax is online, in base 2, with the references of attention_sm90.cuh: raised only when a
 // logit exceeds one by kLazy, so that the output is rescaled about once an item.
@@ -45,10 +45,9 @@ namespace winnow::sparse_mla::attention_cuda {
 // P of eight heads as matrices of 8 x 8, which lie as ldmatrix reads them; words of the lanes.
 using Weights = std::uint32_t[kRows / 8][32];
 
-// kColumns, of the rows in a slot.
-template <int kHeads, int kColumns, int kParts, int kSlots, int kTurns>
+template <int kHeads, int kDim, int kParts, int kSlots, int kTurns>
 struct AttendMemory {
-  Tile<kRows, kColumns> rows[kSlots];
+  Tile<kRows, kDim> rows[kSlots];
   Partials partials[kHeads / 8][kParts];
   Weights weights[kTurns][kHeads / 8];
   float factors[kTurns][kHeads];   // of a tile, where a reference was raised
@@ -61,11 +60,10 @@ struct AttendMemory {
 
 // kType: f16 or bf16. kParts, of the columns of Q and K: 2 or 4.
 template <DType kType, int kDim, int kParts, bool kPipelined_, int kSlots_ = kPipelined_ ? 4 : 2,
-          int kWarps = attention_cuda::kWarps, int kHeads = attention_cuda::kHeads,
-          int kColumns = kDim>
-struct AttendPlan : Parts<kType, kDim, kParts, kWarps, kHeads>,
-                    Shared<AttendMemory<kHeads, kColumns, kParts, kSlots_, kPipelined_ ? 2 : 1>> {
-  using Memory = AttendMemory<kHeads, kColumns, kParts, kSlots_, kPipelined_ ? 2 : 1>;
+          int kWarps = attention_cuda::kWarps>
+struct AttendPlan : Parts<kType, kDim, kParts, kWarps>,
+                    Shared<AttendMemory<8 * kWarps, kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>> {
+  using Memory = AttendMemory<8 * kWarps, kDim, kParts, kSlots_, kPipelined_ ? 2 : 1>;
   WINNOW_PLACE(rows)
   WINNOW_PLACE(partials)
   WINNOW_PLACE(weights)
@@ -254,19 +252,16 @@ __device__ __forceinline__ ThreadPlace thread_anew(std::uint32_t thread) {
 }
 
 // Attends to an item's tiles. advance(tile), when the rows of a tile are there, gives what copies
-// those of the next one, chunk by chunk, among the products of Q K^T, or, if not kCopiesAhead,
-// begins to copy them behind these products, into the place of the tile; that of -1 is done. What
+// those of the next one, chunk by chunk, among the products of Q K^T; that of -1 is done. What
 // follows from the thread's number is found anew for each tile: registers are scarce.
-template <bool kCopiesAhead, class P, class Advance, class GiveLogits>
-__device__ __forceinline__ void attend_by(P shared, int tiles, float scale, int thread,
-                                          Output<P>& o, const Advance& advance,
-                                          const GiveLogits& give_logits) {
+template <class P, class Advance>
+__device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
+                                       const Queries<P>& q, Output<P>& o, const Advance& advance) {
   const auto give = [&](int tile, int warp, int lane, const auto& copy) {
-    give_logits(tile, warp, lane, copy);
+    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q, copy);
     cp_async_commit();  // of the next tile, and of entries
   };
-  const bool weighs = thread < 32 * P::kSoftmaxWarps;
-  if (weighs) store_state(shared, thread, RowState{});
+  store_state(shared, thread, RowState{});
   if constexpr (P::kPipelined) {
     bool raised = false;
     for (int tile = 0; tile < tiles + 2; ++tile) {
@@ -292,34 +287,14 @@ __device__ __forceinline__ void attend_by(P shared, int tiles, float scale, int 
       const int warp = at.warp, lane = at.lane;
       cp_async_wait<0>();  // the thread's copies are there
       __syncthreads();     // the tile is there, and the one before is done with
-      if constexpr (kCopiesAhead) {
-        give(tile, warp, lane, advance(tile, warp, lane));
-      } else {
-        give_logits(tile, warp, lane, NoCopy());
-      }
+      give(tile, warp, lane, advance(tile, warp, lane));
       __syncthreads();  // the logits are there
-      if constexpr (!kCopiesAhead) {
-        advance(tile, warp, lane);
-        cp_async_commit();  // of one tile, and of entries
-      }
-      bool raised = false;
-      if (warp < P::kSoftmaxWarps) raised = weigh(shared, tile, scale, warp, lane);
+      const bool raised = weigh(shared, tile, scale, warp, lane);
       if (__syncthreads_or(raised)) rescale(shared, tile, lane, o);
       multiply_values(shared, tile, warp, lane, o);
     }
     cp_async_wait<0>();  // the zeros behind the last tile
   }
-}
-
-// With tiles in 16 bits.
-template <class P, class Advance>
-__device__ __forceinline__ void attend(P shared, int tiles, float scale, int thread,
-                                       const Queries<P>& q, Output<P>& o, const Advance& advance) {
-  attend_by<true>(shared, tiles, scale, thread, o, advance,
-                  [&](int tile, int warp, int lane, const auto& copy) {
-                    give_logits<P>(shared, slot_of<P>(tile), shared.partials(), warp, lane, q,
-                                   copy);
-                  });
 }
 
 // What the output of a row is multiplied by, with a sink in base 2.

@@ -1,6 +1,6 @@
 // What the attention kernels of the portable backend share: a block of eight warps multiplies tiles
 // of 32 rows, for GPUs of compute capability 8.0 and newer. Where decode has few heads, a block has
-// four warps, and 32 or 16 heads.
+// four warps, and 32 heads.
 //
 // An item is 64 heads of a query. Its queries stay in registers: shared memory would hold them or
 // rows, and the products would read them there for every tile. For the logits each warp has a part

@@ -16,14 +16,12 @@ namespace winnow::sparse_mla::attention_cuda {
 // What a warp gets from one warp: pairs of f32.
 using Partials = std::uint64_t[kRows / 8][32];
 
-// Of a block of kWarps warps with kHeads heads.
-template <DType kType_, int kDim_, int kParts_, int kWarps_ = attention_cuda::kWarps,
-          int kHeads_ = attention_cuda::kHeads>
+// Of a block of kWarps warps, with eight heads for each.
+template <DType kType_, int kDim_, int kParts_, int kWarps_ = attention_cuda::kWarps>
 struct Parts {
   static constexpr DType kType = kType_;
   static constexpr int kDim = kDim_, kParts = kParts_;
-  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps, kHeads = kHeads_;
-  static constexpr int kSoftmaxWarps = kHeads / 8;
+  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps, kHeads = 8 * kWarps;
   static constexpr int kWarpColumns = kValueColumns / kWarps;    // of the output
   static constexpr int kSteps = kDim / 16 / kParts;              // of 16 columns, of a warp
   static constexpr int kBlocks = kHeads / 16 * kParts / kWarps;  // of 16 heads, of a warp
@@ -48,7 +46,7 @@ __device__ __forceinline__ void give_block(Place<std::uint64_t> first, int m, in
 // chunk of a row.
 template <class P, class Copy>
 __device__ __forceinline__ void give_logits(P shared, int slot,
-                                            Place<Partials[P::kSoftmaxWarps][P::kParts]> partials,
+                                            Place<Partials[P::kWarps][P::kParts]> partials,
                                             int warp, int lane, const Queries<P>& q,
                                             const Copy& copy) {
   const auto k = squares_of_part(shared, slot, warp, lane);

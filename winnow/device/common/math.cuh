@@ -17,6 +17,18 @@ __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0x
 // The four f8_e4m3 of a word as f16, the two lower ones in x, the lowest in its lower half. Exact;
 // NaN stays NaN.
 __device__ __forceinline__ uint2 widen_f8(std::uint32_t packed) {
+#if __CUDA_ARCH__ >= 890
+  uint2 wide;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(wide.x), "=r"(wide.y)
+      : "r"(packed));
+  return wide;
+#else
   // Each in the upper byte of a half: shifted right by one, exponent and mantissa are those of an
   // f16 of 2^-8 times the value, subnormal ones too.
   const std::uint32_t halves[2] = {select_bytes<0x1404>(packed), select_bytes<0x3424>(packed)};
@@ -29,6 +41,7 @@ __device__ __forceinline__ uint2 widen_f8(std::uint32_t packed) {
     wide[i] = multiply_f16x2(bits, 0x5c005c00u);  // 256
   }
   return make_uint2(wide[0], wide[1]);
+#endif
 }
 
 // The dot product of 8 bf16 with 8 others, in f32, in their order.

@@ -1,5 +1,5 @@
-// Fragments of matrices in shared memory: ldmatrix. Device code only; the whole warp must call
-// each.
+// Fragments of matrices: from shared memory (ldmatrix), and transposed (movmatrix). Device code
+// only; the whole warp must call each.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t address, std::ui
                : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
                : "r"(address)
                : "memory");
+}
+
+// The transposed matrix of an 8x8 matrix of 16-bit elements that the lanes have as ldmatrix gives
+// it: lane l has of row l / 4 columns 2 (l % 4) + {0, 1}.
+__device__ __forceinline__ std::uint32_t movmatrix_trans(std::uint32_t of_row) {
+  std::uint32_t of_column;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_column) : "r"(of_row));
+  return of_column;
 }
 
 }  // namespace winnow::device

@@ -160,15 +160,17 @@ std::vector<CaseShape> choice_shapes() {
   }
   add({.name = "sq1-sk8191-k2048", .s_q = 1, .h = 64, .s_k = 8191, .topk = 2048});
   add({.name = "sq1-sk40000-k2048", .s_q = 1, .h = 16, .s_k = 40000, .d = 64, .topk = 2048});
-  // The fewest of which eight blocks merge, and ranges of rows have more candidates than a buffer
-  // holds.
-  add({.name = "sq1-sk33000-k1100",
-       .s_q = 1,
-       .h = 16,
-       .s_k = 33000,
-       .d = 64,
-       .topk = 1100,
-       .q_start = 8 * 2700 - 1});
+  // Of one query a cluster of blocks chooses. The choices of ranges of rows, of which some have
+  // more candidates than a buffer holds, are merged by four blocks for each of two queries.
+  for (const std::int64_t s_q : {1, 2}) {
+    add({.name = winnow::testing::numbered("sq", s_q) + "-sk33000-k1100",
+         .s_q = s_q,
+         .h = 16,
+         .s_k = 33000,
+         .d = 64,
+         .topk = 1100,
+         .q_start = 8 * 2700 - 1});
+  }
   // More candidates than a buffer holds, in few tiles.
   add({.name = "h64-sk33000-equal-from3000",
        .h = 64,

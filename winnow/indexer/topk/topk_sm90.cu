@@ -24,8 +24,10 @@ constexpr device::Runtime kRuntime{"indexer::topk", "sm90"};
 // their products take, and worst where few queries leave multiprocessors idle
 // (docs/notes/indexer.md).
 bool stores_scores(const Problem& problem) {
-  // With few queries, clusters of blocks choose from any number of rows.
-  if (problem.s_q <= kRuntime.multiprocessors() / 4) return true;
+  // Of few queries clusters of blocks choose, from as many rows as the workspace may hold.
+  if (problem.s_q <= kRuntime.multiprocessors() / 8 && problem.s_k <= kWorkspaceLimit / 8) {
+    return true;
+  }
   const bool hidden = problem.dtype == DType::bf16 && problem.s_q > kRuntime.multiprocessors();
   return problem.s_k <= (hidden ? kMostStoredRows / 2 : kMostStoredRows);
 }

@@ -1,4 +1,4 @@
-// ldmatrix, stmatrix and mma.sync.
+// ldmatrix, stmatrix, movmatrix and mma.sync.
 #include <cstring>
 
 #include "winnow/simulator/engine/block.h"
@@ -48,6 +48,19 @@ void ldmatrix_x4(std::uint32_t address, std::uint32_t (&registers)[4], bool tran
     }
     std::memcpy(&registers[matrix], halves, 4);
   });
+}
+
+std::uint32_t movmatrix_trans(std::uint32_t of_row, const Where& where) {
+  const auto rows = warp_meeting("movmatrix", 0xffffffffu, altered(of_row, where), false, where);
+  // Lane 4 r + c / 2 has of row r the elements c.
+  const std::uint32_t column = lane() / 4, first_row = lane() % 4 * 2;
+  std::uint32_t of_column = 0;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const auto element =
+        static_cast<std::uint32_t>(rows[4 * (first_row + i) + column / 2] >> 16 * (column % 2));
+    of_column |= (element & 0xffffu) << 16 * i;
+  }
+  return of_column;
 }
 
 void mma_m16n8k16(DType type, float (&d)[4], const std::uint32_t (&a)[4],

@@ -7,7 +7,7 @@
 
 #include "winnow/device/common/runtime.h"
 #include "winnow/device/common/scratch.h"
-#include "winnow/sparse_mla/decode/decode_cuda.cuh"
+#include "winnow/sparse_mla/decode/decode_few_cuda.cuh"
 #include "winnow/sparse_mla/decode/decode_impl.h"
 #include "winnow/sparse_mla/decode/decode_split_cuda.h"
 
@@ -35,6 +35,11 @@ Blocks blocks_of(int most_shared) {
           std::clamp((most_shared + kReserved) / (D::kBytes + kReserved), 1, D::kResident)};
 }
 
+template <class D>
+Blocks blocks_of_few() {
+  return {few_kernel<D>, D::kThreads, D::kHeads, D::kBytes, 1};
+}
+
 Blocks choose_blocks(const DecodeParams& params) {
   using enum CacheFormat;
   const int most = kRuntime.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -46,7 +51,7 @@ Blocks choose_blocks(const DecodeParams& params) {
     using FewSmall = DecodePlan<bf16, kDim, 2, false, 32>;
     static_assert(Small::kBytes <= kLeastShared);
     const bool four_parts = most >= AttendPlan<DType::bf16, kDim, 4, false>::kBytes;
-    if (params.h_q <= Few::kHeads)
+    if (params.h_q <= Few::Attention::kHeads)
       return four_parts ? blocks_of<Few>(most) : blocks_of<FewSmall>(most);
     if (!four_parts) return blocks_of<Small>(most);
     return most >= Pipelined::kBytes ? blocks_of<Pipelined>(most) : blocks_of<Few>(most);
@@ -54,11 +59,14 @@ Blocks choose_blocks(const DecodeParams& params) {
   const auto choose_raw = [&]<CacheFormat kFormat, int kDim>() {
     using Pipelined = DecodePlan<kFormat, kDim, 4, true, 64>;
     using Small = DecodePlan<kFormat, kDim, 4, false, 64>;
-    static_assert(Small::kBytes <= kLeastShared);
-    using Few = DecodePlan<kFormat, kDim, 4, false, 32>;
-    using Fewer = DecodePlan<kFormat, kDim, 4, false, 16>;
-    if (params.h_q <= Fewer::kHeads) return blocks_of<Fewer>(most);
-    if (params.h_q <= Few::kHeads) return blocks_of<Few>(most);
+    using TwoTeams = FewPlan<kFormat, kDim, 2>;
+    using OneTeam = FewPlan<kFormat, kDim, 1>;
+    static_assert(Small::kBytes <= kLeastShared && OneTeam::kBytes <= kLeastShared);
+    if (params.h_q <= 2 * kFewHeads) {
+      // In list order a sum is one chain, which two teams would cut.
+      const bool two = most >= TwoTeams::kBytes && !params.in_list_order;
+      return two ? blocks_of_few<TwoTeams>() : blocks_of_few<OneTeam>();
+    }
     return most >= Pipelined::kBytes ? blocks_of<Pipelined>(most) : blocks_of<Small>(most);
   };
   if (params.format == fp8_656) return choose_raw.operator()<fp8_656, 576>();

@@ -1,13 +1,11 @@
-// Decode, for GPUs of compute capability 8.0 and newer: the kernels. A block has a segment of a
-// query's tiles (decode_split_cuda.h), for 64 heads, or for 32 or 16 where there are no more, and
-// the tile loop of attend_cuda.cuh.
+// Decode, for GPUs of compute capability 8.0 and newer: the kernels, but for few heads over rows in
+// f8 (decode_few_cuda.cuh). A block has a segment of a query's tiles (decode_split_cuda.h), for 64
+// heads, or for 32 where there are no more, and the tile loop of attend_cuda.cuh.
 //
-// Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are.
-// In a block of 64 heads that is done a tile ahead, too, and each warp turns those that it has
-// copied into bf16: pipelined, in the slot of the next tile, beside the products of others;
-// otherwise, in the one slot that there is, between the values of the tile before and the logits of
-// theirs. In a block of fewer heads each value is an operand of one warp's Q K^T alone, which turns
-// it, multiplies it, and leaves it in the slot for P V.
+// Rows in bf16 are copied to the slots that the products read. Rows in f8 are copied as they are, a
+// tile ahead, and each warp turns those that it has copied into bf16: pipelined, in the slot of the
+// next tile, beside the products of others; otherwise, in the one slot that there is, between the
+// values of the tile before and the logits of theirs.
 #pragma once
 
 #include <cstddef>
@@ -145,15 +143,14 @@ class SegmentTiles {
 
 // --- rows in f8 ---------------------------------------------------------------------------------
 
-// Rows of a tile as their bytes are, in shared memory. Two rows of which a warp reads 64 bytes each
-// at a time begin in different halves of its banks.
+// Rows of a tile as their bytes are, in shared memory.
 template <CacheFormat kFormat>
 struct RawRows {
   static constexpr int kBytes = 0;
 };
 template <>
 struct RawRows<CacheFormat::fp8_656> : Row656 {
-  static constexpr int kCopied = Row656::kBytes, kPitch = 704;  // the scales are inside
+  static constexpr int kCopied = Row656::kBytes, kPitch = kCopied;  // the scales are inside
   static constexpr int kBytes = kRows * kPitch;
 };
 template <>
@@ -163,37 +160,42 @@ struct RawRows<CacheFormat::fp8_584> : Row584 {
   static constexpr int kBytes = kScales + kRows * Row584::kScaleBytes;
 };
 
-// Copies a row as RowCopy does, 128 bytes of it at each call.
+// Copies a row as RowCopy does, a line of 128 bytes of memory at each call: a row begins at any
+// multiple of 16 bytes, and lanes that read two lines take twice the time.
 template <CacheFormat kFormat>
 class RawRowCopy {
   using Rows = RawRows<kFormat>;
-  static constexpr int kChunkBytes = 8 * kUnitBytes;
+  static constexpr int kLineUnits = 8, kUnits = Rows::kCopied / kUnitBytes;
+  static_assert(Rows::kCopied % kUnitBytes == 0);
 
  public:
-  static constexpr int kChunks = (Rows::kCopied + kChunkBytes - 1) / kChunkBytes;
+  static constexpr int kChunks = (kUnits + 2 * (kLineUnits - 1)) / kLineUnits;
 
   // Row `to` of the rows at `raw`; `row` is where it begins in memory, and `scales` where its
   // scales do if they are apart: these are copied at once.
   __device__ __forceinline__ RawRowCopy(std::uint32_t raw, int to, const char* row,
                                         const char* scales, bool visible, int lane)
-      : unit_(lane % 8),
+      : unit_(lane % kLineUnits -
+              static_cast<int>(reinterpret_cast<std::uint64_t>(row) / kUnitBytes % kLineUnits)),
         from_(forget(row + unit_ * kUnitBytes)),
         to_(in_one_register(raw + to * Rows::kPitch + unit_ * kUnitBytes, lane)),
         visible_(visible) {
     if constexpr (kFormat == CacheFormat::fp8_584) {
-      if (unit_ < 2) {
-        cp_async_word_zfill(raw + Rows::kScales + to * Rows::kScaleBytes + 4 * unit_,
-                            scales + 4 * unit_, visible);
+      const int word = lane % kLineUnits;
+      if (word < 2) {
+        cp_async_word_zfill(raw + Rows::kScales + to * Rows::kScaleBytes + 4 * word,
+                            scales + 4 * word, visible);
       }
     }
   }
 
   __device__ __forceinline__ void operator()(int chunk) const {
     if (chunk >= kChunks) return;
-    const int at = chunk * kChunkBytes;
-    const bool whole = at + kChunkBytes <= Rows::kCopied;
-    if (whole || at + unit_ * kUnitBytes < Rows::kCopied)
-      cp_async_zfill(to_ + at, from_ + at, visible_);
+    const int first = chunk * kLineUnits;  // of the row's units, if it begins with a line
+    const bool whole = first >= kLineUnits - 1 && first + kLineUnits <= kUnits;
+    if (whole || (unit_ + first >= 0 && unit_ + first < kUnits)) {
+      cp_async_zfill(to_ + first * kUnitBytes, from_ + first * kUnitBytes, visible_);
+    }
   }
 
  private:
@@ -246,178 +248,6 @@ __device__ __forceinline__ void turn_rows(std::uint32_t raw, Place<Tile<kRows, k
             ld_shared_words(from + Rows::kRopeOffset + unit * kUnitBytes));
 }
 
-// Blocks of fewer heads multiply values as they turn them. Of the products of Q and rows a warp has
-// the columns [128 warp, 128 warp + 128), and of the last 64 of 576 those from 16 warp on. A lane
-// of a quad reads 16 neighbouring columns at a time, which are what it multiplies in four steps: a
-// product may take its columns in any order, if both operands do. So the values are operands as
-// soon as they are turned into bf16.
-template <class P>
-__device__ __forceinline__ int first_column(int warp, int step, int lane) {
-  return step < 8 ? 128 * warp + step / 4 * 64 + lane % 4 * 16 + step % 4 * 4
-                  : kValueColumns + 16 * warp + lane % 4 * 4;
-}
-
-// load_queries() for them.
-template <class P>
-__device__ __forceinline__ void load_queries_of_raw(const char* heads, std::int64_t stride,
-                                                    int count, int warp, int lane, Queries<P>& q) {
-#pragma unroll
-  for (int m = 0; m < P::kBlocks; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int head = 16 * m + lane / 4 + 8 * r;
-      const char* const from = heads + (head < count ? head : 0) * stride;
-#pragma unroll
-      for (int s = 0; s < P::kSteps; ++s) {
-        const auto* const at =
-            reinterpret_cast<const uint2*>(from + first_column<P>(warp, s, lane) * 2);
-        const uint2 four = head < count ? __ldg(at) : make_uint2(0, 0);
-        q[m][s][r] = four.x;
-        q[m][s][r + 2] = four.y;
-      }
-    }
-  }
-}
-
-// The scales of a row for the warp's columns, as they are in the cache.
-template <CacheFormat kFormat>
-__device__ __forceinline__ std::uint32_t scales_of(std::uint32_t raw, int row, int warp) {
-  using Rows = RawRows<kFormat>;
-  if constexpr (kFormat == CacheFormat::fp8_656) {
-    return ld_shared<std::uint32_t>(raw + row * Rows::kPitch + Rows::kScaleOffset + 4 * warp);
-  } else {
-    return ld_shared<std::uint32_t>(raw + Rows::kScales + row * Rows::kScaleBytes + warp / 2 * 4);
-  }
-}
-
-// A lane's 16 of the 64 columns from 64 chunk on of a row in f8.
-template <CacheFormat kFormat>
-struct RawColumns {
-  std::uint32_t from;  // where they stand
-  uint4 words;
-  float scale;
-
-  __device__ __forceinline__ bool plain() const {
-    using namespace decode_values;
-    return is_short(scale) && (find_nan(words) & kNanBits) == 0;
-  }
-  // To the slot, where `to` is the first eight's place, and as operands.
-  __device__ __forceinline__ void turn(std::uint32_t to, uint4 (&values)[2]) const {
-    using namespace decode_values;
-    const std::uint32_t factor = factor_of(scale);
-    const uint2 x = dequantise(words.x, factor), y = dequantise(words.y, factor),
-                z = dequantise(words.z, factor), w = dequantise(words.w, factor);
-    values[0] = make_uint4(x.x, x.y, y.x, y.y);
-    values[1] = make_uint4(z.x, z.y, w.x, w.y);
-    st_shared(to, values[0]);
-    st_shared(to ^ kUnitBytes, values[1]);
-  }
-  // The same of any scale and any values.
-  __device__ __forceinline__ void turn_any(std::uint32_t to, uint4 (&values)[2]) const {
-    using namespace decode_values;
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const uint2 four = dequantise_any(ld_shared<std::uint32_t>(from + 4 * i), scale);
-      st_shared((to ^ i / 2 * kUnitBytes) + i % 2 * 8,
-                std::uint64_t{four.y} << 32 | std::uint64_t{four.x});
-    }
-    values[0] = ld_shared_words(to);
-    values[1] = ld_shared_words(to ^ kUnitBytes);
-  }
-};
-
-// give_logits() of rows in f8, of which the first 512 columns are left in the slot, in bf16. Of
-// kTogether chunks of 64 columns the values are looked at together: registers are scarce.
-template <CacheFormat kFormat, int kTogether, class P>
-__device__ __forceinline__ void give_logits_of_raw(P shared, std::uint32_t raw, int warp, int lane,
-                                                   const Queries<P>& q) {
-  using Rows = RawRows<kFormat>;
-  static_assert(P::kWarps == 4 && P::kParts == 4);
-  // A product waits for the one before with the same sums.
-  constexpr int kSums = P::kBlocks == 1 ? 4 : 1;
-  const auto slot = shared.rows()[0];
-  const auto first = shared.partials()[0][warp][0][lane];
-#pragma unroll
-  for (int n = 0; n < kRows / 8; ++n) {
-    const int row = 8 * n + lane / 4;
-    const std::uint32_t from = raw + row * Rows::kPitch;
-    const std::uint32_t scales = scales_of<kFormat>(raw, row, warp);
-    float s[kSums][P::kBlocks][4] = {};
-#pragma unroll
-    for (int group = 0; group < 2; group += kTogether) {
-      RawColumns<kFormat> columns[kTogether];
-      uint4 values[kTogether][2];
-      std::uint32_t to[kTogether];
-      bool plain = true;
-#pragma unroll
-      for (int c = 0; c < kTogether; ++c) {
-        const int chunk = 2 * warp + group + c;
-        to[c] = slot.unit(row, chunk * kChunkUnits + lane % 4 * 2);
-        columns[c].from = from + chunk * 64 + lane % 4 * kUnitBytes;
-        columns[c].words = ld_shared_words(columns[c].from);
-        if constexpr (kFormat == CacheFormat::fp8_656) {
-          columns[c].scale = __uint_as_float(scales);
-        } else {
-          columns[c].scale = ue8m0_to_f32(static_cast<std::uint8_t>(scales >> 8 * (chunk % 4)));
-        }
-      }
-      // What nearly always counts stands among the products, whether it counts or not.
-#pragma unroll
-      for (int c = 0; c < kTogether; ++c) {
-        const int chunk = 2 * warp + group + c;
-        columns[c].turn(to[c], values[c]);
-        plain = plain && (chunk * 64 >= Rows::kQuantised || columns[c].plain());
-      }
-      if (!plain) {
-#pragma unroll
-        for (int c = 0; c < kTogether; ++c) columns[c].turn_any(to[c], values[c]);
-      }
-      if constexpr (Rows::kQuantised < kValueColumns) {
-        if (warp == 3 && group + kTogether == 2) {  // the last chunk is in bf16
-          const std::uint32_t rope = from + Rows::kRopeOffset + lane % 4 * 2 * kUnitBytes;
-#pragma unroll
-          for (int unit = 0; unit < 2; ++unit) {
-            values[kTogether - 1][unit] = ld_shared_words(rope + unit * kUnitBytes);
-            st_shared(to[kTogether - 1] ^ unit * kUnitBytes, values[kTogether - 1][unit]);
-          }
-        }
-      }
-#pragma unroll
-      for (int c = 0; c < kTogether; ++c) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int m = 0; m < P::kBlocks; ++m) {
-            const int step = 4 * (group + c) + 2 * i;
-            mma_m16n8k16<P::kType>(s[(2 * c + i) % kSums][m], q[m][step], values[c][i].x,
-                                   values[c][i].y);
-            mma_m16n8k16<P::kType>(s[(2 * c + i) % kSums][m], q[m][step + 1], values[c][i].z,
-                                   values[c][i].w);
-          }
-        }
-      }
-    }
-    if constexpr (P::kDim > kValueColumns) {
-      const auto four =
-          ld_shared<std::uint64_t>(from + Rows::kRopeOffset + warp * 32 + lane % 4 * 8);
-#pragma unroll
-      for (int m = 0; m < P::kBlocks; ++m) {
-        mma_m16n8k16<P::kType>(s[0][m], q[m][8], static_cast<std::uint32_t>(four),
-                               static_cast<std::uint32_t>(four >> 32));
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < P::kBlocks; ++m) {
-#pragma unroll
-      for (int sum = 1; sum < kSums; ++sum) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[0][m][e] += s[sum][m][e];
-      }
-      give_block<P::kParts>(first, m, n, s[0][m]);
-    }
-  }
-}
-
 // --- what a block leaves ------------------------------------------------------------------------
 
 __device__ __forceinline__ float sink_of(const KernelParams& params, int head) {
@@ -454,28 +284,24 @@ __device__ __forceinline__ void store_partial(float* rows, int count, int warp, 
 
 // --- kernels ------------------------------------------------------------------------------------
 
-// Blocks of 64 heads have eight warps, smaller ones four.
-template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined, int kHeads_>
+// Blocks of 64 heads have eight warps, those of 32 four.
+template <CacheFormat kFormat, int kDim_, int kParts, bool kPipelined, int kHeads>
 struct DecodePlan {
-  static constexpr int kHeads = kHeads_;
-  static constexpr bool kRaw = kFormat != CacheFormat::bf16, kFew = kHeads < 64;
-  static_assert(!kFew || !kPipelined);
+  static constexpr bool kRaw = kFormat != CacheFormat::bf16;
+  static_assert(kHeads == 64 || (!kPipelined && !kRaw));
   using Attention = AttendPlan<DType::bf16, kDim_, kParts, kPipelined,
                                kPipelined ? 4
                                : kRaw     ? 1
                                           : 2,
-                               kFew ? 4 : 8, kHeads, kRaw && kFew ? kValueColumns : kDim_>;
+                               kHeads / 8>;
   static constexpr CacheFormat kCacheFormat = kFormat;
   static constexpr int kDim = kDim_;
   // The blocks of a multiprocessor that there are registers and shared memory for, on Hopper.
-  static constexpr int kResident = kHeads == 64 ? 1 : kHeads == 32 ? 2 : 3;
-  // Rows in f8 stand behind what attend_cuda.cuh has. Two tiles of them where they are multiplied
-  // as they are turned, and two blocks fit; where three are to fit, one tile, which is copied when
-  // the one before has been multiplied.
-  static constexpr int kRawTiles = kHeads == 32 ? 2 : 1;
+  static constexpr int kResident = kHeads == 64 ? 1 : 2;
+  // A tile of rows in f8 stands behind what attend_cuda.cuh has.
   static constexpr int kRawOffset = Attention::kBytes;
   static_assert(kRawOffset % kUnitBytes == 0);
-  static constexpr int kBytes = kRawOffset + kRawTiles * RawRows<kFormat>::kBytes;
+  static constexpr int kBytes = kRawOffset + RawRows<kFormat>::kBytes;
 };
 
 // What a block works on. Blocks count the blocks of heads first, which read the same rows, then
@@ -504,16 +330,14 @@ __global__ void __launch_bounds__(D::Attention::kThreads, D::kResident)
   __syncthreads();  // the bounds are there
   const SegmentTiles tiles(params, shared.bounds());
   const int count = tiles.count();
-  const auto raw_of = [&](int tile) {
-    return shared.base + D::kRawOffset + tile % D::kRawTiles * RawRows<kFormat>::kBytes;
-  };
+  const std::uint32_t raw = shared.base + D::kRawOffset;
   // What copies the lane's rows of a tile. Behind the last tile the products have zeros copied to a
   // free place: no branch is among them.
   const auto start = [&](int tile, int warp, int lane) {
     const auto copy_of = [&](int to, const void* row, const void* scales, bool visible) {
       const auto *bytes = static_cast<const char*>(row), *apart = static_cast<const char*>(scales);
       if constexpr (D::kRaw) {
-        return RawRowCopy<kFormat>(raw_of(tile), to, bytes, apart, visible, lane);
+        return RawRowCopy<kFormat>(raw, to, bytes, apart, visible, lane);
       } else {
         return RowCopy<P::kDim>(shared.rows()[slot_of<P>(tile)], to, bytes, visible, lane);
       }
@@ -535,14 +359,13 @@ __global__ void __launch_bounds__(D::Attention::kThreads, D::kResident)
           }
         });
   };
-  // Of 64 heads rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that
-  // of this one, and copied for the tile behind it.
-  constexpr bool kTurns = D::kRaw && !D::kFew;
+  // Rows in f8 are turned in the slot of the next tile if pipelined, otherwise in that of this one,
+  // and copied for the tile behind it.
   const auto advance = [&](int tile, int warp, int lane) {
-    if constexpr (kTurns) {
+    if constexpr (D::kRaw) {
       if constexpr (P::kPipelined) ++tile;
       if (tile < count) {
-        turn_rows<kFormat, D::kDim>(raw_of(tile), shared.rows()[slot_of<P>(tile)], warp, lane);
+        turn_rows<kFormat, D::kDim>(raw, shared.rows()[slot_of<P>(tile)], warp, lane);
       }
       if constexpr (P::kPipelined) {
         __syncwarp();  // the warp's raw rows may be replaced
@@ -558,33 +381,23 @@ __global__ void __launch_bounds__(D::Attention::kThreads, D::kResident)
   };
   bring_first_entries(shared, tiles, warp, lane);
   copy_now(start(0, warp, lane));
-  if constexpr (kTurns && P::kPipelined) {
+  if constexpr (D::kRaw && P::kPipelined) {
     cp_async_wait<0>();
     __syncthreads();  // the entries of the second tile are there
     copy_now(advance(-1, warp, lane));
   }
 
   Queries<P> q;
-  const char* const queries = params.q.at(item.i, item.s, item.first);
+  load_queries<P>(params.q.at(item.i, item.s, item.first), params.q.stride_h, item.heads, warp,
+                  lane, q);
   Output<P> o = {};
-  if constexpr (D::kRaw && D::kFew) {
-    load_queries_of_raw<P>(queries, params.q.stride_h, item.heads, warp, lane, q);
-    constexpr int kTogether = P::kHeads == 16 ? 2 : 1;
-    attend_by<D::kRawTiles == 2>(
-        shared, count, params.scale, thread, o, advance, [&](int tile, int warp, int lane, NoCopy) {
-          give_logits_of_raw<kFormat, kTogether>(shared, raw_of(tile), warp, lane, q);
-        });
-  } else {
-    load_queries<P>(queries, params.q.stride_h, item.heads, warp, lane, q);
-    attend(shared, count, params.scale, thread, q, o, advance);
-  }
+  attend(shared, count, params.scale, thread, q, o, advance);
 
   // Computed anew: registers are scarce until here.
   const auto [i, s, segment, first, heads] = item_of<P>(params, forget(blockIdx.x));
   const int row = 8 * warp + lane / 4, head = first + row;
   const bool tells = lane % 4 == 0 && row < heads;
-  RowState state;
-  if (row < P::kHeads) state = load_state(shared, thread);
+  RowState state = load_state(shared, thread);
   state.sum = quad_sum(state.sum);
   if (params.segments > 1) {
     const std::int64_t partial = std::int64_t{blockIdx.x} * P::kHeads;
@@ -594,7 +407,7 @@ __global__ void __launch_bounds__(D::Attention::kThreads, D::kResident)
     }
     return;
   }
-  if (lane % 4 == 0 && row < P::kHeads) {
+  if (lane % 4 == 0) {
     const float sink = tells ? sink_of(params, head) : negative_infinity();
     shared.ends()[row].store(output_factor(state.sum, state.reference, sink));
     if (tells) store_lse(params, i, s, head, state.reference, state.sum);

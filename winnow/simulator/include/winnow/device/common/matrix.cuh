@@ -23,4 +23,8 @@ inline void ldmatrix_x4_trans(std::uint32_t address, std::uint32_t& r0, std::uin
   r0 = registers[0], r1 = registers[1], r2 = registers[2], r3 = registers[3];
 }
 
+inline std::uint32_t movmatrix_trans(std::uint32_t of_row, Where where = Where::current()) {
+  return simulator::movmatrix_trans(of_row, where);
+}
+
 }  // namespace winnow::device
