@@ -87,11 +87,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     few("RatiosOfOtherRows", "if (lane < 4) to.store(ratios);", add, 4),
     few("WeightsOfOtherRows", "st_shared(team.weights()[which]", add, 8),
     few("OtherValues", "= movmatrix_trans(values", add, 0x0400),
-    few584("WordsOfTheNextUnit", "const uint4 four = ld_shared_words(address)", add, 16),
     few584("RatiosOfTheNextRow", "ld_shared<std::uint64_t>(raw + Rows::kScales", add, 8),
     odd("FactorsOfOtherColumns", "ld_shared<float>(from + 8 * n", add, 4),
-    parts.undo("PartNotStored", "reinterpret_cast<float4*>(to)[n / 2] ="),
-    parts.move("PartOfTheNextColumns", "reinterpret_cast<float4*>(to)[n / 2] =", 16),
     parts.undo("PartialSumsNotStored", "params.partial_sums[partial + row] ="),
     // merge_kernel
     merge.undo("MergedNotStored", kMerged),
