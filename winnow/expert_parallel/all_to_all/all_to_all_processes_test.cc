@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr int kVictim = 1;
 
 // `rounds` rounds of a problem of this world, checked.
-void play(AllToAll& layer, const Problem& problem, Report& report) {
+void play(AllToAll& layer, const Problem& problem, RankReport& report) {
   report.expect(run_rank(layer, problem, make_rounds(problem)));
 }
 
@@ -49,7 +49,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   static constexpr int kRanks = 3;
 
   // Until the layer fails, or for ever.
-  void life(int rank, Report& report) const {
+  void life(int rank, RankReport& report) const {
     const auto [signal, fateful] = GetParam();
     const auto at = [&, number = signal, fateful = fateful](Point point) {
       if (rank == kVictim && point == fateful) raise(number);
@@ -85,7 +85,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   }
 
   // The survivors as ranks 0 and 1 of a new world, until the parent has seen the victim's end.
-  void afterlife(int rank, Report& report) const {
+  void afterlife(int rank, RankReport& report) const {
     const Problem problem = problem_of(2);
     const ProcessRank world(folder_.path(), rank == 0 ? 0 : 1, 2, "second");
     AllToAll layer(world.transport, world.store, problem.config());
@@ -100,7 +100,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
 
 TEST_P(Fates, SurvivorsAreNotifiedAndGoOn) {
   const auto [signal, point] = GetParam();
-  Processes processes(kRanks, [this](int rank, Report& report) {
+  Processes processes(kRanks, [this](int rank, RankReport& report) {
     report.take(outcome_of([&] { life(rank, report); }));
     report.stage = 3;
     if (rank != kVictim) afterlife(rank, report);
@@ -115,7 +115,7 @@ TEST_P(Fates, SurvivorsAreNotifiedAndGoOn) {
   EXPECT_LT(seconds_since(start), 20);
   for (const int rank : {0, 2}) {
     SCOPED_TRACE("rank " + std::to_string(rank));
-    const Report& report = processes.report(rank);
+    const RankReport& report = processes.report(rank);
     if (point == Point::close) {
       EXPECT_STREQ(report.text, "");
       continue;
@@ -153,7 +153,7 @@ TEST(Processes, MayBeKilledAtAnyTime) {
   for (int again = 0; again < 8; ++again) {
     SCOPED_TRACE(again);
     const TemporaryFolder folder;
-    Processes processes(4, [&](int rank, Report& report) {
+    Processes processes(4, [&](int rank, RankReport& report) {
       Problem problem = problem_of(2);
       problem.nodes = 2;
       Config config = problem.config();
@@ -185,7 +185,7 @@ TEST(Processes, MayBeKilledAtAnyTime) {
 // Stopped for less than the deadline, nobody notices.
 TEST(Processes, MayPause) {
   const TemporaryFolder folder;
-  Processes processes(3, [&](int rank, Report& report) {
+  Processes processes(3, [&](int rank, RankReport& report) {
     const Problem problem = problem_of(3);
     const ProcessRank world(folder.path(), rank, 3);
     AllToAll layer(world.transport, world.store, problem.config());
@@ -205,7 +205,7 @@ TEST(Processes, MayPause) {
 
 TEST(Processes, MayEndWithoutClosing) {
   const TemporaryFolder folder;
-  Processes processes(2, [&](int rank, Report& report) {
+  Processes processes(2, [&](int rank, RankReport& report) {
     const Problem problem = problem_of(2);
     const ProcessRank world(folder.path(), rank, 2);
     auto* layer = new AllToAll(world.transport, world.store, problem.config());
@@ -223,7 +223,7 @@ TEST(Processes, MayEndWithoutClosing) {
 TEST(Processes, AHundredLayersLeaveNothing) {
   const TemporaryFolder folder;
   const int shared_before = entries_of("/dev/shm");
-  Processes processes(2, [&](int rank, Report& report) {
+  Processes processes(2, [&](int rank, RankReport& report) {
     const Problem problem = problem_of(2);
     const std::vector<Round> rounds = make_rounds(problem);
     const auto make_and_use = [&](int first, int last) {

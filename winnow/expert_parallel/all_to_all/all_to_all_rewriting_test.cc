@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kTimeout{400};
 
 // ---- The calls of the ranks. They do not check rows, which may have been overwritten.
 
-void call_low_latency(const ProcessRank& world, int rank, Random random, Report& report) {
+void call_low_latency(const ProcessRank& world, int rank, Random random, RankReport& report) {
   LowLatencyProblem problem{.name = "rewritten", .world = kRanks, .max_tokens = 8};
   problem.format = static_cast<RowFormat>(random.below(2));
   problem.shrink = random.below(4) == 0;
@@ -53,7 +53,7 @@ void call_low_latency(const ProcessRank& world, int rank, Random random, Report&
   }
 }
 
-void call_all_to_all(const ProcessRank& world, int rank, Random random, Report& report) {
+void call_all_to_all(const ProcessRank& world, int rank, Random random, RankReport& report) {
   constexpr std::int64_t kTokens = 12, kTopk = 3, kExperts = 2 * kRanks;
   const int nodes = 1 << random.below(3);
   const RowOrder order = random.below(2) == 0 ? RowOrder::expert_major : RowOrder::token_major;
@@ -88,7 +88,7 @@ void call_all_to_all(const ProcessRank& world, int rank, Random random, Report& 
   }
 }
 
-void call_notifier(const ProcessRank& world, int, Random random, Report& report) {
+void call_notifier(const ProcessRank& world, int, Random random, RankReport& report) {
   const int nodes = 1 << random.below(3);
   Notifier notifier(world.transport, world.store,
                     {.experts = kRanks, .local_world_size = kRanks / nodes, .timeout = kTimeout});
@@ -110,7 +110,7 @@ void call_notifier(const ProcessRank& world, int, Random random, Report& report)
   }
 }
 
-using Calls = void (*)(const ProcessRank&, int rank, Random, Report&);
+using Calls = void (*)(const ProcessRank&, int rank, Random, RankReport&);
 struct Caller {
   const char* name;
   Calls calls;
@@ -222,7 +222,7 @@ class Worlds : public ::testing::TestWithParam<Caller> {
   void run_world(std::uint64_t seed, bool stores) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const TemporaryFolder folder;
-    Processes processes(kRanks, [&](int rank, Report& report) {
+    Processes processes(kRanks, [&](int rank, RankReport& report) {
       report.code = -1;
       try {
         const ProcessRank world(folder.path(), rank, kRanks, "winnow",

@@ -41,7 +41,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   static constexpr int kTurns = 6, kFateful = 3;
 
   // Runs all turns, or until the layer fails.
-  void life(int rank, Report& report) const {
+  void life(int rank, RankReport& report) const {
     const auto [signal, fateful, shrink] = GetParam();
     const auto at = [&, number = signal, fateful = fateful](int turn, Point point) {
       if (rank == kVictim && turn == kFateful && point == fateful) raise(number);
@@ -79,7 +79,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
 
   // Expects no rows of the victim, all rows of the others, and sums without the victim's experts.
   static void check_without_victim(const LowLatency& layer, const LowLatencyTensors& tensors,
-                                   const LowLatencyRound& round, int rank, Report& report) {
+                                   const LowLatencyRound& round, int rank, RankReport& report) {
     if (layer.mask() != std::vector<std::int32_t>{0, 1, 0}) report.complain("the mask");
     const LowLatencyProblem problem = problem_of(kRanks);
     const LowLatencyDispatchArgs got = tensors.dispatch_args(CallPart::both);
@@ -100,7 +100,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
   }
 
   // The survivors become ranks 0 and 1 of a new world.
-  void afterlife(int rank, Report& report) const {
+  void afterlife(int rank, RankReport& report) const {
     const LowLatencyProblem problem = problem_of(2);
     const ProcessRank world(folder_.path(), rank == 0 ? 0 : 1, 2, "second");
     LowLatency layer(world.transport, world.store, problem.config());
@@ -113,7 +113,7 @@ class Fates : public ::testing::TestWithParam<Fate> {
 
 TEST_P(Fates, SurvivorsAreNotifiedOrGoOn) {
   const auto [signal, point, shrink] = GetParam();
-  Processes processes(kRanks, [this](int rank, Report& report) {
+  Processes processes(kRanks, [this](int rank, RankReport& report) {
     report.take(outcome_of([&] { life(rank, report); }));
     report.stage = 3;
     if (rank != kVictim) afterlife(rank, report);
@@ -122,7 +122,7 @@ TEST_P(Fates, SurvivorsAreNotifiedOrGoOn) {
   for (const int rank : {0, 2}) {
     processes.await(rank, 4);
     SCOPED_TRACE("rank " + std::to_string(rank));
-    const Report& report = processes.report(rank);
+    const RankReport& report = processes.report(rank);
     if (shrink) {
       EXPECT_STREQ(report.text, "");
       EXPECT_LT(report.seconds, 20);
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LowLatencyProcesses, MayBeLate) {
   for (const bool shrink : {false, true}) {
     const TemporaryFolder folder;
-    Processes processes(kRanks, [&](int rank, Report& report) {
+    Processes processes(kRanks, [&](int rank, RankReport& report) {
       LowLatencyProblem problem = problem_of(kRanks);
       problem.shrink = shrink;
       const std::vector<LowLatencyRound> rounds = make_rounds(problem);

@@ -25,7 +25,7 @@
 namespace winnow::expert_parallel {
 
 // What a child tells its parent.
-struct Report {
+struct RankReport {
   std::atomic<int> stage;  // that the child has reached
   char text[1500];         // of the first error that it met
   int code;                // ErrorCode, -1 without an error
@@ -51,14 +51,14 @@ struct Report {
 // a child never returns to GoogleTest.
 class Processes {
  public:
-  using Body = std::function<void(int rank, Report& report)>;
+  using Body = std::function<void(int rank, RankReport& report)>;
 
   Processes(int count, const Body& body) : children_(std::size_t(count)) {
     void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(memory, MAP_FAILED);
-    reports_ = static_cast<Report*>(memory);
+    reports_ = static_cast<RankReport*>(memory);
     for (int rank = 0; rank < count; ++rank) {
-      new (&reports_[rank]) Report{};
+      new (&reports_[rank]) RankReport{};
       children_[std::size_t(rank)] = fork();
       if (children_[std::size_t(rank)] != 0) continue;
       prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -82,7 +82,7 @@ class Processes {
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  const Report& report(int rank) const { return reports_[rank]; }
+  const RankReport& report(int rank) const { return reports_[rank]; }
   pid_t process(int rank) const { return children_[std::size_t(rank)]; }
   bool running(int rank) const {
     siginfo_t info{};
@@ -131,7 +131,7 @@ class Processes {
     return true;
   }
 
-  Report* reports_ = nullptr;
+  RankReport* reports_ = nullptr;
   std::vector<pid_t> children_;
 };
 
