@@ -55,8 +55,8 @@ Config config_of(const Seat& seat) {
           .timeout = seat.timeout,
           .device = kDevice};
 }
-Tensor input_of(const Place& place) { return place.copy(Tensor(DType::f32, {4, 16})); }
-Tensor indices_of(const Place& place) {
+Tensor input_of(const RankDevice& place) { return place.copy(Tensor(DType::f32, {4, 16})); }
+Tensor indices_of(const RankDevice& place) {
   return place.copy(numbers({4, 2}, [](int i) { return i; }));
 }
 
@@ -106,7 +106,7 @@ class AllToAllPlayer : public Player {
   }
 
   Call call_;
-  Place place_{kDevice};
+  RankDevice place_{kDevice};
   Tensor input_ = input_of(place_), indices_ = indices_of(place_);
   AllToAll layer_;
   Dispatched got_;
@@ -133,7 +133,7 @@ class NotifyPlayer : public Player {
     return config;
   }
   NotifyShape shape_;
-  Place place_{kDevice};
+  RankDevice place_{kDevice};
   Notifier notifier_;
 };
 
@@ -170,7 +170,7 @@ class LowLatencyPlayer : public Player {
   LowLatencyProblem problem_{.name = "absence", .world = kWorld, .max_tokens = 3, .rounds = 1};
   std::vector<LowLatencyRound> rounds_ = make_rounds(problem_);
   bool combines_;
-  Place place_{kDevice};
+  RankDevice place_{kDevice};
   LowLatency layer_;
   LowLatencyTensors tensors_;
 };
@@ -296,7 +296,7 @@ CaseOutcome run_without_memory(int nodes, bool of_two) {
   team.run([&](int rank, const std::shared_ptr<Transport>& transport) {
     const auto me = static_cast<std::size_t>(rank);
     Counted has_dispatched(dispatched), has_given_up(given_up);
-    const Place place(kDevice);
+    const RankDevice place(kDevice);
     const Tensor input = input_of(place), indices = indices_of(place);
     Config config = config_of({transport, team.world().store(), milliseconds(300), nodes});
     config.arena_rows = 1000;  // no call waits for room

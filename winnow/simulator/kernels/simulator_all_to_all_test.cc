@@ -33,7 +33,8 @@ using enum simulator::Plant::Action;
 // How many pairs each expert has, by a kernel which is not of the layer.
 constexpr std::int64_t kCountedTokens = 8, kCountedTopk = 2,
                        kCounts = kCountedTokens * kCountedTopk;
-Backend count_pairs(const Tensor& experts, const TensorView& counts, const Place& place = Place()) {
+Backend count_pairs(const Tensor& experts, const TensorView& counts,
+                    const RankDevice& place = RankDevice()) {
   const ConstTensorView indices(experts.data(), DType::i32, {kCountedTokens, kCountedTopk},
                                 place.device());
   return layout({.expert_indices = indices,
@@ -65,7 +66,7 @@ class Ranks {
   template <class Body>
   auto of_rank(const Body& body) {
     return [this, &body](int rank, const std::shared_ptr<Transport>& transport) {
-      const Place place(config_.device);
+      const RankDevice place(config_.device);
       AllToAll layer(transport, team_.world().store(), config_);
       return body(rank, place, layer);
     };
@@ -86,7 +87,7 @@ testing::CaseOutcome run_barrier(const testing::Target& target, int nodes) {
   Ranks ranks(
       target, kWorld,
       {.max_tokens = 4, .hidden = 16, .topk = 2, .experts = 8, .local_world_size = kWorld / nodes});
-  return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
+  return ranks.compare([&](int rank, const RankDevice& place, AllToAll& layer) {
     const auto me = std::size_t(rank), other = (me + 1) % kWorld;
     const Tensor own = place.copy(chosen[me]);
     counts[me] = place.make(DType::i32, std::array{kCounts});
@@ -108,7 +109,7 @@ testing::CaseOutcome run_overwritten(const testing::Target& target) {
   constexpr std::int64_t kTokens = 12, kTopk = 8, kHidden = 16;  // for two blocks
   const Tensor chosen = numbers({kTokens, kTopk}, [](int i) { return i % 8; });
   Ranks ranks(target, 4, {.max_tokens = kTokens, .hidden = kHidden, .topk = kTopk, .experts = 8});
-  return ranks.compare([&](int, const Place& place, AllToAll& layer) {
+  return ranks.compare([&](int, const RankDevice& place, AllToAll& layer) {
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
                  experts = place.copy(chosen);
     const Dispatched got =
@@ -135,7 +136,7 @@ testing::CaseOutcome run_one_row(const testing::Target& target) {
   for (float& value : row.values<float>()) value = static_cast<float>(next++);
   for (float& sum : sums.values<float>()) sum = static_cast<float>(next++ % kHidden * kTopk);
   Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = kHidden, .topk = kTopk, .experts = 8});
-  return ranks.compare([&](int, const Place& place, AllToAll& layer) {
+  return ranks.compare([&](int, const RankDevice& place, AllToAll& layer) {
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),
                  experts = place.copy(chosen), once = place.copy(row);
     const Dispatched got =
@@ -160,7 +161,7 @@ testing::CaseOutcome run_values(const testing::Target& target) {
                .topk = kTopk,
                .experts = 8,
                .local_world_size = 2});
-  return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
+  return ranks.compare([&](int rank, const RankDevice& place, AllToAll& layer) {
     const auto expert = [&](std::int64_t pair) { return (3 * int(pair) + rank) % 9 - 1; };
     const auto number = [&](std::int64_t token) { return float(rank * kTokens + token + 1); };
     Tensor rows(DType::f32, {kTokens, kHidden}), values(DType::f32, {kTokens, kTopk});
@@ -195,7 +196,7 @@ testing::CaseOutcome run_values(const testing::Target& target) {
 testing::CaseOutcome run_values_again(const testing::Target& target) {
   constexpr std::int64_t kTokens = 33, kTopk = 8;  // for two blocks
   Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = 4, .topk = kTopk, .experts = 8});
-  return ranks.compare([&](int rank, const Place& place, AllToAll& layer) {
+  return ranks.compare([&](int rank, const RankDevice& place, AllToAll& layer) {
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, 4})),
                  experts = place.copy(numbers({kTokens, kTopk}, [](int i) { return i % 8; }));
     const Dispatched got =
@@ -232,7 +233,7 @@ testing::CaseOutcome run_wrong_rows(const testing::Target& target,
   constexpr std::int64_t kTokens = 4, kTopk = 2, kHidden = 8;
   const Tensor of_rank0 = numbers({kTokens, kTopk}, [](int i) { return i % 2; });
   Ranks ranks(target, 2, {.max_tokens = kTokens, .hidden = kHidden, .topk = kTopk, .experts = 4});
-  const auto thrown = ranks.try_run([&](int rank, const Place& place, AllToAll& layer) {
+  const auto thrown = ranks.try_run([&](int rank, const RankDevice& place, AllToAll& layer) {
     Tensor rows = numbers({kTokens, kTopk}, [&](int i) { return i + int(kTokens * kTopk) * rank; });
     if (rank == 0) std::copy(wrong.begin(), wrong.end(), &rows.values<std::int32_t>()[2]);
     const Tensor input = place.copy(Tensor(DType::f32, {kTokens, kHidden})),

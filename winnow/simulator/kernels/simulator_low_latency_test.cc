@@ -30,7 +30,7 @@ testing::CaseOutcome run_overlapping(const testing::Target& target) {
   const auto of_rank = [&](int rank, const std::shared_ptr<Transport>& transport) {
     Comparisons comparisons;
     LowLatency layer(transport, team.world().store(), config);
-    const Place place(config.device);
+    const RankDevice place(config.device);
     std::vector<std::unique_ptr<LowLatencyTensors>> calls;
     for (const LowLatencyRound& round : rounds) {
       calls.push_back(std::make_unique<LowLatencyTensors>(place, problem, round, rank));
@@ -67,7 +67,7 @@ testing::CaseOutcome run_wrong_experts(const testing::Target& target) {
   RankTeam team(problem.world);
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
     LowLatency layer(transport, team.world().store(), config);
-    const Place place(config.device);
+    const RankDevice place(config.device);
     const LowLatencyTensors tensors(place, problem, rounds[0], rank);
     layer.dispatch(tensors.dispatch_args(CallPart::both));
     place.wait();
@@ -101,7 +101,7 @@ testing::CaseOutcome run_wrong_experts_in_halves(const testing::Target& target) 
   RankTeam team(problem.world);
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
     LowLatency layer(transport, team.world().store(), config);
-    const Place place(config.device);
+    const RankDevice place(config.device);
     const LowLatencyTensors first(place, problem, wrong[0], rank);
     LowLatencyTensors second(place, problem, rounds[0], rank);
     layer.dispatch(first.dispatch_args(CallPart::both));

@@ -28,7 +28,7 @@ testing::CaseOutcome run_contradiction(const testing::Target& target) {
   const std::vector<Tensor> indices = make_indices(shape, random);
   RankTeam team(shape.ranks());
   const auto thrown = team.try_run([&](int rank, const std::shared_ptr<Transport>& transport) {
-    const Place place(config.device);
+    const RankDevice place(config.device);
     Notifier notifier(transport, team.world().store(), config);
     NotifyInputs inputs(shape, indices[static_cast<std::size_t>(rank)]);
     NotifyOutputs outputs(shape);
