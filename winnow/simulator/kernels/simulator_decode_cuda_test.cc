@@ -21,6 +21,8 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16_576-h32", {"random:5"}},
     {"fp8_584-h32", {"random:7"}},
     {"fp8_656-odd-scales-h8", {"random:4"}},
+    {"fp8_656-zero-rows-extra", {"random:2"}},
+    {"fp8_584-zero-rows", {"late"}},
     {"fp8_584-extra-sq2-length", {"random:3"}},
     {"fp8_656-some-nothing", {"eager"}},
     {"fp8_584-flash-mla-lse", {"random:6"}},

@@ -374,6 +374,10 @@ std::vector<DecodeCase> make_cases() {
   add_case({.name = "logits-30", .logits = 30});
   add_case({.name = "logits-3000", .sink = Sink::finite, .logits = 3000});
   add_case({.name = "no-poison", .poison = false});
+  // Rows that nothing was written to: beside others, and in whole tiles before others.
+  add_case({.name = "zero-rows", .zero_slots = 200});
+  add_case({.name = "zero-rows-alone", .sink = Sink::finite, .zero_slots = 384});
+  add_case({.name = "zero-rows-extra", .extra_topk = 70, .zero_slots = 384});
   for (const std::int64_t heads : {8, 64, 128}) {
     list.push_back(
         {.name = numbered("fp8_656-odd-scales-h", heads), .h_q = heads, .odd_scales = true});

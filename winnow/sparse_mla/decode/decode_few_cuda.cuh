@@ -368,6 +368,8 @@ struct RowScales {
     float largest = ratios[0];
 #pragma unroll
     for (int g = 1; g < D::kScales; ++g) largest = fmaxf(largest, ratios[g]);
+    // Rows that nothing was written to have scales of 0; sums hold levels' inverses.
+    largest = fminf(fmaxf(largest, 0x1p-60f), 0x1p126f);
     inverse = inverse_of_power(largest);
     level = static_cast<float>(static_cast<std::int32_t>(__float_as_uint(largest) >> 23) - 127);
 #pragma unroll

@@ -200,6 +200,14 @@ ChosenTensors make_chosen(const DecodeCase& shape, const Part& part, Random& ran
   return chosen;
 }
 
+void clear_slots(const DecodeCase& shape, const TensorView& cache) {
+  for (std::int64_t slot = 0; slot < shape.zero_slots; ++slot) {
+    for (std::int64_t byte = 0; byte < oracle::row_bytes(cache); ++byte) {
+      oracle::cache_byte(cache, shape.format, slot / cache.size(1), slot % cache.size(1), byte) = 0;
+    }
+  }
+}
+
 float sink_of(const DecodeCase& shape, std::int64_t h, Random& random) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const auto finite = static_cast<float>(3 * random.normal());
@@ -238,6 +246,7 @@ DecodeStep::DecodeStep(const DecodeCase& step) : shape(step) {
   testing::fill_normal(q.view, random, shape.logits);
   const Part part{shape.blocks, shape.block_size, shape.topk};
   chosen = shape.table >= 0 ? make_paged(shape, part, random) : make_chosen(shape, part, random);
+  clear_slots(shape, chosen.cache.view);
   if (shape.extra_topk >= 0) {
     extra =
         make_chosen(shape, {shape.extra_blocks, shape.extra_block_size, shape.extra_topk}, random);

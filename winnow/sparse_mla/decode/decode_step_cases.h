@@ -33,6 +33,7 @@ struct DecodeCase {
   std::optional<double> scale{};
   double logits = 1;                 // standard deviation of the logits
   bool odd_scales = false;           // of fp8_656: any f32, not powers of two
+  std::int64_t zero_slots = 0;       // the first ones of the first cache, whose bytes are 0
   double q_scale = 0, kv_scale = 0;  // of fp8_576; 0: absent
   bool poison = true;                // rows that no query chose are NaN
   bool batch_invariant = true;
