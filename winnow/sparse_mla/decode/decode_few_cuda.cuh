@@ -1,23 +1,22 @@
 // Decode of few heads over rows in f8, for GPUs of compute capability 8.0 and newer: the kernel. A
-// block has 16 heads and a segment of a query's tiles (decode_cuda.cuh), of which its teams of four
-// warps take turns.
+// block computes 16 heads over one segment of a query's tiles (decode_cuda.cuh). Its teams of four
+// warps process the tiles alternately; a turn is one tile of a team.
 //
-// Each value is turned into f16 once, in the registers of the warp that needs it: a warp has 128
-// columns of the rows for Q K^T, and the same columns of the output, so that what it has multiplied
-// by Q it transposes for P V (movmatrix). Shared memory has the rows as they are in the cache, and
-// what warps tell each other: parts of logits, and P.
+// Each warp owns 128 columns. It converts its values to f16 once, uses them as operand b of Q K^T,
+// transposes them in registers (movmatrix), and uses them again for P V. Shared memory has the rows
+// as they are in the cache, partial logits, and P:
 //
 //   all warps    values in registers, Q K^T of the warp's columns     to shared memory
 //   each warp    8 rows of the tile: logits, softmax                  P to shared memory
 //   all warps    P V of the warp's columns
 //
-// with a barrier of the team behind the first two. The rows of the turn kSlots later are copied
-// among the products P V, to the slot of this one, which is free by then.
+// A barrier of the team follows each of the first two steps. During P V the rows for the turn
+// kSlots later are copied to the slot of this one, whose rows nobody reads any more.
 //
-// Values are multiplied without their scales, whose powers of two multiply logits and P instead.
-// What else a scale has multiplies the values first, rounded to bf16 as decode says; few scales
-// have anything. A row's largest power of two, its level, belongs to P, so that P in f16 holds what
-// the values are multiplied by: references count it.
+// Values are multiplied without the power of two of their scale, which is applied to logits and to
+// P. The rest of a scale, in [1, 2), multiplies the values first, rounded to bf16 as decode says;
+// nearly all scales are powers of two. The largest power of two of a row, its level, is part of P,
+// and references include it, so that P fits in f16.
 #pragma once
 
 #include <cstddef>
@@ -30,18 +29,18 @@ namespace winnow::sparse_mla::decode_cuda_detail {
 inline constexpr int kFewHeads = 16, kTeamWarps = 4, kTeamThreads = 32 * kTeamWarps;
 static_assert(kTeamWarps * 8 == kRows);  // a warp has the softmax of eight rows
 
-// Of a team.
+// The shared memory of a team.
 template <CacheFormat kFormat, int kSlots>
 struct TeamMemory {
   alignas(16) std::byte rows[kSlots][RawRows<kFormat>::kBytes];
-  alignas(16) float partials[kTeamWarps][kTeamWarps][32][4];  // of logits, to a warp, from a warp
+  alignas(16) float partials[kTeamWarps][kTeamWarps][32][4];  // of logits: to a warp, from a warp
   // P of 16 rows each, as operands a, in f16; for columns in bf16 once more in bf16.
   alignas(16) std::uint32_t weights[kFormat == CacheFormat::fp8_584 ? 2 : 1][2][32][4];
-  // Of two turns and the columns of each scale: what multiplies P, as f16 of two rows, of which a
-  // quad's lane has those in all four blocks of 8 rows.
+  // Factors of P for the columns of each scale, of two turns. A word holds two rows as f16; the
+  // four words of a quad's lane are the four blocks of 8 rows.
   alignas(16) std::uint32_t ratios[2][8][4][4];
   float tops[kTeamWarps][kFewHeads];     // of what each warp has of the heads
-  std::int32_t entries[kTeamWarps][32];  // a warp's of four turns, until their rows are found
+  std::int32_t entries[kTeamWarps][32];  // of a warp, for four turns
   float references[kFewHeads], sums[kFewHeads];
 };
 template <CacheFormat kFormat, int kSlots>
@@ -94,8 +93,8 @@ struct FewPlan : Shared<FewMemory<kFormat_, kTeams_, kTeams_ == 1 ? 2 : 3>> {
   using Rows = RawRows<kFormat>;
 };
 
-// Of the columns [128 warp, 128 warp + 128) a warp reads 64, a group, at a time, and of them a lane
-// 16 neighbouring ones, the unit that is said here: those of two rows lie in different banks.
+// A warp reads its 128 columns as two groups of 64. This is the unit of 16 columns that a lane
+// reads of a group; those of two rows lie in different banks.
 template <class D>
 __device__ __forceinline__ int few_unit(int group, int lane) {
   return D::k656 ? lane % 4 * 2 + group : group * 4 + lane % 4;
@@ -119,7 +118,7 @@ __device__ __forceinline__ void store_floats(std::uint32_t address, const float 
                                 __float_as_uint(x[3])));
 }
 
-// The power of two that divides a scale: what is left is in [1, 2), and is a factor of the values.
+// A scale without its sign and mantissa. What is left of a normal one is in [1, 2).
 __device__ __forceinline__ float power_of(float scale) {
   return __uint_as_float(__float_as_uint(scale) & 0x7f800000u);
 }
@@ -135,8 +134,8 @@ __device__ __forceinline__ bool is_power(std::uint32_t scale) { return (scale & 
 template <class D>
 using FewQueries = std::uint32_t[D::kSteps][4];
 
-// A product may take its columns in any order, if both operands do. Step s of a group has of each
-// lane's 16 columns those from 4 s on.
+// A product may take its columns in any order if both operands agree. Step s of a group takes
+// columns 4 s to 4 s + 3 of each lane's 16.
 template <class D>
 __device__ __forceinline__ void load_few_queries(const char* heads, std::int64_t stride, int count,
                                                  int warp, int lane, FewQueries<D>& q) {
@@ -156,8 +155,8 @@ __device__ __forceinline__ void load_few_queries(const char* heads, std::int64_t
   }
 }
 
-// Brings them to shared memory in f16, each head's over a power of two; those of columns that the
-// cache has in bf16 are in bf16. The first team calls.
+// Stores the queries to shared memory, each head's divided by a power of two: as f16, or as bf16
+// for columns that the cache has in bf16. Only the first team calls this.
 template <class D>
 __device__ __forceinline__ void bring_queries(D shared, float scale, int warp, int lane,
                                               FewQueries<D>& q) {
