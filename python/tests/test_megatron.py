@@ -218,6 +218,25 @@ def test_ranges_have_both_limits():
         call("whole", 2, limits=(torch.zeros(4), None, None))
 
 
+@pytest.mark.parametrize("beyond", [2**31 + 4, 2**32 + 4, 2**63 - 1])
+def test_numbers_of_64_bits_are_not_truncated(beyond):
+    t, starts, ends = given(1), torch.tensor([0, -beyond, 0, 5]), torch.full((4,), 9)
+    within, without = starts.clamp(0, 9), torch.tensor([9, beyond, 9, 9])
+    indexer = t["q"], t["k"], t["weights"], 3
+    attending = t["query"], t["key"]
+    want = megatron.run_fused_qk_topk(*indexer, within, ends, 8192)[0]
+    assert torch.equal(megatron.run_fused_qk_topk(*indexer, starts, without, 8192)[0], want)
+    loss = megatron.run_fused_qk_topk_with_loss
+    lost = loss(*indexer, starts, without, 8192, *attending, 0.1, 1.0, None)
+    assert torch.equal(lost[0], want)
+    assert torch.equal(lost[2], loss(*indexer, within, ends, 8192, *attending, 0.1, 1.0, None)[2])
+    attend = megatron.run_fused_absorbed_sparse_attention
+    indices, length = torch.tensor([[[1, 2, 3]] * 4]), torch.tensor([[3, 3, 2, 0]])
+    want = attend(*attending, indices.where(indices != 2, -1), 0.1, 512, length)
+    far = indices.where(indices != 2, beyond), length.where(length != 3, beyond)
+    assert torch.equal(attend(*attending, far[0], 0.1, 512, far[1]), want)
+
+
 @pytest.mark.parametrize("name", ["loss", "whole"])
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (3, 4), (4, 2), (1, 2, 4), ()])
 def test_valid_queries_are_those_that_there_are(name, shape):

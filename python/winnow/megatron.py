@@ -316,6 +316,11 @@ def _loss(
     return coefficient * (total if per_token else total / count)
 
 
+def _numbers(given: Tensor, least: int, most: int) -> Tensor:
+    """As int32, in which numbers of 64 bits beyond these bounds would come to lie within them."""
+    return (given if given.dtype == torch.int32 else given.clamp(least, most)).int()
+
+
 def _ranges(
     starts: Optional[Tensor],
     ends: Optional[Tensor],
@@ -336,7 +341,7 @@ def _ranges(
         _check_shape("key_positions", key_positions, (rows,))
         positions, order = key_positions.long().sort(stable=True)
         starts, ends = (torch.searchsorted(positions, limit.long()) for limit in (starts, ends))
-    return order, starts.clamp(0, rows).int(), ends.clamp(0, rows).int()
+    return order, _numbers(starts, 0, rows), _numbers(ends, 0, rows)
 
 
 # What Megatron-core says besides (`layout`: the packed sequences, and which queries a process of
@@ -359,7 +364,7 @@ def run_fused_qk_topk(
     with torch.no_grad():
         q, weights = _with_relu(q, weights, use_relu)
         _check_indexer(q, k, with_loss=False)
-        limits = starts.int(), ends.int()
+        limits = tuple(_numbers(limit, 0, k.shape[0]) for limit in (starts, ends))
         chosen = [
             _Scored(*tensors, *limits).choose(index_topk)
             for tensors in _sequences(q=q, k=k, weights=weights)
@@ -391,7 +396,7 @@ def run_fused_qk_topk_with_loss(
     q, weights = _with_relu(q, weights, use_relu)
     _check_indexer(q, k, with_loss=True)
     _check_attention(query, key, with_loss=True, backward=False)
-    limits = starts.int(), ends.int()
+    limits = tuple(_numbers(limit, 0, k.shape[0]) for limit in (starts, ends))
     chosen, losses = [], []
     tensors = {"q": q, "k": k, "weights": weights, "query": query, "key": key}
     for *indexer, of_heads, rows in _sequences(**tensors):
@@ -421,8 +426,10 @@ def run_fused_absorbed_sparse_attention(
     _check_batch(batch, "topk_indices", topk_indices.shape[0])
     if topk_length is not None:
         _check_batch(batch, "topk_length", topk_length.shape[0])
-    lengths = [None] * batch if topk_length is None else topk_length.int()
-    parts = zip(_sequences(query=query, key=key), topk_indices.int(), lengths, strict=True)
+    columns, rows = topk_indices.shape[-1], key.shape[0]
+    lengths = [None] * batch if topk_length is None else _numbers(topk_length, 0, columns)
+    indices = _numbers(topk_indices, -1, rows)
+    parts = zip(_sequences(query=query, key=key), indices, lengths, strict=True)
     outs = [_Attending(*part, softmax_scale).attend(of, length)[0] for part, of, length in parts]
     return _values(outs, query)
 
