@@ -106,9 +106,6 @@ __device__ __forceinline__ bool in_bf16(int warp, int group) {
   return !D::k656 && group == 1 && warp == 3;
 }
 
-__device__ __forceinline__ float2 unpack_bf16(std::uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 __device__ __forceinline__ void load_words(std::uint32_t address, std::uint32_t (&words)[4]) {
   const uint4 four = ld_shared_words(address);
   words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
@@ -166,7 +163,7 @@ __device__ __forceinline__ void bring_queries(D shared, float scale, int warp, i
     float top = 0;
 #pragma unroll
     for (int s = 0; s < D::kSteps; ++s) {
-      const float2 x = unpack_bf16(q[s][r]), y = unpack_bf16(q[s][r + 2]);
+      const float2 x = unpack_pair<DType::bf16>(q[s][r]), y = unpack_pair<DType::bf16>(q[s][r + 2]);
       top = fmaxf(top, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(y.x), fabsf(y.y))));
     }
     top = quad_max(top);
@@ -186,7 +183,7 @@ __device__ __forceinline__ void bring_queries(D shared, float scale, int warp, i
       const bool bf16 = s == 8 || in_bf16<D>(warp, s / 4);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float2 x = unpack_bf16(q[s][r + 2 * c]);
+        const float2 x = unpack_pair<DType::bf16>(q[s][r + 2 * c]);
         const float low = x.x * factor, high = x.y * factor;
         q[s][r + 2 * c] = bf16 ? pack_bf16(low, high) : pack_f16(low, high);
       }
@@ -212,7 +209,7 @@ __device__ __forceinline__ void multiply_values_by(float factor, std::uint32_t (
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float2 pair = unpack_f16(values[i]);
-    const float2 rounded = unpack_bf16(pack_bf16(pair.x * factor, pair.y * factor));
+    const float2 rounded = unpack_pair<DType::bf16>(pack_bf16(pair.x * factor, pair.y * factor));
     values[i] = pack_f16(rounded.x, rounded.y);
   }
 }
@@ -378,8 +375,7 @@ struct RowScales {
 
 // --- P V ----------------------------------------------------------------------------------------
 
-// Heads lane / 4 + 8 r of columns 16 unit + 4 i + 2 h + e of each group: o[group][2 i + h][2 r +
-// e].
+// o[group][n][2 r + e]: head lane / 4 + 8 r, column 16 unit + 2 n + e.
 using FewOutput = float[2][8][4];
 
 __device__ __forceinline__ void multiply_output(FewOutput& o, int r, float factor) {
