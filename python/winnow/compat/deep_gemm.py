@@ -299,9 +299,8 @@ def _paged(
         _refuse_shapes(name, q, kv_cache, weights)
     if getattr(kv_cache, "dtype", None) is not torch.uint8:
         _check_tensor(name, "kv_cache", kv_cache)
-        if (
-            kv_cache.dtype not in _BYTES
-        ):  # torch crashes where a quantized tensor is viewed as bytes
+        # Torch crashes where a quantized tensor is viewed as bytes.
+        if kv_cache.dtype not in _BYTES:
             refuse(name, "kv_cache", "dtype torch.uint8", kv_cache.dtype)
         kv_cache = kv_cache.view(torch.uint8)
     try:
