@@ -4,6 +4,7 @@ import time
 
 import deep_ep_oracle as oracle
 import torch
+import torch.distributed as dist
 from deep_ep_programs import E, H, K, buffer_of, dispatched, hybrid_buffer_of, refused
 from winnow.compat import deep_ep
 from winnow.errors import Error, InvalidArgument
@@ -179,6 +180,37 @@ def after_two_timeouts(group):
     for _ in range(2):
         dispatched(buffer, given)
         hybrid.dispatch_with_permute(**permute)
+
+
+def of_a_constructor(group):
+    """A rank makes a buffer where the others call a method. Whoever begins, and so ends, first: all
+    raise, and the next call works."""
+    rank, world = group.rank(), group.size()
+    given = oracle.inputs(world, E, K, H)[rank]
+    buffers = [deep_ep.Buffer(group, low_latency_mode=True) for _ in range(2)]
+
+    def low_latency(buffer):
+        buffer.low_latency_dispatch(given[0].bfloat16(), given[1], 64, E, use_fp8=False)
+
+    def dispatch(buffer):
+        dispatched(buffer, given)
+
+    # The others wait in a layer, or hear at once that a rank makes a buffer: a first call agrees.
+    for call, first in (dispatch, False), (low_latency, False), (dispatch, True):
+        for late in range(2):
+            for buffer in buffers:
+                dispatch(buffer), low_latency(buffer)
+            called = deep_ep.Buffer(group) if first else buffers[1]
+            dist.barrier(group)
+            time.sleep(0.5 * ((rank == 0) == (late == 0)))
+            if rank == 0:  # of which one is refused
+                text = refused(lambda: deep_ep.Buffer(group, enable_shrink=late == 1), Error)  # noqa: B023
+            else:
+                text = refused(lambda: call(called), Error)  # noqa: B023
+            assert not first or "deep_ep.Buffer on rank 0" in text or "enable_shrink" in text, text
+            for right in dispatch, low_latency:
+                for buffer in buffers:
+                    right(buffer)
 
 
 def of_no_values(group):

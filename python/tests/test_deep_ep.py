@@ -36,6 +36,7 @@ PROGRAMS = {
     "mistakes in signatures": (SOME, (refusals.of_no_values,)),
     "ranks that wait in different places meet again": (
         TWO, (faults.briefly, refusals.__name__, "after_two_timeouts"),
+        (faults.briefly, refusals.__name__, "of_a_constructor"),
     ),
     "hybrid rows by expert": (WORLDS, (programs.hybrid, None)),
     "hybrid rows by expert, padded": (WORLDS, (programs.hybrid, 8)),

@@ -98,7 +98,8 @@ def agree(
     absent.update(late)
     heard = {peer: one for peer, one in enumerate(said) if peer not in absent}
     ahead = max(heard, key=lambda peer: heard[peer]["number"])
-    if "buffer" not in of:  # a new buffer, in which masked ranks may take part again
+    if all("buffer" not in one["of"] for one in heard.values()):
+        # All make a buffer, also those that have left out a call; from here they count the same.
         _calls[group] = heard[ahead]["number"]
     elif any(one["number"] != heard[ahead]["number"] for one in heard.values()):
         if message["number"] < heard[ahead]["number"]:

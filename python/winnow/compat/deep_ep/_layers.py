@@ -5,8 +5,21 @@ layer is made, all ranks tell each other in the group's store what they need. Th
 largest counts, and what one rank refuses all refuse.
 """
 
+import contextlib
 import socket
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Set,
+    Tuple,
+)
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -84,9 +97,36 @@ def refuse_new(group: Any, why: Why) -> NoReturn:
     """Takes part in the constructor of a buffer, so that all ranks refuse it."""
     if (wrong := wrong_group(group)) is not None:
         refuse(called(), *wrong)
-    count_call(group)
-    agree(group, {}, {"refusal": text_of(why)})
+    _agree_new(group, {"refusal": text_of(why)})
     raise AssertionError("a refusal did not raise")
+
+
+def _agree_new(group: Any, message: Dict[str, Any]) -> Agreement:
+    """The agreement of a constructor. Like any other it forgets all layers if it fails, since the
+    others may have failed in a call of a layer, and make new ones."""
+    count_call(group)
+    with _forgetting(group):
+        return agree(group, {}, message)
+
+
+@contextlib.contextmanager
+def _forgetting(group: Any) -> Iterator[None]:
+    """If an agreement fails in it, forgets all layers of the group, unless all ranks have heard
+    what is wrong."""
+    try:
+        yield
+    except InvalidArgument:
+        raise
+    except BaseException:
+        _forget_all(group)
+        raise
+
+
+def _forget_all(group: Any, broken: Any = None, apart: bool = False) -> None:
+    for layers in _of_group.get(group, ()):
+        layers._forget(broken, apart)
+    if isinstance(broken, AllToAll):
+        broken._broken = True
 
 
 def check_room(layer: AllToAll, tokens: int) -> None:
@@ -112,8 +152,7 @@ class Layers:
         others = _of_group.setdefault(group, WeakSet())
         before = max((layers.number for layers in others), default=0)
         message = {"place": [socket.gethostname(), _gpu()], "before": before}
-        count_call(group)
-        heard = agree(group, {}, message).heard
+        heard = _agree_new(group, message).heard
         self.number = 1 + max(said["before"] for said in heard.values())
         others.add(self)
         places = [said["place"] for said in heard.values()]
@@ -373,7 +412,7 @@ class Layers:
             return
         failed = isinstance(error, Error)  # an interrupt may have come before the call
         apart = failed and self._apart(layer, error)
-        self._forget_all(layer if failed else None, apart)
+        _forget_all(self.group, layer if failed else None, apart)
         if apart:
             self._agree({"sizes": sizes}, {"refusal": refusal}, masked)
 
@@ -384,12 +423,6 @@ class Layers:
         else:
             first = not getattr(layer, "_broken", False)
         return first and error.reason == "call_order"
-
-    def _forget_all(self, broken: Any = None, apart: bool = False) -> None:
-        for layers in _of_group[self.group]:
-            layers._forget(broken, apart)
-        if isinstance(broken, AllToAll):
-            broken._broken = True
 
     def _forget(self, broken: Any, apart: bool) -> None:
         """Forgets the broken layer, and all layers on the CPU: if a call has failed on this rank,
@@ -474,13 +507,8 @@ class Layers:
         masked: Iterable[int] = (),
         shrink: bool = False,
     ) -> Agreement:
-        try:
+        with _forgetting(self.group):
             return agree(self.group, {"buffer": self.number, **of}, message, masked, shrink)
-        except InvalidArgument:
-            raise
-        except BaseException:
-            self._forget_all()
-            raise
 
     def _meet(
         self,
