@@ -13,10 +13,8 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
