@@ -37,14 +37,7 @@ def _seconds_of_calls(*calls: Callable[[], Any]) -> List[float]:
     return best
 
 
-def _measure(
-    name: str,
-    limit: float,
-    call: Callable[[], Any],
-    what: str = "sparse_mla::forward without queries",
-) -> Dict[str, Any]:
-    call()
-    (cost,) = _seconds_of_calls(call)
+def _result(name: str, what: str, cost: float, limit: float) -> Dict[str, Any]:
     return {
         "operation": "python",
         "benchmark": name,
@@ -55,21 +48,23 @@ def _measure(
     }
 
 
+def _measure(
+    name: str, call: Callable[[], Any], what: str = "sparse_mla::forward without queries"
+) -> Dict[str, Any]:
+    call()
+    (cost,) = _seconds_of_calls(call)
+    of_operator = name.startswith("torch operator")
+    return _result(name, what, cost, LIMIT_OPERATOR if of_operator else LIMIT_PLAIN)
+
+
 def _stand_ins() -> Iterator[Dict[str, Any]]:
     """The functions of winnow.compat for torch, beside those that they call."""
     import torch
 
     for name, call, plain in (*_of_flash_mla(torch), *_of_deep_gemm(torch)):
         with_stand_in, without = _seconds_of_calls(call, plain)
-        cost = with_stand_in - without
-        yield {
-            "operation": "python",
-            "benchmark": name,
-            "shape": "without queries, beyond the operation's own function",
-            "seconds": cost,
-            "target_seconds": LIMIT_STAND_IN,
-            "reached": cost <= LIMIT_STAND_IN,
-        }
+        what = "without queries, beyond the operation's own function"
+        yield _result(name, what, with_stand_in - without, LIMIT_STAND_IN)
 
 
 def _of_flash_mla(torch: Any) -> Iterator[Tuple]:
@@ -190,20 +185,16 @@ def _calls(kind: str, module: Any) -> Iterator[Tuple]:
     kv = module.zeros((16, 1, 576), dtype=module.float32)
     indices = module.zeros((0, 1, 64), dtype=module.int32)
     out = sparse_mla.forward(q, kv, indices)
-    yield f"{kind}, new outputs", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices)
-    yield f"{kind}, out=", LIMIT_PLAIN, lambda: sparse_mla.forward(q, kv, indices, out=out)
+    yield f"{kind}, new outputs", lambda: sparse_mla.forward(q, kv, indices)
+    yield f"{kind}, out=", lambda: sparse_mla.forward(q, kv, indices, out=out)
     yield from _paged_calls(kind, module)
     yield from _all_to_all_calls(kind, module)
     if kind == "torch":
         from winnow.torch import sparse_mla_attention
 
         leaf = q.clone().requires_grad_()
-        yield "torch operator", LIMIT_OPERATOR, lambda: sparse_mla_attention(q, kv, indices)
-        yield (
-            "torch operator, recorded",
-            LIMIT_OPERATOR,
-            lambda: sparse_mla_attention(leaf, kv, indices),
-        )
+        yield "torch operator", lambda: sparse_mla_attention(q, kv, indices)
+        yield "torch operator, recorded", lambda: sparse_mla_attention(leaf, kv, indices)
 
 
 def _paged_calls(kind: str, module: Any) -> Iterator[Tuple]:
@@ -216,19 +207,14 @@ def _paged_calls(kind: str, module: Any) -> Iterator[Tuple]:
     fused = (*step, zeros(16, 128), zeros(16, 128, 128), None, *tables)
     out = zeros(0, 16, 128)
     what = "paged_xl::attention without sequences"
-    yield f"{kind}, paged", LIMIT_PLAIN, lambda: paged_xl.attention(*plain), what
-    yield f"{kind}, paged, out=", LIMIT_PLAIN, lambda: paged_xl.attention(*plain, out=out), what
-    yield f"{kind}, paged, fused", LIMIT_PLAIN, lambda: paged_xl.attention_fused(*fused), what
+    yield f"{kind}, paged", lambda: paged_xl.attention(*plain), what
+    yield f"{kind}, paged, out=", lambda: paged_xl.attention(*plain, out=out), what
+    yield f"{kind}, paged, fused", lambda: paged_xl.attention_fused(*fused), what
     if kind == "torch":
         from winnow.torch import paged_xl_attention, paged_xl_attention_fused
 
-        yield "torch operator, paged", LIMIT_OPERATOR, lambda: paged_xl_attention(*plain), what
-        yield (
-            "torch operator, paged, fused",
-            LIMIT_OPERATOR,
-            lambda: paged_xl_attention_fused(*fused),
-            what,
-        )
+        yield "torch operator, paged", lambda: paged_xl_attention(*plain), what
+        yield "torch operator, paged, fused", lambda: paged_xl_attention_fused(*fused), what
 
 
 def _all_to_all_calls(kind: str, module: Any) -> Iterator[Tuple]:
@@ -239,33 +225,22 @@ def _all_to_all_calls(kind: str, module: Any) -> Iterator[Tuple]:
         expert = module.zeros((1, 1), dtype=module.int32)
         got = layer.dispatch(token, expert)
         what = "expert_parallel, one token"
-        yield f"{kind}, dispatch", LIMIT_PLAIN, lambda: layer.dispatch(token, expert), what
-        yield (
-            f"{kind}, combine",
-            LIMIT_PLAIN,
-            lambda: layer.combine(got.output, got.descriptor),
-            what,
-        )
+        yield f"{kind}, dispatch", lambda: layer.dispatch(token, expert), what
+        yield f"{kind}, combine", lambda: layer.combine(got.output, got.descriptor), what
         if kind == "torch":
-            yield from _all_to_all_operators(layer, token, expert, what)
+            from winnow.torch import expert_parallel_combine, expert_parallel_dispatch
 
-
-def _all_to_all_operators(layer: Any, token: Any, expert: Any, what: str) -> Iterator[Tuple]:
-    from winnow.torch import expert_parallel_combine, expert_parallel_dispatch
-
-    made = expert_parallel_dispatch(layer, token, expert)
-    yield (
-        "torch operator, dispatch",
-        LIMIT_OPERATOR,
-        lambda: expert_parallel_dispatch(layer, token, expert),
-        what,
-    )
-    yield (
-        "torch operator, combine",
-        LIMIT_OPERATOR,
-        lambda: expert_parallel_combine(layer, made.output, made.descriptor),
-        what,
-    )
+            made = expert_parallel_dispatch(layer, token, expert)
+            yield (
+                "torch operator, dispatch",
+                lambda: expert_parallel_dispatch(layer, token, expert),
+                what,
+            )
+            yield (
+                "torch operator, combine",
+                lambda: expert_parallel_combine(layer, made.output, made.descriptor),
+                what,
+            )
 
 
 def measure() -> List[Dict[str, Any]]:

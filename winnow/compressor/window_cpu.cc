@@ -1,7 +1,6 @@
 #include "winnow/compressor/window_cpu.h"
 
 #include <cmath>
-#include <limits>
 
 #include "winnow/cpu/convert.h"
 #include "winnow/cpu/exp.h"

@@ -247,18 +247,18 @@ NB_MODULE(_winnow, m) {
   m.def("_in_dry_run", DryRun::running);
   m.attr("OF_A_CALL") = nb::tuple(nb::cast(std::vector<std::string>(kOfACall, std::end(kOfACall))));
 
-  define(m, "backends", list_backends,
-         "Every backend in order of priority: dicts with name, description, supported and the\n"
-         "reason where it is not.",
-         nb::sig("def backends() -> list[dict[str, typing.Any]]"));
-  define(m, "num_threads", num_threads,
-         "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
-         "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
-         "torch.set_num_threads() does not change it.",
-         nb::sig("def num_threads() -> int"));
-  define(m, "set_num_threads", set_num_threads, nb::arg("count"),
-         "Sets it for the whole process, from the next call on. ValueError below 1.",
-         nb::sig("def set_num_threads(count: int) -> None"));
+  define<"def backends() -> list[dict[str, typing.Any]]">(
+      m, list_backends,
+      "Every backend in order of priority: dicts with name, description, supported and the\n"
+      "reason where it is not.");
+  define<"def num_threads() -> int">(
+      m, num_threads,
+      "Threads that a call on the CPU may use: what set_num_threads() said, else\n"
+      "WINNOW_NUM_THREADS, else OMP_NUM_THREADS, else one for each processor allowed.\n"
+      "torch.set_num_threads() does not change it.");
+  define<"def set_num_threads(count: int) -> None">(
+      m, set_num_threads,
+      "Sets it for the whole process, from the next call on. ValueError below 1.");
   m.def("supports", supports, nb::arg("op"), nb::arg("dtype"), nb::arg("device"),
         nb::arg("backend").none(), nb::arg("sizes"));
   m.def("details_of", details_of, nb::arg("message"));

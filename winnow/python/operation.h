@@ -13,10 +13,8 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -35,15 +33,6 @@ namespace winnow::python {
 inline constexpr std::string_view kOfACall[] = {"out", "check", "workspace", "stream", "backend"};
 
 namespace detail {
-
-// The default of a parameter, from its text.
-inline nb::object default_value(std::string_view text) {
-  const std::string value(text);
-  if (value == "None") return nb::none();
-  if (value == "True" || value == "False") return nb::bool_(value == "True");
-  if (value.front() == '\'') return nb::str(value.substr(1, value.size() - 2).c_str());
-  return nb::int_(std::stoll(value));
-}
 
 // The one of that name; throws Error where there is none.
 template <class Choice>
@@ -142,7 +131,7 @@ class Arguments {
   }
 
   static const Signature& signature() {
-    static const Signature signature(kDeclaration.signature);
+    static const Signature signature(kDeclaration);
     return signature;
   }
 
@@ -200,36 +189,6 @@ inline std::map<std::string, Registered>& registered_operations() {
 
 namespace detail {
 
-template <const auto& kDeclaration, std::size_t kPlace>
-auto annotation() {
-  constexpr const Parameter& kParameter = kDeclaration.parameters[kPlace];
-  if constexpr (kParameter.has_value) {
-    return nb::arg(kParameter.name.data()) = default_value(kParameter.value);
-  } else {
-    return nb::arg(kParameter.name.data());
-  }
-}
-
-template <const auto& kDeclaration, auto kFunction, std::size_t... kFirst, std::size_t... kRest>
-void bind(nb::module_& m, const char* doc, std::index_sequence<kFirst...>,
-          std::index_sequence<kRest...>) {
-  constexpr std::size_t kBefore = sizeof...(kFirst);
-  using All = Arguments<kDeclaration>;
-  using Result = decltype(kFunction(std::declval<const All&>()));
-  const auto function = [](auto... given) -> Result { return kFunction(All({given...})); };
-  const std::string name(kDeclaration.name);
-  std::apply(
-      [&](const auto&... annotations) {
-        define<Result>(Types<>(),
-                       Types<decltype((void)kFirst, nb::handle())...,
-                             decltype((void)kRest, nb::handle())...>(),
-                       m, name.c_str(), function, All::signature(), annotations...);
-      },
-      std::make_tuple(annotation<kDeclaration, kFirst>()..., nb::kw_only(),
-                      annotation<kDeclaration, kBefore + kRest>()..., doc,
-                      nb::sig(kDeclaration.signature.data())));
-}
-
 // The function for torch's dispatcher, which gives all arguments but kOfACall by position and
 // leaves out those at the end that have their default. What an operator has besides comes last.
 template <const auto& kDeclaration, auto kFunction, std::size_t... kPlace>
@@ -242,16 +201,14 @@ nb::object by_position(std::index_sequence<kPlace...>) {
     }
     return kept;
   }();
-  const auto otherwise = [](const Parameter& parameter) {
-    return parameter.has_value ? default_value(parameter.value) : nb::borrow(missing());
-  };
-  return nb::cpp_function([defaults = std::array{otherwise(kDeclaration.parameters[kPlace])...},
-                           places = kOperators](const nb::args& given) {
-    std::array<nb::handle, sizeof...(kPlace)> values{defaults[kPlace]...};
-    const std::size_t count = std::min(given.size(), places.second);
-    for (std::size_t i = 0; i < count; ++i) values[places.first[i]] = given[i];
-    return kFunction(Arguments<kDeclaration>(values));
-  });
+  return nb::cpp_function(
+      [defaults = std::array{otherwise(kDeclaration.parameters[kPlace], missing())...},
+       places = kOperators](const nb::args& given) {
+        std::array<nb::handle, sizeof...(kPlace)> values{defaults[kPlace]...};
+        const std::size_t count = std::min(given.size(), places.second);
+        for (std::size_t i = 0; i < count; ++i) values[places.first[i]] = given[i];
+        return kFunction(Arguments<kDeclaration>(values));
+      });
 }
 
 }  // namespace detail
@@ -280,9 +237,12 @@ struct Operation {
   static void bind(nb::module_& m) {
     const std::string doc =
         documented(kDoc, kDeclaration.parameter_names(), kDeclaration.kContract.specs);
-    detail::bind<kDeclaration, kFunction>(
-        m, doc.c_str(), std::make_index_sequence<kDeclaration.positional>(),
-        std::make_index_sequence<kDeclaration.count - kDeclaration.positional>());
+    using All = Arguments<kDeclaration>;
+    using Result = decltype(kFunction(std::declval<const All&>()));
+    const auto function = [](auto... given) -> Result { return kFunction(All({given...})); };
+    detail::Checked<Result>::template define<kDeclaration,
+                                             std::array<nb::handle, kDeclaration.count>>(
+        m, function, doc.c_str());
   }
 };
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,9 +10,10 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <nanobind/nanobind.h>
+
+#include "winnow/python/declared.h"
 
 namespace winnow::python {
 
@@ -48,19 +48,19 @@ struct InWords<T*> : InWords<T> {};
 template <class T>
 struct InWords<std::shared_ptr<T>> : InWords<T> {};
 
-// The names of a function and of its parameters.
+// A declared function as errors name it and its parameters.
 class Signature {
  public:
-  // In Python's syntax: "def forward(q: T, *, out: T | None = None) -> T".
-  explicit Signature(std::string_view text);
-  // That of a constructor goes by the name of its class.
-  Signature(std::string_view text, nb::handle type);
+  explicit Signature(const Declared& declared)
+      : declared_(declared), function_(std::string(declared.name)) {}
+  // A constructor goes by the name of its class.
+  Signature(const Declared& declared, nb::handle scope);
 
-  // Throws TypeError for arguments beyond the `positional` ones that may come by position, and for
-  // a keyword that names no parameter, with the nearest one that there is.
-  void check(std::size_t positional, const nb::args& extra, const nb::kwargs& unknown) const {
+  // Throws TypeError for arguments beyond those that may come by position, and for a keyword that
+  // names no parameter, with the nearest one that there is.
+  void check(const nb::args& extra, const nb::kwargs& unknown) const {
     if (extra.size() != 0) [[unlikely]]
-      refuse_extra(positional, extra.size());
+      refuse_extra(extra.size());
     if (unknown.size() != 0) [[unlikely]]
       refuse_unknown(unknown);
   }
@@ -71,23 +71,16 @@ class Signature {
 
  private:
   void refuse_unknown(const nb::kwargs& unknown) const;
-  [[noreturn]] void refuse_extra(std::size_t positional, std::size_t extra) const;
+  [[noreturn]] void refuse_extra(std::size_t extra) const;
+  std::string parameter(std::size_t place) const {
+    return std::string(declared_.parameters[place].view());
+  }
 
+  const Declared& declared_;
   std::string function_;
-  std::vector<std::string> parameters_;  // without self
 };
 
-// Signature::check() of a function that is called otherwise than by define().
-inline void check_none(std::string_view signature, std::size_t positional, const nb::args& extra,
-                       const nb::kwargs& unknown) {
-  if (extra.size() == 0 && unknown.size() == 0) return;
-  Signature(signature).check(positional, extra, unknown);
-}
-
 namespace detail {
-
-template <class T>
-using Given = nb::handle;  // in place of a parameter of type T
 
 // Stands for an argument that was not given and has no default.
 inline nb::handle missing() { return Py_Ellipsis; }
@@ -115,122 +108,104 @@ decltype(auto) argument(const Signature& signature, std::size_t place, nb::handl
   }
 }
 
-// An annotation of nb::arg() whose argument may be left out or None: what it is then is our error.
-template <class Annotation>
-const Annotation& lenient(const Annotation& annotation) {
-  return annotation;
-}
-template <std::uint32_t kFlags, bool kLocked>
-auto lenient(const nb::arg_t<kFlags, kLocked>& annotation) {
-  return nb::arg(annotation.name_).none() = nb::borrow(missing());
-}
-template <std::uint32_t kFlags, bool kLocked>
-auto lenient(const nb::arg_v_t<kFlags, kLocked>& annotation) {
-  return nb::arg(annotation.name_).none() = annotation.value;
+// The default of a parameter, from its text.
+inline nb::object default_value(std::string_view text) {
+  const std::string value(text);
+  if (value == "None") return nb::none();
+  if (value == "True" || value == "False") return nb::bool_(value == "True");
+  if (value.front() == '\'') return nb::str(value.substr(1, value.size() - 2).c_str());
+  return nb::int_(std::stoll(value));
 }
 
-// The same for all annotations of a function, in a tuple; where its positional parameters end, one
-// for what comes beyond them.
-template <class Annotation>
-auto lenient_tuple(const Annotation& annotation) {
-  if constexpr (std::is_same_v<Annotation, nb::kw_only>) {
-    return std::make_tuple(nb::arg("extra"), nb::kw_only());
-  } else {
-    return std::make_tuple(lenient(annotation));
-  }
-}
-template <class... Annotations>
-auto lenient_all(const Annotations&... annotations) {
-  auto all = std::tuple_cat(lenient_tuple(annotations)...);
-  if constexpr ((std::is_same_v<Annotations, nb::kw_only> || ...)) {
-    return std::tuple_cat(all, std::make_tuple(nb::arg("unknown")));
-  } else {
-    return std::tuple_cat(all, std::make_tuple(nb::arg("extra"), nb::arg("unknown")));
-  }
+// What stands for the argument if it is left out.
+inline nb::object otherwise(const Parameter& parameter, nb::handle without_default) {
+  return parameter.has_value ? default_value(parameter.value) : nb::borrow(without_default);
 }
 
-// How many of `parameters` may come by position: those before nb::kw_only().
-template <class... Annotations>
-constexpr std::size_t positional(std::size_t parameters) {
-  std::size_t before = 0;
-  bool found = false;
-  ((found = found || std::is_same_v<Annotations, nb::kw_only>, before += found ? 0 : 1), ...);
-  return found ? before : parameters;
-}
-
-template <class Annotation>
-void find_signature(const char*& text, const Annotation& annotation) {
-  if constexpr (std::is_same_v<Annotation, nb::sig>) text = annotation.value;
-}
-
-template <class... Annotations>
-const char* signature_in(const Annotations&... annotations) {
-  const char* text = nullptr;
-  (find_signature(text, annotations), ...);
-  return text;
-}
-
-template <class... Args>
-struct Types {};
-
-// Cuts the first kCount types off.
-template <std::size_t kCount, class First, class Rest>
-struct Cut {
-  using Before = First;
-  using After = Rest;
-};
-template <std::size_t kCount, class... First, class Next, class... Rest>
-  requires(kCount > 0)
-struct Cut<kCount, Types<First...>, Types<Next, Rest...>>
-    : Cut<kCount - 1, Types<First..., Next>, Types<Rest...>> {};
-
-// The function for nanobind. `Self`: of a method, the object, which `function` takes first.
-template <class R, class... Self, class... First, class... Rest, class Function>
-auto checked(Types<Self...>, Types<First...>, Types<Rest...>, const Function& function,
-             const Signature& signature) {
-  return [function, signature](Self... self, Given<First>... first, const nb::args& extra,
-                               Given<Rest>... rest, const nb::kwargs& unknown) -> R {
-    signature.check(sizeof...(First), extra, unknown);
-    return [&]<std::size_t... kFirst, std::size_t... kRest>(std::index_sequence<kFirst...>,
-                                                            std::index_sequence<kRest...>) -> R {
-      return function(static_cast<Self>(self)..., argument<First>(signature, kFirst, first)...,
-                      argument<Rest>(signature, sizeof...(First) + kRest, rest)...);
-    }(std::index_sequence_for<First...>(), std::index_sequence_for<Rest...>());
+// Each parameter may be left out or None, since what that is then is our error: also arguments
+// beyond the positional ones, and keywords that name no parameter.
+template <const auto& kDeclared, class Scope, class Function, std::size_t... kFirst,
+          std::size_t... kRest, class... Doc>
+void define_lenient(Scope& scope, const Function& function, nb::handle without_default,
+                    std::index_sequence<kFirst...>, std::index_sequence<kRest...>,
+                    const Doc&... doc) {
+  const auto annotation = [&](const Parameter& parameter) {
+    return nb::arg(parameter.name.data()).none() = otherwise(parameter, without_default);
   };
+  const auto& parameters = kDeclared.parameters;
+  const std::string name(kDeclared.name);
+  const auto define = [&](const auto&... keyword_only) {
+    scope.def(name.c_str(), function, annotation(parameters[kFirst])..., nb::arg("extra"),
+              keyword_only..., annotation(parameters[sizeof...(kFirst) + kRest])...,
+              nb::arg("unknown"), nb::sig(kDeclared.signature.data()), doc...);
+  };
+  if constexpr (sizeof...(kRest) > 0) {
+    define(nb::kw_only());
+  } else {
+    define();
+  }
 }
 
-template <class R, class... Self, class... Args, class Scope, class Function, class... Annotations>
-void define(Types<Self...> self, Types<Args...>, Scope& scope, const char* name,
-            const Function& function, const Signature& signature,
-            const Annotations&... annotations) {
-  using Parts = Cut<positional<Annotations...>(sizeof...(Args)), Types<>, Types<Args...>>;
-  std::apply(
-      [&](const auto&... all) {
-        scope.def(name,
-                  checked<R>(self, typename Parts::Before(), typename Parts::After(), function,
-                             signature),
-                  all...);
-      },
-      lenient_all(annotations...));
-}
+template <const auto& kDeclared>
+using First = std::make_index_sequence<kDeclared.positional>;
+template <const auto& kDeclared>
+using Rest = std::make_index_sequence<kDeclared.count - kDeclared.positional>;
+
+template <std::size_t>
+using Given = nb::handle;
+
+// `Self`: of a method, the object, which `function` takes first. `All`: a tuple of the types of its
+// other parameters.
+template <class R, class... Self>
+struct Checked {
+  template <const auto& kDeclared, class All, class Scope, class F, class... Doc>
+  static void define(Scope& scope, const F& function, const Doc&... doc) {
+    static_assert(std::tuple_size_v<All> == kDeclared.count, "not the parameters of the function");
+    const auto checked = [&]<std::size_t... kFirst, std::size_t... kRest>(
+                             std::index_sequence<kFirst...>, std::index_sequence<kRest...>) {
+      constexpr std::size_t kBefore = sizeof...(kFirst);
+      return [function, signature = Signature(kDeclared, scope)](
+                 Self... self, Given<kFirst>... first, const nb::args& extra, Given<kRest>... rest,
+                 const nb::kwargs& unknown) -> R {
+        signature.check(extra, unknown);
+        return function(static_cast<Self>(self)...,
+                        argument<std::tuple_element_t<kFirst, All>>(signature, kFirst, first)...,
+                        argument<std::tuple_element_t<kBefore + kRest, All>>(
+                            signature, kBefore + kRest, rest)...);
+      };
+    };
+    const First<kDeclared> first;
+    const Rest<kDeclared> rest;
+    define_lenient<kDeclared>(scope, checked(first, rest), missing(), first, rest, doc...);
+  }
+};
+
+template <FixedString kText>
+inline constexpr Declared kDeclaredBy{kText};
 
 }  // namespace detail
 
-// module.def(), with annotations that name every parameter, and an nb::sig().
-template <class R, class... Args, class... Annotations>
-void define(nb::module_& module, const char* name, R (*function)(Args...),
-            const Annotations&... annotations) {
-  detail::define<R>(detail::Types<>(), detail::Types<Args...>(), module, name, function,
-                    Signature(detail::signature_in(annotations...)), annotations...);
+// Makes a function of the module as the text declares it: define<"def f(x: int = 1) -> None">(...).
+template <FixedString kText, class R, class... Args, class... Doc>
+void define(nb::module_& module, R (*function)(Args...), const Doc&... doc) {
+  detail::Checked<R>::template define<detail::kDeclaredBy<kText>, std::tuple<Args...>>(
+      module, function, doc...);
 }
 
 // The same of a method, whose first parameter is the object.
-template <class Class, class R, class Self, class... Args, class... Annotations>
+template <FixedString kText, class Class, class R, class Self, class... Args, class... Doc>
   requires(!std::is_same_v<Class, nb::module_>)
-void define(Class& type, const char* name, R (*function)(Self, Args...),
-            const Annotations&... annotations) {
-  detail::define<R>(detail::Types<Self>(), detail::Types<Args...>(), type, name, function,
-                    Signature(detail::signature_in(annotations...), type), annotations...);
+void define(Class& type, R (*function)(Self, Args...), const Doc&... doc) {
+  detail::Checked<R, Self>::template define<detail::kDeclaredBy<kText>, std::tuple<Args...>>(
+      type, function, doc...);
+}
+
+// A method that all ranks call, and that reads its arguments itself: it gets them as handles, in
+// the places of `extra` and `unknown` what Signature::check() takes, and None for what is missing.
+template <const Declared& kDeclared, class Class, class Function>
+void define_collective(Class& type, const Function& function, const char* doc) {
+  detail::define_lenient<kDeclared>(type, function, nb::none(), detail::First<kDeclared>(),
+                                    detail::Rest<kDeclared>(), doc);
 }
 
 }  // namespace winnow::python

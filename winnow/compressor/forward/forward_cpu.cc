@@ -1,6 +1,4 @@
 // Compressed rows on the CPU: a work item is some rows.
-#include <algorithm>
-#include <vector>
 
 #include "winnow/compressor/forward/forward_impl.h"
 #include "winnow/compressor/window_cpu.h"

@@ -97,7 +97,7 @@ BoundDispatched dispatch(BoundAllToAll& self, nb::handle input, nb::handle exper
   Exporter exporter;
   MadeTensors made;
   const std::exception_ptr refused = caught([&] {
-    check_none(kDispatchSignature, 2, extra, unknown);
+    Signature(kDispatchDeclared).check(extra, unknown);
     call.use_stream(stream);
     args = {.input = call.input("input", input),
             .expert_indices = call.input("expert_indices", expert_indices),
@@ -170,7 +170,7 @@ nb::object combine(BoundAllToAll& self, nb::handle expert_output, nb::handle des
   nb::object values = nb::none();
   bool recorded = false;
   const std::exception_ptr refused = caught([&] {
-    check_none(kCombineSignature, 2, extra, unknown);
+    Signature(kCombineDeclared).check(extra, unknown);
     made = descriptor_argument(kCombine, "descriptor", descriptor);
     if (made == nullptr) refuse_argument(kCombine, "descriptor", "a Descriptor", descriptor);
     call.use_stream(stream);

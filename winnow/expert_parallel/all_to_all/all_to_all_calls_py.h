@@ -16,20 +16,20 @@
 
 namespace winnow::python {
 
-inline constexpr const char* kDispatchSignature =
+inline constexpr Declared kDispatchDeclared(
     "def dispatch(self, input: T, expert_indices: T | None = None, *, "
     "weights: T | None = None, scales: T | None = None, "
     "scatter_indices: T | None = None, "
     "order: typing.Literal['expert_major', 'token_major'] = 'expert_major', "
     "expert_alignment: int = 1, worst_case_rows: int = 0, copy_out: bool = False, "
     "cached: Descriptor | None = None, out: T | None = None, "
-    "sm_count: int = 0, stream: Stream = None) -> Dispatched[T]";
-inline constexpr const char* kCombineSignature =
+    "sm_count: int = 0, stream: Stream = None) -> Dispatched[T]");
+inline constexpr Declared kCombineDeclared(
     "def combine(self, expert_output: T | None, descriptor: Descriptor, *, "
     "bias: T | None = None, second_bias: T | None = None, weighted: bool = False, "
     "weights: T | None = None, pair_values: T | None = None, add_values: bool = False, "
     "pair_columns: int = 0, out: T | None = None, sm_count: int = 0, stream: Stream = None) "
-    "-> tuple[T | None, T] if pair_values else T";
+    "-> tuple[T | None, T] if pair_values else T");
 
 namespace ep = expert_parallel;
 

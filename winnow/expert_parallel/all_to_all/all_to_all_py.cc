@@ -169,39 +169,22 @@ void bind_layer(nb::module_& m) {
     return [field](const BoundAllToAll& self) { return self.layer.config().*field; };
   };
   nb::class_<BoundAllToAll> type(m, "AllToAll", kClassDoc, nb::dynamic_attr());
-  define(type, "__init__", make_layer, "transport"_a, "store"_a, nb::kw_only(),
-         "max_tokens"_a.none(), "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(),
-         "dtype"_a.none() = "bfloat16", "weight_dtype"_a.none() = "float32",
-         "local_world_size"_a.none() = 0, "enable_local_combine"_a.none() = false,
-         "sm_count"_a.none() = 20, "arena_rows"_a.none() = 0, "timeout"_a = nb::none(),
-         "device"_a.none() = "cpu",
-         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
-                 "max_tokens: int, hidden: int, topk: int, experts: int, "
-                 "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
-                 "local_world_size: int = 0, enable_local_combine: bool = False, "
-                 "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
-                 "device: typing.Any = 'cpu') -> None"));
-  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(), "extra"_a,
-           nb::kw_only(), "weights"_a = nb::none(), "scales"_a = nb::none(),
-           "scatter_indices"_a = nb::none(), "order"_a.none() = "expert_major",
-           "expert_alignment"_a.none() = 1, "worst_case_rows"_a.none() = 0,
-           "copy_out"_a.none() = false, "cached"_a = nb::none(), "out"_a = nb::none(),
-           "sm_count"_a.none() = 0, "stream"_a = nb::none(), "unknown"_a, kDispatchDoc,
-           nb::sig(kDispatchSignature))
-      .def("_refuse_dispatch", refuse_dispatch, "text"_a)
-      .def("_refuse_combine", refuse_combine, "text"_a)
-      .def("combine", combine, "expert_output"_a = nb::none(), "descriptor"_a = nb::none(),
-           "extra"_a, nb::kw_only(), "bias"_a = nb::none(), "second_bias"_a = nb::none(),
-           "weighted"_a.none() = false, "weights"_a = nb::none(), "pair_values"_a = nb::none(),
-           "add_values"_a.none() = false, "pair_columns"_a.none() = 0, "out"_a = nb::none(),
-           "sm_count"_a.none() = 0, "stream"_a = nb::none(), "unknown"_a, kCombineDoc,
-           nb::sig(kCombineSignature));
-  define(type, "combine_buffer", combine_buffer, "descriptor"_a, kBufferDoc,
-         nb::sig("def combine_buffer(self, descriptor: Descriptor) -> typing.Any"));
-  define(type, "barrier", barrier, "intra_node_only"_a.none() = false, nb::kw_only(),
-         "stream"_a = nb::none(), kBarrierDoc,
-         nb::sig("def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
-                 "-> None"));
+  define<
+      "def __init__(self, transport: Transport, store: typing.Any, *, "
+      "max_tokens: int, hidden: int, topk: int, experts: int, "
+      "dtype: typing.Any = 'bfloat16', weight_dtype: typing.Any = 'float32', "
+      "local_world_size: int = 0, enable_local_combine: bool = False, "
+      "sm_count: int = 20, arena_rows: int = 0, timeout: float | None = None, "
+      "device: typing.Any = 'cpu') -> None">(type, make_layer);
+  define_collective<kDispatchDeclared>(type, dispatch, kDispatchDoc);
+  type.def("_refuse_dispatch", refuse_dispatch, "text"_a)
+      .def("_refuse_combine", refuse_combine, "text"_a);
+  define_collective<kCombineDeclared>(type, combine, kCombineDoc);
+  define<"def combine_buffer(self, descriptor: Descriptor) -> typing.Any">(type, combine_buffer,
+                                                                           kBufferDoc);
+  define<
+      "def barrier(self, intra_node_only: bool = False, *, stream: Stream = None) "
+      "-> None">(type, barrier, kBarrierDoc);
   type.def("close", close,
            "Leaves the layer. Idempotent; never waits. ValueError while another thread is in a "
            "call.")

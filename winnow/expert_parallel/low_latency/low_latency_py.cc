@@ -133,16 +133,16 @@ void run_part(const char* operation, ep::CallPart part, const std::exception_ptr
   run_collective(operation, refused, args, run);
 }
 
-constexpr const char* kDispatchSignature =
+constexpr Declared kDispatchDeclared(
     "def dispatch(self, input: T | None = None, expert_indices: T | None = None, *, "
     "format: str | None = None, part: str = 'both', out: LowLatencyDispatched[T] | None = None, "
     "expert_statistics: T | None = None, wait_statistics: T | None = None, "
-    "stream: Stream = None) -> LowLatencyDispatched[T]";
-constexpr const char* kCombineSignature =
+    "stream: Stream = None) -> LowLatencyDispatched[T]");
+constexpr Declared kCombineDeclared(
     "def combine(self, expert_output: T | None, dispatched: LowLatencyDispatched[T], "
     "expert_indices: T, weights: T, *, part: str = 'both', "
     "out: T | LowLatencyCombining[T] | None = None, "
-    "wait_statistics: T | None = None, stream: Stream = None) -> typing.Any";
+    "wait_statistics: T | None = None, stream: Stream = None) -> typing.Any");
 
 Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indices,
                  const nb::args& extra, nb::handle format, nb::handle part, nb::handle out,
@@ -156,7 +156,7 @@ Arrived dispatch(BoundLowLatency& self, nb::handle input, nb::handle expert_indi
   ep::CallPart half = ep::CallPart::both;
   const std::exception_ptr refused = caught([&] {
     half = part_argument(kDispatch, part);
-    check_none(kDispatchSignature, 2, extra, unknown);
+    Signature(kDispatchDeclared).check(extra, unknown);
     const auto* earlier = value_argument<Arrived*>(kDispatch, "out", out);
     if (earlier != nullptr) result = *earlier;
     if (!format.is_none()) {
@@ -197,7 +197,7 @@ nb::object combine(BoundLowLatency& self, nb::handle expert_output, nb::handle d
   ep::LowLatencySent sent = ep::LowLatencySent::none;
   const std::exception_ptr refused = caught([&] {
     half = part_argument(kCombine, part);
-    check_none(kCombineSignature, 4, extra, unknown);
+    Signature(kCombineDeclared).check(extra, unknown);
     const auto* arrived = value_argument<Arrived*>(kCombine, "dispatched", dispatched);
     if (arrived == nullptr) {
       refuse_argument(kCombine, "dispatched", "the result of dispatch()", dispatched);
@@ -337,23 +337,14 @@ void bind_expert_parallel_low_latency(nb::module_& m) {
   define_member<&Combining::out>(combining, "[n, H], which the call that receives writes.");
 
   nb::class_<BoundLowLatency> type(m, "LowLatency", kClassDoc);
-  define(type, "__init__", make_low_latency, "transport"_a, "store"_a, nb::kw_only(),
-         "max_tokens"_a.none(), "hidden"_a.none(), "topk"_a.none(), "experts"_a.none(),
-         "enable_shrink"_a.none() = false, "sm_count"_a.none() = 0, "timeout"_a = nb::none(),
-         "device"_a.none() = "cpu",
-         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, "
-                 "max_tokens: int, hidden: int, topk: int, experts: int, "
-                 "enable_shrink: bool = False, sm_count: int = 0, timeout: float | None = None, "
-                 "device: typing.Any = 'cpu') -> None"));
-  type.def("dispatch", dispatch, "input"_a = nb::none(), "expert_indices"_a = nb::none(), "extra"_a,
-           nb::kw_only(), "format"_a = nb::none(), "part"_a.none() = "both", "out"_a = nb::none(),
-           "expert_statistics"_a = nb::none(), "wait_statistics"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kDispatchDoc, nb::sig(kDispatchSignature))
-      .def("combine", combine, "expert_output"_a = nb::none(), "dispatched"_a = nb::none(),
-           "expert_indices"_a = nb::none(), "weights"_a = nb::none(), "extra"_a, nb::kw_only(),
-           "part"_a.none() = "both", "out"_a = nb::none(), "wait_statistics"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kCombineDoc, nb::sig(kCombineSignature))
-      .def("_refuse_dispatch", refuse_dispatch, "text"_a)
+  define<
+      "def __init__(self, transport: Transport, store: typing.Any, *, "
+      "max_tokens: int, hidden: int, topk: int, experts: int, "
+      "enable_shrink: bool = False, sm_count: int = 0, timeout: float | None = None, "
+      "device: typing.Any = 'cpu') -> None">(type, make_low_latency);
+  define_collective<kDispatchDeclared>(type, dispatch, kDispatchDoc);
+  define_collective<kCombineDeclared>(type, combine, kCombineDoc);
+  type.def("_refuse_dispatch", refuse_dispatch, "text"_a)
       .def("_refuse_combine", refuse_combine, "text"_a)
       .def(
           "mask",

@@ -62,11 +62,11 @@ void make_notifier(nb::pointer_and_handle<BoundNotifier> self,
   self.h.attr("_traced") = self.p->number.give(self.h);  // where torch.compile can read it
 }
 
-constexpr const char* kSignature =
+constexpr Declared kDeclared(
     "def notify(self, tokens_per_rank: T, tokens_per_node: T, tokens_per_expert: T, "
     "is_token_in_rank: T, *, channels: int = 1, expert_alignment: int = 1, "
     "worst_case_rows: int = 0, queues: QueueBuffers | None = None, "
-    "out: Notified[T] | None = None, stream: Stream = None) -> Notified[T]";
+    "out: Notified[T] | None = None, stream: Stream = None) -> Notified[T]");
 
 Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle tokens_per_node,
                 nb::handle tokens_per_expert, nb::handle is_token_in_rank, const nb::args& extra,
@@ -78,7 +78,7 @@ Notified notify(BoundNotifier& self, nb::handle tokens_per_rank, nb::handle toke
   Notified result;
   ep::NotifyArgs args;
   const std::exception_ptr refused = caught([&] {
-    check_none(kSignature, 4, extra, unknown);
+    Signature(kDeclared).check(extra, unknown);
     call.use_stream(stream);
     const auto number = [](const char* name, nb::handle value) {
       return value_argument<std::int64_t>(kOperation, name, value);
@@ -186,11 +186,10 @@ void bind_expert_parallel_notify(nb::module_& m) {
 
   nb::class_<ep::QueueBuffers> buffers(m, "QueueBuffers",
                                        "The queue buffers that an engine has, in bytes.");
-  define(buffers, "__init__", make_buffers, nb::kw_only(), "bytes_per_token"_a,
-         "node_recv_tokens"_a, "local_recv_tokens"_a, "node_buffer_bytes"_a, "local_buffer_bytes"_a,
-         nb::sig("def __init__(self, *, bytes_per_token: int, node_recv_tokens: int, "
-                 "local_recv_tokens: int, node_buffer_bytes: int, local_buffer_bytes: int) "
-                 "-> None"));
+  define<
+      "def __init__(self, *, bytes_per_token: int, node_recv_tokens: int, "
+      "local_recv_tokens: int, node_buffer_bytes: int, local_buffer_bytes: int) "
+      "-> None">(buffers, make_buffers);
 
   nb::class_<Notified> notified(m, "Notified", "The result of Notifier.notify(): int32 tensors.",
                                 nb::type_slots(Collected<Notified>::kSlots), nb::is_generic(),
@@ -213,18 +212,12 @@ void bind_expert_parallel_notify(nb::module_& m) {
       .def_ro("recv_pairs_per_expert", &ep::NotifyTotals::recv_pairs_per_expert);
 
   nb::class_<BoundNotifier> type(m, "Notifier", kClassDoc, nb::dynamic_attr());
-  define(type, "__init__", make_notifier, "transport"_a, "store"_a, nb::kw_only(),
-         "experts"_a.none(), "local_world_size"_a.none() = 0, "timeout"_a = nb::none(),
-         "device"_a.none() = "cpu",
-         nb::sig("def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
-                 "local_world_size: int = 0, timeout: float | None = None, "
-                 "device: typing.Any = 'cpu') -> None"));
-  type.def("notify", notify, "tokens_per_rank"_a = nb::none(), "tokens_per_node"_a = nb::none(),
-           "tokens_per_expert"_a = nb::none(), "is_token_in_rank"_a = nb::none(), "extra"_a,
-           nb::kw_only(), "channels"_a.none() = 1, "expert_alignment"_a.none() = 1,
-           "worst_case_rows"_a.none() = 0, "queues"_a = nb::none(), "out"_a = nb::none(),
-           "stream"_a = nb::none(), "unknown"_a, kNotifyDoc, nb::sig(kSignature))
-      .def_prop_ro(
+  define<
+      "def __init__(self, transport: Transport, store: typing.Any, *, experts: int, "
+      "local_world_size: int = 0, timeout: float | None = None, "
+      "device: typing.Any = 'cpu') -> None">(type, make_notifier);
+  define_collective<kDeclared>(type, notify, kNotifyDoc);
+  type.def_prop_ro(
           "totals",
           [](BoundNotifier& self) {
             const OneCall::Turn turn(self.one_call, kOperation);

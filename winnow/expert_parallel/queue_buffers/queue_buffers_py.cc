@@ -89,31 +89,27 @@ void bind_expert_parallel_sizes(nb::module_& m) {
       .def_ro("offset", &ep::CleanMeta::offset, "In words of 4 bytes.")
       .def_ro("count", &ep::CleanMeta::count, "In words of 4 bytes.");
 
-  define(m, "source_meta_bytes", ep::source_meta_bytes, "local_world_size"_a,
-         "Bytes of a source node and a mask of the ranks of a node: 8 with up to 32 ranks per "
-         "node.\n\n"
-         "Raises:\n    ValueError: local_world_size below 1, a result beyond 63 bits.",
-         nb::sig("def source_meta_bytes(local_world_size: int) -> int"));
-  define(m, "bytes_per_token", ep::bytes_per_token, "hidden_bytes"_a, "num_scales"_a,
-         "num_topk_indices"_a, "num_topk_weights"_a, "local_world_size"_a = 8, kRecordDoc,
-         nb::sig("def bytes_per_token(hidden_bytes: int, num_scales: int, num_topk_indices: int, "
-                 "num_topk_weights: int, local_world_size: int = 8) -> int"));
-  define(
-      m, "node_buffer_layout", buffer_layout<ep::node_buffer_layout>, nb::kw_only(),
-      "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
-      "channels"_a = 1, kNodeDoc,
-      nb::sig("def node_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
-              "local_world_size: int = 1, channels: int = 1) -> BufferLayout"));
-  define(
-      m, "local_buffer_layout", buffer_layout<ep::local_buffer_layout>, nb::kw_only(),
-      "bytes_per_token"_a, "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 1,
-      "channels"_a = 1, kLocalDoc,
-      nb::sig("def local_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
-              "local_world_size: int = 1, channels: int = 1) -> BufferLayout"));
-  define(m, "classic_clean_meta", classic_clean_meta, "route"_a, nb::kw_only(), "bytes_per_token"_a,
-         "recv_tokens"_a, "nodes"_a = 1, "local_world_size"_a = 8, "channels"_a = 1, kCleanDoc,
-         nb::sig("def classic_clean_meta(route: str, *, bytes_per_token: int, recv_tokens: int, "
-                 "nodes: int = 1, local_world_size: int = 8, channels: int = 1) -> CleanMeta"));
+  define<"def source_meta_bytes(local_world_size: int) -> int">(
+      m, ep::source_meta_bytes,
+      "Bytes of a source node and a mask of the ranks of a node: 8 with up to 32 ranks per "
+      "node.\n\n"
+      "Raises:\n    ValueError: local_world_size below 1, a result beyond 63 bits.");
+  define<
+      "def bytes_per_token(hidden_bytes: int, num_scales: int, num_topk_indices: int, "
+      "num_topk_weights: int, local_world_size: int = 8) -> int">(m, ep::bytes_per_token,
+                                                                  kRecordDoc);
+  define<
+      "def node_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
+      "local_world_size: int = 1, channels: int = 1) -> BufferLayout">(
+      m, buffer_layout<ep::node_buffer_layout>, kNodeDoc);
+  define<
+      "def local_buffer_layout(*, bytes_per_token: int, recv_tokens: int, nodes: int = 1, "
+      "local_world_size: int = 1, channels: int = 1) -> BufferLayout">(
+      m, buffer_layout<ep::local_buffer_layout>, kLocalDoc);
+  define<
+      "def classic_clean_meta(route: str, *, bytes_per_token: int, recv_tokens: int, "
+      "nodes: int = 1, local_world_size: int = 8, channels: int = 1) -> CleanMeta">(
+      m, classic_clean_meta, kCleanDoc);
 }
 
 }  // namespace winnow::python

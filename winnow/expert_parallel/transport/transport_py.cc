@@ -286,13 +286,13 @@ void bind_expert_parallel_transport(nb::module_& m) {
       .def(nb::init<>());
   nb::class_<ep::FileStore, ep::Store> files(
       m, "FileStore", "A folder that all ranks can access, in which each job has one of its own.");
-  define(
-      files, "__init__", make_file_store, "directory"_a, "job"_a = nb::none(),
+  define<
+      "def __init__(self, directory: str | os.PathLike[str], job: str | None = None) "
+      "-> None">(
+      files, make_file_store,
       "Creates the folder if its parent exists. winnow.Error if that fails. job: a name that no\n"
       "other job has; None: WINNOW_JOB, else that of torchrun --rdzv-id, mpirun or srun, or a\n"
-      "ValueError if there is none.",
-      nb::sig("def __init__(self, directory: str | os.PathLike[str], job: str | None = None) "
-              "-> None"));
+      "ValueError if there is none.");
 
   nb::class_<ep::Transport> transport(
       m, "Transport",
@@ -304,33 +304,31 @@ void bind_expert_parallel_transport(nb::module_& m) {
                    "\"in_process\", \"shared_memory\" or \"nvshmem\".")
       .def_prop_ro("world_id", &ep::Transport::world_id,
                    "The same on every rank and no other world's.");
-  define(transport, "describe_peer", describe_peer, "rank"_a,
-         "The state of a rank: \"process 4711, stopped\". ValueError outside of the world.",
-         nb::sig("def describe_peer(self, rank: int) -> str"));
-  define(transport, "peer_gone", peer_gone, "rank"_a,
-         "Whether that rank certainly will not write again. ValueError outside the world.",
-         nb::sig("def peer_gone(self, rank: int) -> bool"));
+  define<"def describe_peer(self, rank: int) -> str">(
+      transport, describe_peer,
+      "The state of a rank: \"process 4711, stopped\". ValueError outside of the world.");
+  define<"def peer_gone(self, rank: int) -> bool">(
+      transport, peer_gone,
+      "Whether that rank certainly will not write again. ValueError outside the world.");
 
   nb::class_<ep::InProcessWorld> world(m, "InProcessWorld", kWorldDoc);
-  define(world, "__init__", make_world, "world_size"_a,
-         nb::sig("def __init__(self, world_size: int) -> None"));
+  define<"def __init__(self, world_size: int) -> None">(world, make_world);
   world.def_prop_ro("world_size", &ep::InProcessWorld::world_size)
       .def("store", &ep::InProcessWorld::store, "The store that the ranks of this world share.");
-  define(world, "transport", transport_of, "rank"_a,
-         "The rank's transport, for one thread: the same object while any reference to it exists.\n"
-         "ValueError for a rank outside of the world or whose transport was freed.",
-         nb::sig("def transport(self, rank: int) -> Transport"));
+  define<"def transport(self, rank: int) -> Transport">(
+      world, transport_of,
+      "The rank's transport, for one thread: the same object while any reference to it exists.\n"
+      "ValueError for a rank outside of the world or whose transport was freed.");
 
-  define(m, "create_shared_memory", create_shared_memory, "store"_a, "rank"_a, "world_size"_a,
-         nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kSharedMemoryDoc,
-         nb::sig("def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
-                 "timeout: float | None = None, prefix: str = 'winnow') -> Transport"));
+  define<
+      "def create_shared_memory(store: typing.Any, rank: int, world_size: int, *, "
+      "timeout: float | None = None, prefix: str = 'winnow') -> Transport">(m, create_shared_memory,
+                                                                            kSharedMemoryDoc);
 
-  define(m, "create_nvshmem", create_nvshmem, "store"_a, "rank"_a, "world_size"_a, "device"_a,
-         nb::kw_only(), "timeout"_a = nb::none(), "prefix"_a = "winnow", kNvshmemDoc,
-         nb::sig("def create_nvshmem(store: typing.Any, rank: int, world_size: int, "
-                 "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
-                 "-> Transport"));
+  define<
+      "def create_nvshmem(store: typing.Any, rank: int, world_size: int, "
+      "device: typing.Any, *, timeout: float | None = None, prefix: str = 'winnow') "
+      "-> Transport">(m, create_nvshmem, kNvshmemDoc);
   m.def("nvshmem_obstacle", nvshmem_obstacle,
         "Why create_nvshmem() cannot load NVSHMEM's library; empty if it can. Loads it.");
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
 #include "winnow/core/read_once.h"
 #include "winnow/indexer/score_cpu.h"

@@ -6,7 +6,6 @@
 #include <limits>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 #include <Eigen/Core>
 

@@ -1,5 +1,4 @@
 // The position term on the CPU: one work item is one head and one split of one sequence's context.
-#include <vector>
 
 #include <Eigen/Core>
 

@@ -1,5 +1,4 @@
 // The entry of sparse_mla::distribution in the list of operations: its cases against the oracle.
-#include <cmath>
 
 #include "winnow/sparse_mla/cases.h"
 #include "winnow/sparse_mla/distribution/distribution.h"

@@ -1,7 +1,6 @@
 // The attention distribution on the CPU: all heads of a query against a block of its visible rows,
 // summed over the heads.
 #include <algorithm>
-#include <vector>
 
 #include "winnow/sparse_mla/distribution/distribution_impl.h"
 #include "winnow/sparse_mla/gather_cpu.h"

@@ -1,7 +1,6 @@
 // Forward on the CPU: for each query, softmax over its blocks of visible rows with a running
 // maximum. Of the scratch memory only the list of visible entries grows with topk.
 #include <algorithm>
-#include <vector>
 
 #include "winnow/sparse_mla/forward/forward_impl.h"
 #include "winnow/sparse_mla/gather_cpu.h"

@@ -59,6 +59,11 @@ def int32_indices(topk_idx: Tensor, experts: int) -> Tensor:
     return indices
 
 
+def sums_in(rows: Tensor) -> torch.dtype:
+    """The dtype of sums of rows of that dtype."""
+    return torch.bfloat16 if rows.dtype == FLOAT8 else rows.dtype
+
+
 def report_later(indices: Tensor, wrong: Tensor, experts: int) -> None:
     """For calls in which the host does not wait: gives the tokens that are `wrong` an index that
     the layer reports in a later call."""

@@ -21,7 +21,7 @@ from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._handle import Handle
 from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
 from winnow.compat.deep_ep._low_latency import LowLatencyBuffer
-from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense, int32_indices, report_later
+from winnow.compat.deep_ep._route import OF_ROWS, Route, dense, int32_indices, report_later, sums_in
 from winnow.compat.deep_ep._streams import CommStream
 from winnow.compat.deep_ep.config import Config
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -347,7 +347,7 @@ class Buffer(LowLatencyBuffer):
     ):  # fmt: skip
         """A dispatch by experts."""
         experts = per_expert.numel()
-        sizes = Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device)
+        sizes = Sizes(x.shape[1], topk_idx.shape[1], experts, sums_in(x), x.device)
         route = Route(
             self._layers,
             sizes,
@@ -370,7 +370,7 @@ class Buffer(LowLatencyBuffer):
         """A dispatch by ranks: each is an expert."""
         world = self.group_size
         columns = min(world, _MOST_TOPK)
-        sizes = Sizes(x.shape[1], columns, world, _sums_in(x), x.device, per_expert.numel())
+        sizes = Sizes(x.shape[1], columns, world, sums_in(x), x.device, per_expert.numel())
         ranks = torch.arange(world, dtype=torch.int32, device=x.device)
         chosen = torch.where(in_rank, ranks, ranks.new_full((), -1))
         if columns < world:
@@ -399,7 +399,3 @@ class Buffer(LowLatencyBuffer):
 def _rows(arrived: Any) -> TensorOrPair:
     rows, scales = arrived[0], arrived[1]
     return rows if scales is None else (rows, scales)
-
-
-def _sums_in(x: Tensor) -> torch.dtype:
-    return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype

@@ -21,7 +21,7 @@ from winnow.compat.deep_ep._elastic_checks import (
 )
 from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
-from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, dense
+from winnow.compat.deep_ep._route import OF_ROWS, Route, dense, sums_in
 from winnow.compat.deep_ep._streams import CommStream, event_of
 from winnow.compat.deep_ep.buffer import Buffer
 from winnow.compat.deep_ep.utils import EventHandle, EventOverlap
@@ -305,7 +305,7 @@ class ElasticBuffer:
                 worst = self._worst_case(most, topk_idx, experts, alignment, do_expand)
             route = Route(
                 self._layers,
-                Sizes(x.shape[1], topk_idx.shape[1], experts, _sums_in(x), x.device),
+                Sizes(x.shape[1], topk_idx.shape[1], experts, sums_in(x), x.device),
                 x,
                 scales,
                 dense(topk_idx),
@@ -404,7 +404,3 @@ def _after(event: Any, body: Callable[[], Tuple]) -> Callable[[], Tuple]:
         return body()
 
     return waiting
-
-
-def _sums_in(x: Tensor) -> torch.dtype:
-    return torch.bfloat16 if x.dtype == FLOAT8 else x.dtype

@@ -22,7 +22,7 @@ from winnow.compat.deep_ep._checks import (
 )
 from winnow.compat.deep_ep._entry import called, entry
 from winnow.compat.deep_ep._layers import Layers, Sizes, refuse_new, wrong_group
-from winnow.compat.deep_ep._route import FLOAT8, OF_ROWS, Route, report_later
+from winnow.compat.deep_ep._route import OF_ROWS, Route, report_later, sums_in
 
 __all__ = ["HybridEPBuffer", "indices_to_map"]
 
@@ -236,9 +236,8 @@ class HybridEPBuffer:
                 routing_map, probs = indices_to_map(
                     topk_idx, topk_weights, len(hidden), num_of_experts
                 )
-            dtype = torch.bfloat16 if hidden.dtype == FLOAT8 else hidden.dtype
             experts = routing_map.shape[1]
-            sizes = Sizes(hidden.shape[1], 0, experts, dtype, hidden.device)
+            sizes = Sizes(hidden.shape[1], 0, experts, sums_in(hidden), hidden.device)
             waits = num_permuted_tokens is None or hidden.device.type == "cpu"
             most = int(routing_map.sum(1).max()) if waits and len(routing_map) else 1
             if most > _MOST_TOPK:
