@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "winnow/core/tensor.h"
 #include "winnow/testing/compare.h"
+#include "winnow/testing/dot.h"
 
 namespace winnow::indexer::oracle {
 
@@ -43,20 +45,26 @@ inline std::vector<Score> scores(const Inputs& in, std::int64_t i,
                                  const std::vector<std::int64_t>& rows) {
   const std::int64_t heads = in.q.size(1), d = in.q.size(2);
   const std::vector<double> q = winnow::testing::read(in.q.slice(0, i, i + 1));
+  const auto magnitudes = [](std::vector<double> values) {
+    for (double& value : values) value = std::abs(value);
+    return values;
+  };
+  const std::vector<double> q_magnitudes = magnitudes(q);
   const std::vector<double> weights = winnow::testing::read(in.weights.slice(0, i, i + 1));
   std::vector<Score> result(rows.size());
   for (std::size_t n = 0; n < rows.size(); ++n) {
     const std::int64_t t = rows[n];
     if (!visible(in, i, t)) continue;
     const std::vector<double> k = winnow::testing::read(in.k.slice(0, t, t + 1));
+    const std::vector<double> k_magnitudes = magnitudes(k);
     Score& score = result[n];
     score.value = 0;
     for (std::int64_t h = 0; h < heads; ++h) {
-      double dot = 0, magnitude = 0;
-      for (std::int64_t c = 0; c < d; ++c) {
-        dot += q[h * d + c] * k[c];
-        magnitude += std::abs(q[h * d + c] * k[c]);
-      }
+      const auto row = [&](const std::vector<double>& of) {
+        return std::span(of).subspan(h * d, d);
+      };
+      const double dot = winnow::testing::dot(row(q), k, d);
+      const double magnitude = winnow::testing::dot(row(q_magnitudes), k_magnitudes, d);
       score.value += weights[h] * (dot <= 0 ? 0 : dot);
       score.magnitude += std::abs(weights[h]) * magnitude;
     }

@@ -97,10 +97,8 @@ const std::vector<PlantedBug> kThoroughBugs = {
     race(bounds("ScaleAside", kScale, launch_astray)),
     // finish_kernel
     in_one_schedule(plain("PlainSumsOfTheNextQuad", "const float4 sums = __ldcs(", add, 16)),
-    in_one_schedule(
-        bounds("UnitsOfTheNextRow", "const float unit = 1.0f / p.scales[row];", misread, 4)),
-    in_one_schedule(bounds("FixedSumsOfTheNextColumn", "static_cast<long long>(p.fixed[4 * n + i])",
-                           misread, 8)),
+    in_one_schedule(bounds("UnitsOfTheNextRow", "unit = 1.0f / p.scales[row];", misread, 4)),
+    in_one_schedule(bounds("FixedSumsOfTheNextColumn", "static_cast<long long>(", misread, 8)),
     in_one_schedule(bounds("FinishThreadsOneFurther", kFinish, shift_thread, 1)),
     in_one_schedule(bounds("FinishBlocksOneFurther", kFinish, shift_block, 1)),
     in_one_schedule(one("FinishRowsTooFarApart", kFinish, shift_grid, 1)),

@@ -19,36 +19,14 @@ const std::vector<PassingCase> kQuickCases = {
     {"f8_e4m3-h64", {"late", "random:5"}},
     {"f8_e4m3-d64-h16-dense-all-options", {"random:6"}},
 };
-const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-h1", kMany},
-    {"bf16-h64", kMany},
-    {"bf16-h64-dense", kMany},
-    {"bf16-h96", kMany},
-    {"bf16-h96-as-q", kMany},
-    {"bf16-h128-deterministic", kMany},
-    {"bf16-d64-h16", kMany},
-    {"bf16-d64-h64-dense-all-options", kMany},
-    {"bf16-k512", kMany},
-    {"bf16-sq1-k0", kMany},
-    {"bf16-sq3-k0-deterministic", kMany},
-    {"bf16-sk0", kMany},
-    {"bf16-sk1", kMany},
-    {"bf16-ranges-empty", kMany},
-    {"bf16-ranges-ragged-dense", kMany},
-    {"bf16-all-rules-dense-all-options", kMany},
-    {"bf16-wide", kMany},
-    {"bf16-weights-bf16-as-q", kMany},
-    {"bf16-nan", kMany},
-    {"f8_e4m3-h64", kMany},
-    {"f8_e4m3-h96-deterministic", kMany},
-    {"f8_e4m3-d64-h16", kMany},
-    {"f8_e4m3-k512", kMany},
-    {"f8_e4m3-sq3-k0", kMany},
-    {"f8_e4m3-sk0", kMany},
-    {"f8_e4m3-ranges-ragged-dense", kMany},
-    {"f8_e4m3-all-rules-as-q", kMany},
-    {"f8_e4m3-nan", kMany},
-};
+const std::vector<PassingCase> kThoroughCases =
+    under(kMany, "bf16-h1", "bf16-h64", "bf16-h64-dense", "bf16-h96", "bf16-h96-as-q",
+          "bf16-h128-deterministic", "bf16-d64-h16", "bf16-d64-h64-dense-all-options", "bf16-k512",
+          "bf16-sq1-k0", "bf16-sq3-k0-deterministic", "bf16-sk0", "bf16-sk1", "bf16-ranges-empty",
+          "bf16-ranges-ragged-dense", "bf16-all-rules-dense-all-options", "bf16-wide",
+          "bf16-weights-bf16-as-q", "bf16-nan", "f8_e4m3-h64", "f8_e4m3-h96-deterministic",
+          "f8_e4m3-d64-h16", "f8_e4m3-k512", "f8_e4m3-sq3-k0", "f8_e4m3-sk0",
+          "f8_e4m3-ranges-ragged-dense", "f8_e4m3-all-rules-as-q", "f8_e4m3-nan");
 
 // 8 tiles of an item and two items of the first block: the ring of rows, the sums and q are used
 // again.

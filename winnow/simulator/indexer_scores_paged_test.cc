@@ -28,30 +28,12 @@ const std::vector<PassingCase> kQuickCases = {
     {"nan-smaller", {"random:10"}},
 };
 const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:14"};
-const std::vector<PassingCase> kThoroughCases = {
-    {"h1", kEach},
-    {"h64", kMany},
-    {"d128", kEach},
-    {"sq2", kEach},
-    {"sq5", kEach},
-    {"h64-sq4", kMany},
-    {"long", kMany},
-    {"no-table", kEach},
-    {"shared", kEach},
-    {"bf16-weights", kEach},
-    {"wide", kEach},
-    {"reversed", kEach},
-    {"broadcast", kEach},
-    {"h64-plateau", kEach},
-    {"lengths-of-queries", kMany},
-    {"lengths-of-queries-out-of-range", kEach},
-    {"columns1", kEach},
-    {"columns301", kMany},
-    {"columns513", kEach},
-    {"columns20000", kEach},
-    {"left512", kEach},
-    {"many-sequences", kEach},
-};
+const std::vector<PassingCase> kThoroughCases = joined({
+    under(kEach, "h1", "d128", "sq2", "sq5", "no-table", "shared", "bf16-weights", "wide",
+          "reversed", "broadcast", "h64-plateau", "lengths-of-queries-out-of-range", "columns1",
+          "columns513", "columns20000", "left512", "many-sequences"),
+    under(kMany, "h64", "h64-sq4", "long", "lengths-of-queries", "columns301"),
+});
 
 const BugsOf groups{"topk_paged_sm90.cuh", "columns301"}, tiles{"topk_paged_sm90.cuh", "long"},
     scores{"scores_paged_sm90.cuh", "columns9000"},

@@ -13,10 +13,12 @@ using simulator::all_cases;
 using simulator::beyond_a_pair;
 using simulator::BugsOf;
 using simulator::in_one_schedule;
+using simulator::joined;
 using simulator::of_argument;
 using simulator::of_threads;
 using simulator::PassingCase;
 using simulator::PlantedBug;
+using simulator::under;
 using Action = simulator::Plant::Action;
 using enum simulator::Plant::Action;
 

@@ -35,14 +35,12 @@ const std::vector<PlantedBug> kQuickBugs = {
 };
 const std::vector<PlantedBug> kThoroughBugs = {
     held("NoBarrierOfCountedBins", "static void sync() {", drop, 0, 4),
-    held("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);", drop,
-         0, 1),
+    held("NoBarrierOfSums", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(", drop, 0, 1),
     held("NoBarrierOfTheBin", "  wanted -= shared_.higher;", drop, 0, -1),
     reread("NoBarrierOfEmptyBinsAgain", "int round = 0;", drop, 0, 2),
     reread("NoBarrierOfChosenAgain", "shared_.equal_of_warp[warp()] = own_equal;", drop, 0, 2),
     reread("NoBarrierOfCountedBinsAgain", "static void sync() {", drop, 0, 4),
-    reread("NoBarrierOfSumsAgain", "shared_.of_warp[warp()] = static_cast<std::uint32_t>(through);",
-           drop, 0, 1),
+    reread("NoBarrierOfSumsAgain", "static_cast<std::uint32_t>(through);", drop, 0, 1),
     reread("NoBarrierOfTheBinAgain", "  wanted -= shared_.higher;", drop, 0, -1),
     race(rows("NoWaitForRows", "cp_async_wait<0>();", drop)),
     tiles("NoProducts", "mma_m16n8k16<kProductType", drop),

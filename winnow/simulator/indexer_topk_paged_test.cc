@@ -31,43 +31,15 @@ const std::vector<PassingCase> kQuickCases = {
 // Those in which warps meet in ways of their own, under all schedules: a query or several in a
 // group, few tiles and many, two blocks that choose for a query, absent pages.
 const std::vector<std::string> kEach = {"eager", "late", "random:1", "starved:14"};
-const std::vector<PassingCase> kThoroughCases = {
-    {"h1", kEach},
-    {"h3", kEach},
-    {"h32", kEach},
-    {"h64", kMany},
-    {"h128", kMany},
-    {"d64", kMany},
-    {"d128", kEach},
-    {"k1", kEach},
-    {"k2048", kEach},
-    {"sq2", kEach},
-    {"sq5", kEach},
-    {"sq9", kEach},
-    {"h64-sq4", kMany},
-    {"h128-sq3", kEach},
-    {"batches", kFew},
-    {"no-table", kEach},
-    {"no-page", kEach},
-    {"long", kMany},
-    {"long-h64-sq1", kMany},
-    {"long-h64-sq2", kEach},
-    {"shared", kEach},
-    {"absent", kMany},
-    {"absent-positions", kEach},
-    {"positions", kEach},
-    {"bf16-weights", kEach},
-    {"wide", kEach},
-    {"reversed", kEach},
-    {"broadcast", kEach},
-    {"equal-larger", kEach},
-    {"nan-smaller", kEach},
-    {"h16-plateau", kEach},
-    {"lengths-of-queries-h64", kMany},
-    {"lengths-of-queries-groups", kEach},
-    {"lengths-of-queries-long", kFew},
-    {"h128-plateau-larger", kEach},
-};
+const std::vector<PassingCase> kThoroughCases = joined({
+    under(kEach, "h1", "h3", "h32", "d128", "k1", "k2048", "sq2", "sq5", "sq9", "h128-sq3",
+          "no-table", "no-page", "long-h64-sq2", "shared", "absent-positions", "positions",
+          "bf16-weights", "wide", "reversed", "broadcast", "equal-larger", "nan-smaller",
+          "h16-plateau", "lengths-of-queries-groups", "h128-plateau-larger"),
+    under(kMany, "h64", "h128", "d64", "h64-sq4", "long", "long-h64-sq1", "absent",
+          "lengths-of-queries-h64"),
+    {{"batches", kFew}, {"lengths-of-queries-long", kFew}},
+});
 
 // 59 tiles, of which each of the two blocks takes half: the ring is used again. Many groups: so
 // are the places of heads.

@@ -20,11 +20,14 @@ template <class T>
 void append_row(const void* data, std::int64_t count, std::int64_t stride,
                 std::vector<double>& values) {
   const T* element = static_cast<const T*>(data);
+  const std::size_t before = values.size();
+  values.resize(before + static_cast<std::size_t>(count));
+  double* const to = values.data() + before;
   for (std::int64_t i = 0; i < count; ++i) {
     if constexpr (std::is_integral_v<T> || std::is_same_v<T, double>) {
-      values.push_back(static_cast<double>(element[i * stride]));
+      to[i] = static_cast<double>(element[i * stride]);
     } else {
-      values.push_back(static_cast<double>(static_cast<float>(element[i * stride])));
+      to[i] = static_cast<double>(static_cast<float>(element[i * stride]));
     }
   }
 }

@@ -153,19 +153,35 @@ void fill_unwritten(const TensorView& view) {
   });
 }
 
-std::int64_t count_unwritten(const ConstTensorView& view) {
+namespace {
+// Of elements as wide as Bits.
+template <class Bits>
+std::int64_t count_unwritten_as(const ConstTensorView& view) {
   std::int64_t unwritten = 0;
-  const std::int64_t bytes = size_of(view.dtype());
   // The rows are only read.
   char* data = static_cast<char*>(const_cast<void*>(view.data()));
   for_each_row(data, view, 0, [&](const char* row, std::int64_t count, std::int64_t stride) {
     for (std::int64_t i = 0; i < count; ++i) {
-      std::int64_t bits = -1;
-      std::memcpy(&bits, row + i * stride * bytes, static_cast<std::size_t>(bytes));
-      unwritten += bits == -1;
+      Bits bits;
+      std::memcpy(&bits, row + i * stride * std::int64_t{sizeof bits}, sizeof bits);
+      unwritten += bits == static_cast<Bits>(-1);
     }
   });
   return unwritten;
+}
+}  // namespace
+
+std::int64_t count_unwritten(const ConstTensorView& view) {
+  switch (size_of(view.dtype())) {
+    case 1:
+      return count_unwritten_as<std::uint8_t>(view);
+    case 2:
+      return count_unwritten_as<std::uint16_t>(view);
+    case 4:
+      return count_unwritten_as<std::uint32_t>(view);
+    default:
+      return count_unwritten_as<std::uint64_t>(view);
+  }
 }
 
 void fill_distinct(const TensorView& view, Random& random, std::int64_t count) {

@@ -448,12 +448,10 @@ PlantedBug eagerly(PlantedBug bug) {
   return bug;
 }
 const std::vector<PlantedBug> kQuickBugs = {
-    block("BlockSomeGiveUp",
-          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
+    block("BlockSomeGiveUp", "if (__syncthreads_or(threadIdx.x == 0 && give_up(look)))", drop),
     barrier("BarrierArrivalNotTold", "device::st_release_sys(", drop),
     race(block("FaultWithoutARelease", kTold, weaken)),
-    race(threads("FirstFaultByPlainStores", "if (atomicExch(&view.state->broken, 1u) != 0) return;",
-                 weaken)),
+    race(threads("FirstFaultByPlainStores", "if (atomicExch(", weaken)),
     // The notice is read behind the flag, by ranks that still wait.
     eagerly(
         saying("(signal_fault_kernel) (a store", rail("RailFaultWithoutARelease", kFlag, weaken))),
@@ -465,12 +463,10 @@ const std::vector<PlantedBug> kQuickBugs = {
 const std::vector<PlantedBug> kThoroughBugs = {
     block("BlockNoticeNotStored", "view.fault->notice = notice;", undo),
     fabric("RailNoticeNotCopied", "destination[first + i * step] = word[i];", undo),
-    block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i)) >= value;",
-          add, 1),
+    block("BlockThereTooEarly", "there = there && device::ld_acquire_sys(word_of(i))", add, 1),
     block("BlockFaultOfNobody", "const std::uint64_t signalled = device::ld_acquire_sys(", add, 1),
     block("BlockFaultNotTold", kTold, drop),
-    thread("ThreadThereTooEarlyForOne", "const std::uint64_t seen = device::ld_acquire_sys(word);",
-           add, 1),
+    thread("ThreadThereTooEarlyForOne", "seen = device::ld_acquire_sys(word);", add, 1),
     thread("ThreadThereAtOnce", "const There& there, std::uint64_t value, Phase phase, int peer) {",
            add, 1, 1),
     along_rail("RailFaultOfTheNextReporter", kFlag, add, 1),
@@ -509,8 +505,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     of_argument(0, of_second("FaultOfTheHostInsteadOfAKernels", kSignal, launch_argument, 4),
                 offsetof(LayerView, state), sizeof(CudaState*)),
     fabric("RailNoticeOfTheNextWord", "word[i] = source[first + i * step];", misread, 16),
-    nodes("NodesSomeGiveUpBetweenNodes",
-          "if (__syncthreads_or(threadIdx.x == 0 && give_up(look))) return false;", drop),
+    nodes("NodesSomeGiveUpBetweenNodes", "if (__syncthreads_or(threadIdx.x == 0 && give_up(", drop),
 };
 WINNOW_SIMULATOR_TESTS(SimulatorAbsence, absence_operation(), kQuickCases, kThoroughCases,
                        kQuickBugs, kThoroughBugs);

@@ -136,8 +136,7 @@ PlantedBug where_warps_part(PlantedBug planted) {
 
 const std::vector<PlantedBug> kQuickBugs = {
     race(heads("NoWaitForStep", "cp_async_wait<0>();  // of the step", drop)),
-    in_one_schedule(
-        race(bug("PlainSumsOfDkv", "reduce_add(static_cast<float*>(params.sums)", weaken))),
+    in_one_schedule(race(bug("PlainSumsOfDkv", "reduce_add(static_cast<float*>(", weaken))),
     in_one_schedule(race(fixed(
         "FixedPlainSums", "reduce_add(static_cast<unsigned long long*>(params.sums)", weaken))),
     in_one_schedule(race(bug("ItemsTakenByPlainStores", "atomicAdd(params.taken, 1u)", weaken))),
@@ -170,20 +169,16 @@ const std::vector<PlantedBug> kThoroughBugs = {
     sinks.move("DeltasOfTheNextHead", "params.deltas[at] = delta;", 4),
     sinks.undo("SharesNotStored", kShares),
     sinks.move("SharesOfTheNextHead", kShares, 4),
-    in_one_schedule(
-        sinks("OtherLse", "const float lse = __ldg(params.lse.data + params.lse", add, 4)),
+    in_one_schedule(sinks("OtherLse", "const float lse = __ldg(", add, 4)),
     in_one_schedule(sinks("OtherSink", "sink = __ldg(params.attn_sink.data", add, 4)),
     first.undo("SeenRowsNotNamed", "params.rows[row_number(params, entries, tile, entry)] = 1;"),
-    first.move("RowsBehindSeenOnes", "params.rows[row_number(params, entries, tile, entry)] = 1;",
-               4),
+    first.move("RowsBehindSeenOnes", "params.rows[row_number(params, entries, tile, entry)", 4),
     in_one_schedule(sinks("QueriesOneFurther", kPrepare, shift_block, 1)),
     in_one_schedule(sinks("OneQueryLess", kPrepare, launch_blocks, -1)),
     race(sinks("PreparedAside", kPrepare, launch_astray)),
     // bound_rows_kernel
-    in_one_schedule(
-        last("LargestOfTheLane", "largest = __reduce_max_sync(kFullWarp, largest);", drop)),
-    in_one_schedule(
-        first("NoBounds", "if (lane == 0 && largest > 0) atomicMax(bound, largest);", drop)),
+    in_one_schedule(last("LargestOfTheLane", "largest = __reduce_max_sync(", drop)),
+    in_one_schedule(first("NoBounds", "if (lane == 0 && largest > 0) atomicMax(", drop)),
     in_one_schedule(first("BoundOfTheNextUnits",
                           "largest_of<kType>(__ldg(reinterpret_cast<const uint4*>(kv + row", add,
                           16)),
@@ -204,8 +199,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     plain.move("DkvOfTheNextColumn", kElement, 4),
     narrow.undo("NarrowDkvNotStored", kNarrow),
     narrow.move("NarrowDkvOfTheNextColumn", kNarrow, 2),
-    in_one_schedule(plain("SumsOfTheNextColumn", "x = static_cast<const float*>(params.sums)[first",
-                          misread, 4)),
+    in_one_schedule(plain("SumsOfTheNextColumn", "x = static_cast<const float*>(", misread, 4)),
     in_one_schedule(fixed("FixedSumsOfTheNextColumn",
                           "static_cast<const long long*>(params.sums)[first", misread, 8)),
     in_one_schedule(of_argument(1, two("FinishFromTheNextRow", kFinish, launch_argument, 1))),

@@ -20,20 +20,14 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-h70-k600-deterministic", {"late"}},
     {"bf16-extra-list-list-all-rules", {"random:5"}},
 };
-const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-h96", kMany},
-    {"bf16-h128", kMany},
-    {"bf16-h192", kMany},
-    {"bf16-h128-k2048", {"late", "random:5"}},
-    {"bf16-skv25000-h128", kMany},
-    {"bf16-skv25000-h128-deterministic", kFew},
-    {"bf16-sink-mixed-all-options", kMany},
-    {"bf16-sink-mixed-nan-in-dead", kMany},
-    {"bf16-sink-mixed-nan-in-dead-deterministic", kMany},
-    {"bf16-extra-list-list-all-rules", kFew},
-    {"bf16-extra-skv25000-h128", kFew},
-    {"bf16-extra-skv25000-h128-deterministic", kFew},
-};
+const std::vector<PassingCase> kThoroughCases = joined({
+    under(kMany, "bf16-h96", "bf16-h128", "bf16-h192", "bf16-skv25000-h128",
+          "bf16-sink-mixed-all-options", "bf16-sink-mixed-nan-in-dead",
+          "bf16-sink-mixed-nan-in-dead-deterministic"),
+    under(kFew, "bf16-skv25000-h128-deterministic", "bf16-extra-list-list-all-rules",
+          "bf16-extra-skv25000-h128", "bf16-extra-skv25000-h128-deterministic"),
+    {{"bf16-h128-k2048", {"late", "random:5"}}},
+});
 
 // A few queries of two blocks of heads.
 const BugsOf scores_bug{"backward_split_sm90.cuh", "bf16-sink-mixed-deterministic"};
@@ -95,8 +89,7 @@ const std::vector<PlantedBug> kThoroughBugs = {
     product_bug("DqTooManyBytes", "full.arrive_expect(item.blocks", add, 16),
     product_bug("DqImagesElsewhere", "bulk_load(stage.ds()[b].address", add, 128),
     long_product("DqEarlyRelease", "      wgmma_wait<1>();", drop),
-    product_bug("DqNoWaitForSums", "  if (tiles > 0) shared.empty()[previous].arrive_warp", drop, 0,
-                -3),
+    product_bug("DqNoWaitForSums", "if (tiles > 0) shared.empty()", drop, 0, -3),
     product_bug("DqCountOfFull", "shared.full()[slot].init", add, -1),
     product_bug("DqNoInitFence", "shared.empty()[slot].init", drop, 0, 2),
     product_bug("DqNoBarrierAfterInit", "shared.empty()[slot].init", drop, 0, 4),

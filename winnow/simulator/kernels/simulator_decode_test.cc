@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "winnow/simulator/testing/simulate.h"
+#include "winnow/simulator/kernels/sparse_mla_simulation.h"
 #include "winnow/sparse_mla/decode/decode_split_sm90.h"
 #include "winnow/sparse_mla/decode/decode_step_cases.h"
 #include "winnow/testing/expect.h"
@@ -13,14 +13,6 @@ namespace winnow::sparse_mla {
 testing::Operation decode_operation();
 
 namespace {
-
-using simulator::BugsOf;
-using simulator::in_one_schedule;
-using simulator::PassingCase;
-using simulator::Plant;
-using simulator::PlantedBug;
-using simulator::saying;
-using enum Plant::Action;
 
 const std::vector<std::string> kFew = {"eager", "late", "random:1", "starved:9"};
 const std::vector<std::string> kMany = {"eager",     "late",      "random:1",  "random:2",
@@ -64,60 +56,32 @@ const std::vector<PassingCase> kQuickCases = {
     {"fp8_584-h200-invariant", {"random:2"}, 16},
     {"bf16_576-extra-large", {"random:3"}, 20},
 };
-const std::vector<PassingCase> kThoroughCases = {
-    {"fp8_656-h128", kMany},
-    {"fp8_584-h96", kMany},
-    {"bf16_576-h128", kMany},
-    {"fp8_656-k0", kMany},
-    {"fp8_656-k100", kMany},
-    {"fp8_656-k512", kMany},
-    {"fp8_584-k2048", kMany},
-    {"fp8_656-extra-large", kMany},
-    {"fp8_584-extra-sq2-length", kMany},
-    {"bf16_512-extra-length-query", kMany},
-    {"fp8_656-sink-mixed-nothing", kMany},
-    {"fp8_656-length-out-of-range", kMany},
-    {"fp8_584-wide", kMany},
-    {"fp8_656-block1", kMany},
-    {"fp8_656-odd-scales-h64", kMany},
-    {"fp8_656-odd-scales-h128", kMany},
-    {"fp8_656-h128-length-batch", kMany},
-    {"fp8_584-h128-length-batch", kMany},
-    {"fp8_584-k2048-batch", kMany},
-    {"bf16_576-sq3-length-batch", kMany},
-    {"fp8_656-parts-h65", kMany},
-    {"fp8_656-parts-h1-length", kMany},
-    {"fp8_584-parts-nothing", kMany},
-    {"bf16_512-parts-length-one", kMany},
-    {"fp8_656-parts-invariant-h100", kMany, 16},
-    {"fp8_656-h300-extra", kMany},
-    {"fp8_584-h200-invariant", kMany},
-    {"bf16_512-h200-invariant", {"late", "random:3"}, 16},
-    {"fp8_656-paged", kMany},
-    {"bf16_576-paged-length-query", kMany, 36},
-    {"fp8_656-paged-block3", kMany},
-    {"bf16_576-paged-block128", kMany},
-    {"bf16_576-paged-long", kMany, 36},
-    {"bf16_576-paged-h70-ragged-batch", kMany},
-    {"fp8_656-paged-long", kMany, 36},
-    {"fp8_656-paged-h70-ragged-batch", kMany},
-    {"bf16_576-paged-wide", kMany},
-    {"fp8_656-paged-reversed", kMany},
-    {"fp8_576-paged-scattered", kMany},
-    {"fp8_576-paged-block3", kMany},
-    {"fp8_576-paged-block128", kMany},
-    {"fp8_576-paged-length-query", kMany},
-    {"fp8_576-paged-h70-ragged-batch", kMany},
-    {"fp8_576-paged-kv-scale-batch", kMany},
-    {"fp8_576-paged-long", kMany, 36},
-    {"fp8_576-paged-no-scale", kMany},
-    {"fp8_576-paged-wide", kMany},
-    {"fp8_656-h128-k512", kMany, 36},
-    {"fp8_584-h128-k512", kMany, 8},
-    {"bf16_576-k2048", kMany, 12},
-    {"fp8_584-parts-invariant-h100", kMany, 36},
-    {"fp8_656-paged-wide", kMany, 36},
-};
+const std::vector<PassingCase> kThoroughCases = joined({
+    under(kMany, "fp8_656-h128", "fp8_584-h96", "bf16_576-h128", "fp8_656-k0", "fp8_656-k100",
+          "fp8_656-k512", "fp8_584-k2048", "fp8_656-extra-large", "fp8_584-extra-sq2-length",
+          "bf16_512-extra-length-query", "fp8_656-sink-mixed-nothing",
+          "fp8_656-length-out-of-range", "fp8_584-wide", "fp8_656-block1", "fp8_656-odd-scales-h64",
+          "fp8_656-odd-scales-h128", "fp8_656-h128-length-batch", "fp8_584-h128-length-batch",
+          "fp8_584-k2048-batch", "bf16_576-sq3-length-batch", "fp8_656-parts-h65",
+          "fp8_656-parts-h1-length", "fp8_584-parts-nothing", "bf16_512-parts-length-one",
+          "fp8_656-h300-extra", "fp8_584-h200-invariant", "fp8_656-paged", "fp8_656-paged-block3",
+          "bf16_576-paged-block128", "bf16_576-paged-h70-ragged-batch",
+          "fp8_656-paged-h70-ragged-batch", "bf16_576-paged-wide", "fp8_656-paged-reversed",
+          "fp8_576-paged-scattered", "fp8_576-paged-block3", "fp8_576-paged-block128",
+          "fp8_576-paged-length-query", "fp8_576-paged-h70-ragged-batch",
+          "fp8_576-paged-kv-scale-batch", "fp8_576-paged-no-scale", "fp8_576-paged-wide"),
+    {{"fp8_656-parts-invariant-h100", kMany, 16},
+     {"bf16_512-h200-invariant", {"late", "random:3"}, 16},
+     {"bf16_576-paged-length-query", kMany, 36},
+     {"bf16_576-paged-long", kMany, 36},
+     {"fp8_656-paged-long", kMany, 36},
+     {"fp8_576-paged-long", kMany, 36},
+     {"fp8_656-h128-k512", kMany, 36},
+     {"fp8_584-parts-invariant-h100", kMany, 36},
+     {"fp8_656-paged-wide", kMany, 36},
+     {"fp8_584-h128-k512", kMany, 8},
+     {"bf16_576-k2048", kMany, 12}},
+});
 
 constexpr const char* kRows = "decode_rows_sm90.cuh";
 constexpr const char* kTurn = "decode_turn_sm90.cuh";
@@ -127,7 +91,7 @@ constexpr const char* kConsumers = "attention_sm90.cuh";
 const std::vector<std::string> kBugSchedules = {"eager", "late", "random:1", "random:2"};
 
 // In fp8_656-k512 every slot is used again: 8 tiles a query, all in one block.
-PlantedBug bug(const char* name, const char* text, Plant::Action action, std::int64_t addend = 0,
+PlantedBug bug(const char* name, const char* text, Action action, std::int64_t addend = 0,
                int below = 0) {
   return {name,
           "fp8_656-k512",
@@ -230,16 +194,13 @@ const std::vector<PlantedBug> kThoroughBugs = {
     in_items(of_kernel(bug("NoReleaseOfQueries", "if (tile + 2 >= tiles) shared.q_free()", drop))),
     in_items(race(bug("QueriesReplacedTooEarly", "shared.q_free().wait", drop))),
     race(merge("MergeBeforeTheSumsAreThere", "staged[quarter][1][eighth] =", drop, 0, 1)),
-    merge("MergeWithWeightsOfTheLane", "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +",
-          drop),
+    merge("MergeWithWeightsOfTheLane", "__shfl_sync(kFullWarp, scaled, static_cast<int>(", drop),
     merge("MergeWithWeightsOfTheNextPart",
           "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +", add, 1),
     merge.undo("MergeOfSumsNotStaged", "staged[quarter][0][eighth] ="),
     merge.move("MergeOfSumsOfTheNextThread", "staged[quarter][1][eighth] =", 16),
-    merge.undo("MergedRowsNotStored",
-               "*reinterpret_cast<std::uint32_t*>(params.out.at(i, s, at) + 2 * first) ="),
-    merge.move("MergedRowsOfTheNextColumns",
-               "*reinterpret_cast<std::uint32_t*>(params.out.at(i, s, at) + 2 * first) =", 4),
+    merge.undo("MergedRowsNotStored", "*reinterpret_cast<std::uint32_t*>(params.out.at("),
+    merge.move("MergedRowsOfTheNextColumns", "*reinterpret_cast<std::uint32_t*>(params.out.at(", 4),
     in_one_schedule(merge_many("MergeManyWithWeightsOfTheLane",
                                "__shfl_sync(kFullWarp, scaled, static_cast<int>(quarter +", drop)),
     in_one_schedule(merge_many("MergeManyBeforeTheParts", kMergeBegins, drop, 0, 3)),

@@ -24,25 +24,11 @@ const std::vector<PassingCase> kQuickCases = {
     {"bf16-extra-range-list", {"late"}},
     {"bf16-extra-list-range-all-rules", {"random:4"}},
 };
-const std::vector<PassingCase> kThoroughCases = {
-    {"bf16-h64", kMany},
-    {"bf16-h96", kMany},
-    {"bf16-h192", kMany},
-    {"bf16-k0", kMany},
-    {"bf16-k1", kMany},
-    {"bf16-k512", kMany},
-    {"bf16-d512-h16-k100", kMany},
-    {"bf16-d512-h64-k512", kMany},
-    {"bf16-length-ragged", kMany},
-    {"bf16-dense-ragged-h70-d512", kMany},
-    {"bf16-dense-outside", kMany},
-    {"bf16-all-rules", kMany},
-    {"bf16-extra-list-list", kMany},
-    {"bf16-extra-range-range", kMany},
-    {"bf16-extra-h0", kMany},
-    {"bf16-extra-rows0", kMany},
-    {"bf16-extra-alone", kMany},
-};
+const std::vector<PassingCase> kThoroughCases = under(
+    kMany, "bf16-h64", "bf16-h96", "bf16-h192", "bf16-k0", "bf16-k1", "bf16-k512",
+    "bf16-d512-h16-k100", "bf16-d512-h64-k512", "bf16-length-ragged", "bf16-dense-ragged-h70-d512",
+    "bf16-dense-outside", "bf16-all-rules", "bf16-extra-list-list", "bf16-extra-range-range",
+    "bf16-extra-h0", "bf16-extra-rows0", "bf16-extra-alone");
 
 // 8 tiles of 64 heads, which the two multiplying warpgroups take in turn; the ring is used again.
 const BugsOf bug{"distribution_sm90.cuh", "bf16-k512"};

@@ -20,19 +20,14 @@ const RankBugs layout{"layout_cuda.cu", "dropped"},
 constexpr const char* kClear = "clear_kernel(const __grid_constant__";
 constexpr const char* kCount = "count_kernel(const __grid_constant__";
 const std::vector<PlantedBug> kQuickBugs = {
-    layout("LayoutCountsBeforeTheyAreCleared",
-           "for (int i = threadIdx.x; i < num_counts; i += kThreads) of_block[i] = 0;", drop, 0, 1),
+    layout("LayoutCountsBeforeTheyAreCleared", "of_block[i] = 0;", drop, 0, 1),
     layout("LayoutInRankSetBeforeItIsCleared", "__syncwarp();", drop),
-    layout("LayoutPairsCountedByPlainStores",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", weaken),
+    layout("LayoutPairsCountedByPlainStores", "nullptr && count != 0) atomicAdd(", weaken),
 };
 const std::vector<PlantedBug> kThoroughBugs = {
-    layout("LayoutPairsNotCounted",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", drop),
-    layout("LayoutPairsCountedTwice",
-           "if (counts != nullptr && count != 0) atomicAdd(counts + index, count);", add, 1),
-    layout("LayoutEveryLaneFirst",
-           "return __ffs(__match_any_sync(kFullWarp, value) & lanes_of_token) - 1 == lane;", drop),
+    layout("LayoutPairsNotCounted", "if (counts != nullptr && count != 0) atomicAdd(", drop),
+    layout("LayoutPairsCountedTwice", "if (counts != nullptr && count != 0) atomicAdd(", add, 1),
+    layout("LayoutEveryLaneFirst", "return __ffs(__match_any_sync(", drop),
     layout("LayoutCountsOfTheBlockTooEarly", "if (!p.in_shared) return;", drop, 0, 1),
     layout("LayoutCountsNotCleared", "array[i] = 0;", undo),
     layout("LayoutCountsClearedOneFurther", "array[i] = 0;", move, 4),

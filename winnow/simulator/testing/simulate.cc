@@ -102,6 +102,12 @@ std::vector<std::string> schedules(int random, std::initializer_list<int> starve
   return list;
 }
 
+std::vector<PassingCase> joined(std::initializer_list<std::vector<PassingCase>> lists) {
+  std::vector<PassingCase> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
 std::vector<PassingCase> all_cases(const winnow::testing::Operation& operation,
                                    std::initializer_list<const char*> large) {
   std::vector<PassingCase> list;

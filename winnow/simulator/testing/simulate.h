@@ -44,6 +44,13 @@ struct PassingCase {
   std::vector<std::string> schedules;
   int multiprocessors = kMultiprocessors;
 };
+// The cases of these names, each under the schedules.
+template <class... Names>
+std::vector<PassingCase> under(const std::vector<std::string>& schedules, Names... names) {
+  return {PassingCase{names, schedules}...};
+}
+// The cases of all lists.
+std::vector<PassingCase> joined(std::initializer_list<std::vector<PassingCase>> lists);
 // WINNOW_SIMULATOR_SCHEDULE names another schedule in their place, to repeat a failure.
 void expect_passes(const winnow::testing::Operation& operation, const PassingCase& passing);
 inline void expect_passes(const winnow::testing::Operation& operation, const std::string& name,

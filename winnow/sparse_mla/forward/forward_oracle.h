@@ -12,6 +12,7 @@
 
 #include "winnow/core/tensor.h"
 #include "winnow/testing/compare.h"
+#include "winnow/testing/dot.h"
 
 namespace winnow::sparse_mla::oracle {
 
@@ -100,11 +101,7 @@ inline std::vector<std::vector<double>> gather(const Inputs& in, std::span<const
   return rows;
 }
 
-inline double dot(std::span<const double> a, std::span<const double> b, std::int64_t count) {
-  double sum = 0;
-  for (std::int64_t c = 0; c < count; ++c) sum += a[c] * b[c];
-  return sum;
-}
+using winnow::testing::dot;
 
 // log(exp(lse) + exp(sink)); NaN if either is.
 inline double lse_with_sink(double lse, double sink) {
