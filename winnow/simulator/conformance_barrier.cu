@@ -117,13 +117,7 @@ __global__ void named_barriers_kernel(const std::uint32_t* in, std::uint32_t* ou
   words[t] = in[t];
   bar_sync<64>(1 + pair);
   out[2 * t] = words[t ^ 32];
-  bool all;
-  if (pair == 0) {
-    all = barrier_red_and<3, 64>(in[t] != 0);
-  } else {
-    all = barrier_red_and<4, 64>(in[t] != 0);
-  }
-  out[2 * t + 1] = all;
+  out[2 * t + 1] = barrier_red_and<64>(3 + pair, in[t] != 0);
 }
 
 // Two blocks of a cluster reach into each other. in: [2] of each block, stored before the barrier

@@ -619,7 +619,7 @@ constexpr int kSendersBarrier = 1, kSentBarrier = 2;
 
 // The sending warps of a block: whether all of them say so.
 __device__ __forceinline__ bool all_senders(bool mine) {
-  return device::barrier_red_and<kSendersBarrier, 32 * kSenders>(mine);
+  return device::barrier_red_and<32 * kSenders>(kSendersBarrier, mine);
 }
 
 // What the sending warps do behind their tokens, if `all` of them came. A new routing makes the

@@ -11,7 +11,8 @@
 //   all warps    P V of the warp's columns
 //
 // A barrier of the team follows each of the first two steps. During P V the rows for the turn
-// kSlots later are copied to the slot of this one, whose rows nobody reads any more.
+// kSlots later are copied to the slot of this one, whose rows nobody reads any more; where they are
+// is found before P is there, since a warp waits then anyway.
 //
 // Values are multiplied without the power of two of their scale, which is applied to logits and to
 // P. The rest of a scale, in [1, 2), multiplies the values first, rounded to bf16 as decode says;
@@ -86,6 +87,9 @@ struct FewPlan : Shared<FewMemory<kFormat_, kTeams_, kTeams_ == 1 ? 2 : 3>> {
   static constexpr int kDim = kDim_, kHeads = kFewHeads, kTeams = kTeams_;
   static constexpr int kThreads = kTeams * kTeamThreads;
   static constexpr int kSteps = kDim == 576 ? 9 : 8;  // of 16 columns, of a warp
+  // The queries of a warp stay in its registers if these suffice; otherwise they are read from
+  // shared memory for each tile.
+  static constexpr bool kQueriesStay = k656 && kTeams == 2;
   static constexpr int kBytes = sizeof(Memory);
   static_assert(kBytes <= (kTeams == 1 ? 70 : 163) * 1024);
   // Scales of a row, and of a warp's columns; those in bf16 have none.
@@ -267,24 +271,32 @@ __device__ __forceinline__ void read_values(std::uint32_t raw, int warp, int lan
   }
 }
 
+// The queries of all steps, if they stay; otherwise those of a step and of the next one.
+template <class D>
+struct StepQueries {
+  std::uint32_t words[D::kQueriesStay ? 8 : 2][4];
+
+  __device__ __forceinline__ auto& of(int step) { return words[D::kQueriesStay ? step : step % 2]; }
+  __device__ __forceinline__ void load(D shared, int warp, int lane, int step) {
+    load_words(shared.queries()[warp][step][lane].address, of(step));
+  }
+};
+
 // Q K^T of the warp's columns, but for those beyond 512.
 template <class D>
 __device__ __forceinline__ void multiply_queries(D shared, int warp, int lane,
-                                                 const FewValues& values, FewParts<D>& parts) {
-  std::uint32_t q[2][4];  // of a step, and of the next one
-  const auto load_q = [&](int step) {
-    load_words(shared.queries()[warp][step][lane].address, q[step % 2]);
-  };
-  load_q(0);
+                                                 const FewValues& values, StepQueries<D>& q,
+                                                 FewParts<D>& parts) {
+  if (!D::kQueriesStay) q.load(shared, warp, lane, 0);
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const int group = step / 4, i = step % 4;
-    if (step < 7) load_q(step + 1);
+    if (!D::kQueriesStay && step < 7) q.load(shared, warp, lane, step + 1);
     const auto multiply_rows = [&]<DType kType>() {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const auto& v = values[n][group];
-        mma_m16n8k16<kType>(parts[n][D::k656 ? 0 : group], q[step % 2], v[2 * i], v[2 * i + 1]);
+        mma_m16n8k16<kType>(parts[n][D::k656 ? 0 : group], q.of(step), v[2 * i], v[2 * i + 1]);
       }
     };
     if (in_bf16<D>(warp, group)) {
@@ -409,10 +421,19 @@ __device__ __forceinline__ void take_weights(T team, int turn, int warp, int lan
   }
 }
 
-// o += P V of transposed values. Among the products `copies` bring rows.
+// Of 16 rows.
+__device__ __forceinline__ void transpose_values(int half, int group, int i, FewValues& values) {
+#pragma unroll
+  for (int n = 2 * half; n < 2 * half + 2; ++n) {
+    values[n][group][i] = movmatrix_trans(values[n][group][i]);
+  }
+}
+
+// o += P V. The values of the first 16 rows are transposed already, the others are among the
+// products. There `copies` bring rows, too.
 template <class D>
-__device__ __forceinline__ void multiply_values(const FewWeights<D>& a, const FewValues& values,
-                                                int warp, const RawRowCopy<D::kFormat> (&copies)[2],
+__device__ __forceinline__ void multiply_values(const FewWeights<D>& a, FewValues& values, int warp,
+                                                const RawRowCopy<D::kFormat> (&copies)[2],
                                                 FewOutput& o) {
   static_assert(RawRowCopy<D::kFormat>::kChunks <= 8);
 #pragma unroll
@@ -424,6 +445,7 @@ __device__ __forceinline__ void multiply_values(const FewWeights<D>& a, const Fe
         for (int i = 0; i < 8; ++i) {
           mma_m16n8k16<kType>(o[group][i], a[D::k656 ? 0 : group][half], values[2 * half][group][i],
                               values[2 * half + 1][group][i]);
+          if (half == 0) transpose_values(1, group, i, values);
           if (i % 2 == 1) copies[half](4 * group + i / 2);
         }
       };
@@ -530,6 +552,7 @@ __global__ void __launch_bounds__(D::kThreads, 1)
     few_kernel(const __grid_constant__ KernelParams params) {
   constexpr int kTeams = D::kTeams, kSlots = D::kSlots;
   using Copy = RawRowCopy<D::kFormat>;
+  using Rows = typename D::Rows;
   const D shared{shared_address(dynamic_shared<128>())};
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = thread / 32 % kTeamWarps, team_number = thread / kTeamThreads;
@@ -572,8 +595,8 @@ __global__ void __launch_bounds__(D::kThreads, 1)
     }
     if (4 * (round + 1) < turns) bring(round + 1);
   };
-  // What copies the rows that were found to a slot, chunk by chunk: half of them for each of two.
-  const auto copy_of = [&](int turn, int half) {
+  // What copies the rows that were found to `slot`, chunk by chunk: half of them for each of two.
+  const auto copy_of = [&](int turn, int half, std::uint32_t slot) {
     const int row_of_warp = lane / 8 + 4 * half, from = turn % 4 * 8 + row_of_warp;
     const auto taken = [&](const char* of) {
       return reinterpret_cast<const char*>(
@@ -582,8 +605,8 @@ __global__ void __launch_bounds__(D::kThreads, 1)
     const char* const row = taken(found);
     const char* const scales = D::k656 ? row : taken(found_scales);
     const bool visible = row != nullptr;
-    return Copy(team.rows()[turn % kSlots].address, 8 * warp + row_of_warp,
-                visible ? row : params.q.data, visible ? scales : params.q.data, visible, lane);
+    return Copy(slot, 8 * warp + row_of_warp, visible ? row : params.q.data,
+                visible ? scales : params.q.data, visible, lane);
   };
   bring(0);
   cp_async_commit();
@@ -595,8 +618,8 @@ __global__ void __launch_bounds__(D::kThreads, 1)
   cp_async_wait<0>();  // the lane's first entry is there
   find(0);
   for (int turn = 0; turn < kSlots; ++turn) {
-    copy_all(copy_of(turn, 0));
-    copy_all(copy_of(turn, 1));
+    copy_all(copy_of(turn, 0, team.rows()[turn].address));
+    copy_all(copy_of(turn, 1, team.rows()[turn].address));
     cp_async_commit();
   }
   if (team_number == 0) bring_queries(shared, params.scale, warp, lane, queries);
@@ -607,24 +630,27 @@ __global__ void __launch_bounds__(D::kThreads, 1)
   // P counts relative to a reference of logits and levels; the sum is that of P without levels.
   float references[2] = {kNoReference, kNoReference}, sums[2] = {};
   const std::uint32_t barrier = 1 + team_number;
-  const auto team_any = [&](bool mine) {
-    return kTeams == 1 || team_number == 0 ? !barrier_red_and<1, kTeamThreads>(!mine)
-                                           : !barrier_red_and<2, kTeamThreads>(!mine);
-  };
+  StepQueries<D> step_queries;
+  if (D::kQueriesStay) {
+#pragma unroll
+    for (int step = 0; step < 8; ++step) step_queries.load(shared, warp, lane, step);
+  }
+  const float head_scales[2] = {shared.scales()[lane / 4].load(),
+                                shared.scales()[lane / 4 + 8].load()};
 
+  std::uint32_t raw = team.rows()[0].address;  // the slot of the turn
   for (int turn = 0; turn < turns; ++turn) {
-    const std::uint32_t raw = team.rows()[turn % kSlots].address;
     const int next = turn + kSlots;
     if (next % 4 == 0) find(next / 4);
     FewValues values;
     read_values<D>(raw, warp, lane, values);
     FewParts<D> parts = {};
-    multiply_queries(shared, warp, lane, values, parts);
+    multiply_queries(shared, warp, lane, values, step_queries, parts);
+    const int own_row = 8 * warp + lane % 4 * 2;
+    const RowScales<D> scales[2] = {{raw, own_row}, {raw, own_row + 1}};
     float x[4] = {}, p[4];  // logits and P of the warp's own rows
     if constexpr (D::k656) multiply_rope(shared, raw, warp, lane, x);
     give_parts<D>(team, raw, warp, lane, parts);
-    const int own_row = 8 * warp + lane % 4 * 2;
-    const RowScales<D> scales[2] = {{raw, own_row}, {raw, own_row + 1}};
 #pragma unroll
     for (int g = 0; g < D::kScales; ++g) {
       const auto to = team.ratios()[turn % 2][g][lane % 4][warp];
@@ -632,16 +658,15 @@ __global__ void __launch_bounds__(D::kThreads, 1)
       if (lane < 4) to.store(ratios);  // all rows of lanes have the same
     }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int group = 0; group < 2; ++group) {
 #pragma unroll
-      for (int group = 0; group < 2; ++group) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[n][group][i] = movmatrix_trans(values[n][group][i]);
-      }
+      for (int i = 0; i < 8; ++i) transpose_values(0, group, i, values);
     }
     // The parts of logits are there, and P of the tile before is done with.
     bar_sync<kTeamThreads>(barrier);
 
+    // Behind the last tile zeros are copied: no branch is among the products.
+    const Copy copies[2] = {copy_of(next, 0, raw), copy_of(next, 1, raw)};
 #pragma unroll
     for (int part = 0; part < kTeamWarps; ++part) {
       std::uint32_t words[4];
@@ -657,7 +682,7 @@ __global__ void __launch_bounds__(D::kThreads, 1)
     float tops[2] = {negative_infinity(), negative_infinity()};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float scale = shared.scales()[lane / 4 + 8 * r].load();
+      const float scale = head_scales[r];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& logit = x[2 * r + e];
@@ -682,7 +707,7 @@ __global__ void __launch_bounds__(D::kThreads, 1)
     const bool raised = tops[0] > references[0] + kLazy || tops[1] > references[1] + kLazy;
     cp_async_wait<kSlots - 2>();  // what the thread copied of the next tile is there
     // P is there, and all of the next tile, and whether a reference is exceeded.
-    if (team_any(raised)) {
+    if (!barrier_red_and<kTeamThreads>(barrier, !raised)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         tops[r] = quad_max(tops[r]);
@@ -709,12 +734,11 @@ __global__ void __launch_bounds__(D::kThreads, 1)
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[e / 2] = fmaf(p[e], scales[e % 2].inverse, sums[e / 2]);
 
-    // Behind the last tile zeros are copied: no branch is among the products.
-    const Copy copies[2] = {copy_of(next, 0), copy_of(next, 1)};
     FewWeights<D> a;
     take_weights<D>(team, turn, warp, lane, a);
     multiply_values<D>(a, values, warp, copies, o);
     cp_async_commit();
+    raw = raw == team.rows()[kSlots - 1].address ? team.rows()[0].address : raw + Rows::kBytes;
   }
 
   cp_async_wait<0>();  // the zeros behind the last tile
