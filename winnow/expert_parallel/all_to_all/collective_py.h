@@ -31,7 +31,8 @@ class OneCall {
     Turn(OneCall& calls, const char* operation) : calls_(calls) {
       if (calls_.running_.exchange(true)) {
         throw Error(ErrorCode::invalid_argument, operation,
-                    "another thread is in a call of the same object");
+                    "another call of the same object has not ended: of another thread, or the one "
+                    "that a signal handler has interrupted");
       }
     }
     ~Turn() { calls_.running_ = false; }
