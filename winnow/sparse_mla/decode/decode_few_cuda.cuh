@@ -421,12 +421,8 @@ __device__ __forceinline__ void take_weights(T team, int turn, int warp, int lan
   }
 }
 
-// Of 16 rows.
-__device__ __forceinline__ void transpose_values(int half, int group, int i, FewValues& values) {
-#pragma unroll
-  for (int n = 2 * half; n < 2 * half + 2; ++n) {
-    values[n][group][i] = movmatrix_trans(values[n][group][i]);
-  }
+__device__ __forceinline__ void transpose(std::uint32_t& values) {
+  values = movmatrix_trans(values);
 }
 
 // o += P V. The values of the first 16 rows are transposed already, the others are among the
@@ -445,7 +441,10 @@ __device__ __forceinline__ void multiply_values(const FewWeights<D>& a, FewValue
         for (int i = 0; i < 8; ++i) {
           mma_m16n8k16<kType>(o[group][i], a[D::k656 ? 0 : group][half], values[2 * half][group][i],
                               values[2 * half + 1][group][i]);
-          if (half == 0) transpose_values(1, group, i, values);
+          if (half == 0) {
+            transpose(values[2][group][i]);
+            transpose(values[3][group][i]);
+          }
           if (i % 2 == 1) copies[half](4 * group + i / 2);
         }
       };
@@ -658,9 +657,12 @@ __global__ void __launch_bounds__(D::kThreads, 1)
       if (lane < 4) to.store(ratios);  // all rows of lanes have the same
     }
 #pragma unroll
-    for (int group = 0; group < 2; ++group) {
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) transpose_values(0, group, i, values);
+      for (int group = 0; group < 2; ++group) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) transpose(values[n][group][i]);
+      }
     }
     // The parts of logits are there, and P of the tile before is done with.
     bar_sync<kTeamThreads>(barrier);
