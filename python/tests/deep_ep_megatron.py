@@ -32,21 +32,24 @@ def _functions():
     return fused_a2a
 
 
+def _start(group):
+    """(the module, experts of a rank, the first number of this rank's, inputs, what they give)"""
+    fused, per = _functions(), E // group.size()
+    x, idx, probs = clients.inputs(group.rank())
+    want = clients.wanted(x, idx, probs)
+    return fused, per, 1 + group.rank() * per, x.requires_grad_(), idx, probs.requires_grad_(), want
+
+
 def deepep(group):
     """The flex dispatcher's fused_dispatch and fused_combine."""
-    fused = _functions()
-    rank, per = group.rank(), E // group.size()
-    x, idx, probs = clients.inputs(rank)
-    want = clients.wanted(x, idx, probs)
-    x.requires_grad_()
-    probs.requires_grad_()
+    fused, _, first, x, idx, probs, want = _start(group)
     for overlap in (False, True):
         x.grad = probs.grad = None
         rows, local, sent, counts, handle = fused.fused_dispatch(
             x, idx, probs, E, group, async_finish=overlap, allocate_on_comm_stream=overlap
         )
         assert counts.sum() == (local >= 0).sum()
-        factors = torch.where(local >= 0, local + 1 + rank * per, 0) * sent
+        factors = torch.where(local >= 0, local + first, 0) * sent
         out, _ = fused.fused_combine(
             rows * factors.sum(1, keepdim=True), group, handle, overlap, overlap
         )
@@ -56,18 +59,13 @@ def deepep(group):
 
 def hybridep(group):
     """The same with hybrid_ep_dispatch and hybrid_ep_combine, which permute."""
-    fused = _functions()
-    rank, per = group.rank(), E // group.size()
-    x, idx, probs = clients.inputs(rank)
-    want = clients.wanted(x, idx, probs)
-    x.requires_grad_()
-    probs.requires_grad_()
+    fused, per, first, x, idx, probs, want = _start(group)
     chosen = torch.zeros(len(x), E, dtype=torch.bool).scatter(1, idx, True)
     dense = torch.zeros(len(x), E).scatter(1, idx, probs)
     rows, sent, _, counts, handle = fused.hybrid_ep_dispatch(
         x, chosen, dense, group, per, pad_multiple=4
     )
-    experts = torch.arange(per).repeat_interleave(counts) + 1 + rank * per
+    experts = torch.arange(per).repeat_interleave(counts) + first
     out = fused.hybrid_ep_combine(rows * (experts * sent)[:, None], handle, None, 4)
     out.square().sum().backward()
     clients.compare((out, x.grad, probs.grad), want)

@@ -133,16 +133,15 @@ def results(model, call):
     return loss.detach(), logits.detach(), gradients_of(model)
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("side", [LEFT, RIGHT])
-def test_a_padded_sequence_is_what_it_is_alone(ours, side, cached):
+def test_a_padded_sequence_is_what_it_is_alone(ours, side):
     """With gradients. That is not so under "eager", whose windows begin at the padding."""
     ours.set_attn_implementation("winnow")
     ids = tokens()
     mask = padding(side, ids, PADDING)
     real = ids[0, PADDING:] if side == LEFT else ids[0, :-PADDING]
 
-    def padded():
+    def padded(cached):
         logits = ours(input_ids=ids, attention_mask=mask, use_cache=cached).logits
         return logits[mask.bool()]
 
@@ -151,10 +150,11 @@ def test_a_padded_sequence_is_what_it_is_alone(ours, side, cached):
         return torch.cat(rows)
 
     want = results(ours, alone)
-    same(results(ours, padded), want)
-    if side == LEFT and not cached:
+    for cached in (False, True):
+        same(results(ours, lambda cached=cached: padded(cached)), want)
+    if side == LEFT:
         ours.set_attn_implementation("eager")
-        assert (padded() - want[1]).abs().max() > 0.1 * want[1].abs().max()
+        assert (padded(False) - want[1]).abs().max() > 0.1 * want[1].abs().max()
 
 
 def test_steps_with_a_cache_and_padding(ours):
@@ -187,26 +187,24 @@ def test_greedy_tokens_of_padded_sequences(ours):
 LENGTHS = (140, 3, 157)
 
 
-@pytest.mark.parametrize("told_by", ["positions", "cu_seq_lens", "both, with a mask"])
-def test_packed_sequences_are_what_they_are_alone(ours, told_by):
+def test_packed_sequences_are_what_they_are_alone(ours):
+    """Told by positions, by cu_seq_lens, and by both, with a mask."""
     ours.set_attn_implementation("winnow")
     ids = tokens(batch=1)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    by_positions = {"position_ids": positions}
     starts = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
-    options = {}
-    if told_by != "cu_seq_lens":
-        options["position_ids"] = positions
-    if told_by != "positions":
-        options.update(cu_seq_lens_q=starts, cu_seq_lens_k=starts)
-    if told_by == "both, with a mask":
-        options["attention_mask"] = torch.ones_like(ids)
+    by_starts = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
 
     def alone():
         parts = ids.split(LENGTHS, 1)
         return torch.cat([ours(input_ids=part, use_cache=False).logits for part in parts], 1)
 
     want = results(ours, alone)
-    same(results(ours, lambda: ours(input_ids=ids, use_cache=False, **options).logits), want)
+    by_both = {**by_positions, **by_starts, "attention_mask": torch.ones_like(ids)}
+    for told in (by_positions, by_starts, by_both):
+        given = {"input_ids": ids, "use_cache": False, **told}
+        same(results(ours, lambda given=given: ours(**given).logits), want)
 
 
 def test_gradient_checkpointing(flash):
