@@ -15,6 +15,7 @@ def _run(monkeypatch, *arguments):
 
 def test_the_example_learns_to_recall(monkeypatch, capsys):
     """One note, which a few steps teach; in the sequence it is far outside of the windows."""
+    # The layers of ratio 128 have one complete row.
     counts = {"notes": 1, "length": 136, "topk": 14, "dense": 20, "warm-up": 6, "sparse": 4}
     arguments = [part for name, count in counts.items() for part in (f"--{name}", count)]
     _run(monkeypatch, "--check", *arguments)
@@ -24,7 +25,7 @@ def test_the_example_learns_to_recall(monkeypatch, capsys):
     line = re.compile(r"^sparse +\d+ +([\d.]+) +\d+ % +[\d.]+ +([\d.]+) %$", re.MULTILINE)
     last = line.findall(printed)[-1]
     assert float(last[0]) < 1.2, printed  # who guesses has log(5) = 1.61
-    assert 60 < float(last[1]) <= 100, printed  # 14 rows of up to 34; the layer of ratio 128 has one
+    assert 60 < float(last[1]) <= 100, printed  # 14 rows of up to 34
 
 
 def test_a_loss_that_does_not_fall_is_an_error(monkeypatch):
