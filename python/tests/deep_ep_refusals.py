@@ -1,5 +1,6 @@
 """What the ranks of test_deep_ep.py run where one of them makes a mistake."""
 
+import contextlib
 import time
 
 import deep_ep_oracle as oracle
@@ -211,6 +212,24 @@ def of_a_constructor(group):
             for right in dispatch, low_latency:
                 for buffer in buffers:
                     right(buffer)
+
+
+def of_a_call_left_out(group):
+    """Rank 0 leaves out a call, so that of the others fails. A new buffer of all mends that; if it
+    was the constructor of one that was left out, the second one does."""
+    given = oracle.inputs(group.size(), E, K, H)[group.rank()]
+    buffer = deep_ep.Buffer(group)
+    for left_out in (lambda: deep_ep.Buffer(group), lambda: dispatched(buffer, given)):
+        dispatched(buffer, given)
+        if group.rank() > 0:
+            refused(left_out, Error)
+        new = None
+        for _ in range(2):
+            dist.barrier(group)
+            with contextlib.suppress(Error):
+                new = deep_ep.Buffer(group)
+        for right in buffer, new:
+            dispatched(right, given)
 
 
 def of_no_values(group):

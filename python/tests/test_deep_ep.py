@@ -37,6 +37,7 @@ PROGRAMS = {
     "ranks that wait in different places meet again": (
         TWO, (faults.briefly, refusals.__name__, "after_two_timeouts"),
         (faults.briefly, refusals.__name__, "of_a_constructor"),
+        (faults.briefly, refusals.__name__, "of_a_call_left_out"),
     ),
     "hybrid rows by expert": (WORLDS, (programs.hybrid, None)),
     "hybrid rows by expert, padded": (WORLDS, (programs.hybrid, 8)),

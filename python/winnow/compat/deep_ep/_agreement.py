@@ -28,6 +28,8 @@ _LONGEST_PAUSE = 0.05
 
 # By group: how many calls were made; all ranks make the same ones.
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+# By group: whether the others no longer waited when this rank last came.
+_came_late: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
 # Maps each size of a layer to the argument that it belongs to, under the layers' names.
 _SIZES = {
@@ -112,17 +114,25 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
     """Writes the message in the next agreement of which this rank is a part; returns the prefix.
 
     This rank skips an agreement in which others have masked it, one in which a rank that it has
-    masked stopped waiting for it, and one that belongs to a call before its own.
+    masked stopped waiting for it, and one that belongs to a call before its own. If it makes a
+    buffer, and finds for the second time in turn that the others no longer wait, it has left out a
+    call rather than come late: it skips what they have given up.
     """
     mine = json.dumps(message)
+    makes_buffer = "buffer" not in message["of"]
     while True:
         prefix = rendezvous.next_prefix(group, _ROOM)
         key = f"{prefix}/{group.rank()}"
         stands = _stands(store, key, mine)
-        by, _, number = _message(key, stands, group.size()).get("late", (None, 0, 0))
+        by, seconds, number = _message(key, stands, group.size()).get("late", (None, 0, 0))
         if stands == mine.encode():
+            _came_late[group] = False
             return prefix
-        if by is not None and by not in masked and number >= message["number"]:
+        if by is None or by in masked or number < message["number"]:
+            continue
+        interrupted = seconds is None
+        if interrupted or not makes_buffer or not _came_late.get(group):
+            _came_late[group] = not interrupted
             return prefix
 
 

@@ -106,7 +106,10 @@ def _agree_new(group: Any, message: Dict[str, Any]) -> Agreement:
     others may have failed in a call of a layer, and make new ones."""
     count_call(group)
     with _forgetting(group):
-        return agree(group, {}, message)
+        agreement = agree(group, {}, message)
+    if len({said["number"] for said in agreement.heard.values()}) > 1:
+        _forget_all(group)  # as the ranks did whose call the others have left out
+    return agreement
 
 
 @contextlib.contextmanager
