@@ -100,14 +100,19 @@ def agree(
     absent.update(late)
     heard = {peer: one for peer, one in enumerate(said) if peer not in absent}
     ahead = max(heard, key=lambda peer: heard[peer]["number"])
-    if all("buffer" not in one["of"] for one in heard.values()):
-        # All make a buffer, also those that have left out a call; from here they count the same.
+    if all(_makes_buffer(one) for one in heard.values()):
+        # Also those that have left out a call: from here all count the same.
         _calls[group] = heard[ahead]["number"]
     elif any(one["number"] != heard[ahead]["number"] for one in heard.values()):
         if message["number"] < heard[ahead]["number"]:
             _fail(f"rank {ahead} did not come to this call, but to a later one", "call_order")
         return agree(group, of, message, masked, shrink)
     return _compared(Agreement(prefix, heard, tuple(sorted(absent))), message)
+
+
+def _makes_buffer(message: Dict[str, Any]) -> bool:
+    """Whether it is of a constructor: a method's message names the buffer."""
+    return "buffer" not in message["of"]
 
 
 def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -> str:
@@ -119,7 +124,6 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
     call rather than come late: it skips what they have given up.
     """
     mine = json.dumps(message)
-    makes_buffer = "buffer" not in message["of"]
     while True:
         prefix = rendezvous.next_prefix(group, _ROOM)
         key = f"{prefix}/{group.rank()}"
@@ -131,7 +135,7 @@ def _begin(group: Any, store: Any, message: Dict[str, Any], masked: List[int]) -
         if by is None or by in masked or number < message["number"]:
             continue
         interrupted = seconds is None
-        if interrupted or not makes_buffer or not _came_late.get(group):
+        if interrupted or not _makes_buffer(message) or not _came_late.get(group):
             _came_late[group] = not interrupted
             return prefix
 
